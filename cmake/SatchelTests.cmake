@@ -1,0 +1,73 @@
+# One test program a room, each one entry of ctest; pick single tests with --gtest_filter.
+find_package(GTest REQUIRED)
+
+# satchel_test(NAME LIBRARY SOURCE…); where `launcher` is set, that runs it.
+function(satchel_test name library)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE ${library} GTest::gtest GTest::gtest_main satchel_flags)
+  target_compile_options(${name} PRIVATE -O1)  # gtest and torch headers compile in half the time of -O3
+  add_test(NAME ${name} COMMAND ${launcher} "$<TARGET_FILE:${name}>")
+endfunction()
+
+satchel_test(test_core satchel_core
+  tests/core/allocate_test.cpp
+  tests/core/code_test.cpp
+  tests/core/layout_test.cpp
+  tests/core/levels_test.cpp
+  tests/core/noise_test.cpp
+  tests/core/number_test.cpp
+  tests/core/projection_test.cpp
+  tests/core/side_test.cpp
+  tests/core/spec_test.cpp)
+satchel_test(test_kernels satchel_core
+  tests/kernels/block_test.cpp
+  tests/kernels/boundary_test.cpp
+  tests/kernels/chance_test.cpp
+  tests/kernels/edge_test.cpp
+  tests/kernels/registry_test.cpp
+  tests/kernels/side_chance_test.cpp
+  tests/kernels/side_test.cpp
+  tests/kernels/stream_test.cpp
+  tests/kernels/transform_test.cpp)
+satchel_test(test_data satchel_core
+  tests/data/npy_test.cpp)
+
+if(SATCHEL_TORCH)
+  satchel_test(test_tensor satchel
+    tests/tensor/chance_test.cpp
+    tests/tensor/errors_test.cpp
+    tests/tensor/file_test.cpp
+    tests/tensor/mask_test.cpp
+    tests/tensor/ops_test.cpp
+    tests/tensor/pack_test.cpp
+    tests/tensor/side_test.cpp
+    tests/tensor/transform_test.cpp)
+  target_link_libraries(test_tensor PRIVATE ZLIB::ZLIB)
+
+  satchel_test(test_tools satchel_core
+    tests/tools/tool_test.cpp)
+  target_link_libraries(test_tools PRIVATE nlohmann_json::nlohmann_json)
+  target_compile_definitions(test_tools PRIVATE SATCHEL_TOOL="$<TARGET_FILE:satchel_tool>")
+  add_dependencies(test_tools satchel_tool)
+
+  add_executable(pack_tensor examples/pack_tensor.cpp)
+  target_link_libraries(pack_tensor PRIVATE satchel satchel_flags)
+  add_test(NAME example_pack_tensor COMMAND pack_tensor)
+
+  # What find_package(Satchel) gives a program elsewhere. A sanitized library would force its sanitizers on that program.
+  if(NOT SATCHEL_SANITIZE)
+    add_test(NAME consumer COMMAND "${PROJECT_SOURCE_DIR}/tests/consumer/run.sh"
+      "${CMAKE_COMMAND}" "${PROJECT_BINARY_DIR}" "${SATCHEL_TORCH_FOLDER}" "${CMAKE_MAKE_PROGRAM}")
+  endif()
+endif()
+
+# Needs a GPU; elsewhere ctest says that it was skipped.
+if(SATCHEL_TENSOR_CUDA)
+  set(launcher "${PROJECT_SOURCE_DIR}/scripts/with_gpu.sh")
+  satchel_test(test_cuda satchel
+    tests/cuda/pack_cuda_test.cpp
+    tests/cuda/stream_cuda_test.cpp
+    tests/cuda/transform_cuda_test.cpp)
+  target_link_libraries(test_cuda PRIVATE CUDA::cudart)
+  set_tests_properties(test_cuda PROPERTIES LABELS cuda SKIP_RETURN_CODE 77)
+endif()

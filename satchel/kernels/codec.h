@@ -1,0 +1,42 @@
+// What every backend computes, as plain values: no tensor, no stream, no thread.
+#pragma once
+
+#include <cstdint>
+
+#include "satchel/core/layout.h"
+#include "satchel/core/levels.h"
+#include "satchel/core/projection.h"
+
+namespace satchel {
+
+/// Block code of one tensor.
+struct BlockCode {
+  Grid grid;
+  HeaderType header = HeaderType::bf16;
+  Rounding rounding = Rounding::stochastic;
+  LevelTable levels;  // holds the bits
+};
+
+/// Side code of one tensor. Value i belongs to channel i / inner % channels.
+struct SideCode {
+  Grid grid;
+  HeaderType header = HeaderType::bf16;
+  Rounding rounding = Rounding::stochastic;
+  SideTable table;
+  int64_t channels = 1;
+  int64_t inner = 1;
+};
+
+/// Maps of depth × height × width values; windows of at most `size` a side, cut off at the far edges.
+struct LowPassShape {
+  int64_t maps = 0;
+  int64_t depth = 1, height = 1, width = 1;
+  int size = 8;
+
+  SATCHEL_HD constexpr int64_t map_values() const { return depth * height * width; }
+  SATCHEL_HD constexpr int64_t windows() const {
+    return ceil_div(depth, size) * ceil_div(height, size) * ceil_div(width, size);
+  }
+};
+
+}  // namespace satchel

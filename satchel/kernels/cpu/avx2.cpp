@@ -1,0 +1,164 @@
+// AVX2 with FMA, F16C and BMI2: 8 lanes.
+#include "satchel/kernels/cpu/vector.h"
+#include "satchel/kernels/cpu/vector_side.h"
+
+namespace satchel {
+namespace {
+
+struct Avx2 {
+  using F = __m256;
+  using I = __m256i;
+  using M = __m256;  // all ones or all zeros a lane
+  struct Table {
+    __m256 low, high;
+  };
+  static constexpr int kLanes = 8;
+
+  static F set(float v) { return _mm256_set1_ps(v); }
+  static F load_f32(const float* p) { return _mm256_loadu_ps(p); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F min(F a, F b) { return _mm256_min_ps(a, b); }  // b where either is NaN
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F magnitude(F v) { return _mm256_andnot_ps(set(-0.0f), v); }
+  static M ge(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+  static M gt(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+  static M eq(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+  static M exclusive(M a, M b) { return _mm256_xor_ps(a, b); }
+  static M either(M a, M b) { return _mm256_or_ps(a, b); }
+  static uint32_t bits(M m) { return static_cast<uint32_t>(_mm256_movemask_ps(m)); }
+  static F select(M m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
+  static I select_i(M m, I yes, I no) { return _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m)); }
+
+  static M subnormal(F v) {
+    const I exponent = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7f800000));
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(exponent, _mm256_setzero_si256()));
+  }
+  static F flush(F v) { return _mm256_andnot_ps(subnormal(v), v); }
+  static F fma_flushed(F a, F b, F c) { return fma(flush(a), b, c); }
+
+  static I set_i(int v) { return _mm256_set1_epi32(v); }
+  static I rint(F v) { return _mm256_cvttps_epi32(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+  static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
+  static I add(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I sub_i(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static M gt_i(I a, I b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)); }
+  static I shift16(I v) { return _mm256_srli_epi32(v, 16); }
+  static F offset_noise(I noise) {  // 128 + noise/2^16
+    return _mm256_castsi256_ps(_mm256_or_si256(noise, _mm256_set1_epi32(0x43000000)));
+  }
+  /// The low byte of each lane.
+  static void store_bytes(uint8_t* p, I v) {
+    const I pick = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const I b = _mm256_shuffle_epi8(v, pick);
+    const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), both);
+  }
+  static I widen_bytes(const uint64_t (&eight)[1]) {
+    return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(eight[0])));
+  }
+  /// Eight vectors of 2-bit codes into 16 bytes: lanes to bytes, then pairs and fours by multiply-add.
+  static void squeeze_two(const I (&c)[8], uint8_t* out) {
+    const auto fours = [&](int v) {
+      const I bytes = _mm256_packus_epi16(_mm256_packus_epi32(c[v], c[v + 1]), _mm256_packus_epi32(c[v + 2], c[v + 3]));
+      return _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x0401)), _mm256_set1_epi32(0x00100001));
+    };
+    const I b = _mm256_packus_epi16(_mm256_packus_epi32(fours(0), fours(4)), _mm256_setzero_si256());
+    const __m128i straight = _mm_unpacklo_epi8(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), straight);
+  }
+  /// Vector v of a tile's 2-bit codes, with other codes' bits above them.
+  static I two_bit_codes(const uint8_t* in, int v) {
+    uint16_t word;
+    std::memcpy(&word, in + 2 * v, 2);
+    return _mm256_srlv_epi32(set_i(word), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+  }
+  static I load_noise(const uint16_t* p) { return _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))); }
+
+  static Table load_table(const float* sixteen) { return {_mm256_loadu_ps(sixteen), _mm256_loadu_ps(sixteen + 8)}; }
+  static Table value_table(Table positions, Header h) {
+    return {flush(fma(positions.low, set(h.step), set(h.low))), flush(fma(positions.high, set(h.step), set(h.low)))};
+  }
+  static F lookup(Table t, I index) {
+    const F low = _mm256_permutevar8x32_ps(t.low, index), high = _mm256_permutevar8x32_ps(t.high, index);
+    return select(gt_i(index, set_i(7)), high, low);
+  }
+  static F lookup_low(Table t, I index) { return _mm256_permutevar8x32_ps(t.low, index); }  // reads the low 3 bits only
+
+  static float least(F v) {
+    __m128 m = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_min_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_min_ss(m, _mm_shuffle_ps(m, m, 1)));
+  }
+  static float most(F v) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+  }
+  static bool all_zero(F v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ)) == 0; }
+
+  template <DType type>
+  static F load(const void* x, int64_t i) {
+    if constexpr (type == DType::f32) return _mm256_loadu_ps(static_cast<const float*>(x) + i);
+    const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(x) + i));
+    if constexpr (type == DType::f16) return _mm256_cvtph_ps(h);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+  }
+
+  template <DType type>
+  static void store(void* x, int64_t i, F v) {
+    if constexpr (type == DType::f32) {
+      _mm256_storeu_ps(static_cast<float*>(x) + i, v);
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(x) + i), type == DType::f16 ? to_half(v) : to_brain(v));
+    }
+  }
+  static void stream(float* p, F v) { _mm256_stream_ps(p, v); }
+
+  /// Finite values saturate; NaN, as the second operand, passes through min and max.
+  static F saturate(F v, float limit) { return _mm256_max_ps(set(-limit), _mm256_min_ps(set(limit), v)); }
+  static __m128i to_half(F v) { return _mm256_cvtps_ph(saturate(v, 65504.0f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static __m128i to_brain(F v) {
+    const I b = _mm256_castps_si256(saturate(v, float_of(0x7f7f0000u)));
+    const I odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), set_i(1));
+    const I h = _mm256_srli_epi32(add(b, add(odd, set_i(0x7fff))), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  }
+
+  /// 32 noises from 4 Philox counters, one a 64-bit lane; twice.
+  static void draw(uint64_t seed, uint64_t group, uint16_t* noise) {
+    for (int half = 0; half < 2; ++half, group += 4, noise += 32) {
+      const I counter = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(group)), _mm256_setr_epi64x(0, 2, 1, 3));
+      I x0 = counter, x1 = _mm256_srli_epi64(counter, 32);
+      I x2 = _mm256_set1_epi64x(static_cast<long long>(Stream::rounding)), x3 = _mm256_setzero_si256();
+      uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#pragma GCC unroll 7
+      for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
+        const I p0 = _mm256_mul_epu32(x0, _mm256_set1_epi64x(kPhiloxM0)), p1 = _mm256_mul_epu32(x2, _mm256_set1_epi64x(kPhiloxM1));
+        x0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), x1), _mm256_set1_epi64x(k0));
+        x2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), x3), _mm256_set1_epi64x(k1));
+        x1 = p1;
+        x3 = p0;
+      }
+      const I a = _mm256_blend_epi32(x0, _mm256_slli_epi64(x1, 32), 0xaa);
+      const I b = _mm256_blend_epi32(x2, _mm256_slli_epi64(x3, 32), 0xaa);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(noise), _mm256_unpacklo_epi64(a, b));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(noise + 16), _mm256_unpackhi_epi64(a, b));
+    }
+  }
+};
+
+bool supported() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+}
+
+using Block = simd::Codec<Avx2>;
+using Sides = simd::SideCodec<Avx2>;
+
+}  // namespace
+
+const CpuKernels kAvx2 = {"avx2",              supported,          Block::measure,     Block::encode, Block::decode,
+                          Block::side_measure, Sides::side_encode, Sides::side_decode, Block::mask};
+
+}  // namespace satchel

@@ -1,0 +1,135 @@
+// AVX-512 (F, BW, DQ, VL): 16 lanes.
+#include "satchel/kernels/cpu/vector.h"
+#include "satchel/kernels/cpu/vector_side.h"
+
+namespace satchel {
+namespace {
+
+struct Avx512 {
+  using F = __m512;
+  using I = __m512i;
+  using M = __mmask16;
+  using Table = __m512;
+  static constexpr int kLanes = 16;
+
+  static F set(float v) { return _mm512_set1_ps(v); }
+  static F load_f32(const float* p) { return _mm512_loadu_ps(p); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }  // b where either is NaN
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F magnitude(F v) { return _mm512_abs_ps(v); }
+  static M ge(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+  static M gt(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  static M eq(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  static M exclusive(M a, M b) { return _kxor_mask16(a, b); }
+  static M either(M a, M b) { return _kor_mask16(a, b); }
+  static uint32_t bits(M m) { return m; }
+  static F select(M m, F yes, F no) { return _mm512_mask_mov_ps(no, m, yes); }
+  static I select_i(M m, I yes, I no) { return _mm512_mask_mov_epi32(no, m, yes); }
+
+  static M normal(F v) { return _mm512_test_epi32_mask(_mm512_castps_si512(v), _mm512_set1_epi32(0x7f800000)); }
+  static F flush(F v) { return _mm512_maskz_mov_ps(normal(v), v); }
+  static F fma_flushed(F a, F b, F c) { return _mm512_mask3_fmadd_ps(a, b, c, normal(a)); }  // c where a is subnormal
+
+  static I set_i(int v) { return _mm512_set1_epi32(v); }
+  static I rint(F v) { return _mm512_cvt_roundps_epi32(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static M gt_i(I a, I b) { return _mm512_cmpgt_epi32_mask(a, b); }
+  static I shift16(I v) { return _mm512_srli_epi32(v, 16); }
+  static F offset_noise(I noise) {  // 128 + noise/2^16
+    return _mm512_castsi512_ps(_mm512_or_si512(noise, _mm512_set1_epi32(0x43000000)));
+  }
+  static void store_bytes(uint8_t* p, I v) { _mm_store_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
+  static I widen_bytes(const uint64_t (&eight)[2]) {
+    return _mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<long long>(eight[1]), static_cast<long long>(eight[0])));
+  }
+  /// Four vectors of 2-bit codes into 16 bytes: lanes to bytes, then pairs and fours by multiply-add.
+  static void squeeze_two(const I (&c)[4], uint8_t* out) {
+    const I bytes = _mm512_packus_epi16(_mm512_packus_epi32(c[0], c[1]), _mm512_packus_epi32(c[2], c[3]));
+    const I fours = _mm512_madd_epi16(_mm512_maddubs_epi16(bytes, _mm512_set1_epi16(0x0401)), _mm512_set1_epi32(0x00100001));
+    const __m128i transpose = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(fours), transpose));
+  }
+  /// Vector v of a tile's 2-bit codes, with other codes' bits above them.
+  static I two_bit_codes(const uint8_t* in, int v) {
+    int word;
+    std::memcpy(&word, in + 4 * v, 4);
+    return _mm512_srlv_epi32(set_i(word), _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+  }
+  static I load_noise(const uint16_t* p) { return _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))); }
+
+  static Table load_table(const float* sixteen) { return _mm512_loadu_ps(sixteen); }
+  static Table value_table(Table positions, Header h) { return flush(fma(positions, set(h.step), set(h.low))); }
+  static F lookup(Table t, I index) { return _mm512_permutexvar_ps(index, t); }
+  static F lookup_low(Table t, I index) { return lookup(t, index); }  // reads the low 4 bits only
+
+  static float least(F v) { return _mm512_reduce_min_ps(v); }
+  static float most(F v) { return _mm512_reduce_max_ps(v); }
+  static bool all_zero(F v) { return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ) == 0; }
+
+  template <DType type>
+  static F load(const void* x, int64_t i) {
+    if constexpr (type == DType::f32) return _mm512_loadu_ps(static_cast<const float*>(x) + i);
+    const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(x) + i));
+    if constexpr (type == DType::f16) return _mm512_cvtph_ps(h);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+  }
+
+  template <DType type>
+  static void store(void* x, int64_t i, F v) {
+    if constexpr (type == DType::f32) {
+      _mm512_storeu_ps(static_cast<float*>(x) + i, v);
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<uint16_t*>(x) + i), type == DType::f16 ? to_half(v) : to_brain(v));
+    }
+  }
+  static void stream(float* p, F v) { _mm512_stream_ps(p, v); }
+
+  /// Finite values saturate; NaN, as the second operand, passes through min and max.
+  static F saturate(F v, float limit) { return _mm512_max_ps(set(-limit), _mm512_min_ps(set(limit), v)); }
+  static __m256i to_half(F v) { return _mm512_cvtps_ph(saturate(v, 65504.0f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static __m256i to_brain(F v) {
+    const I b = _mm512_castps_si512(saturate(v, float_of(0x7f7f0000u)));
+    const I odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(add(b, add(odd, _mm512_set1_epi32(0x7fff))), 16));
+  }
+
+  /// 64 noises from 8 Philox counters, one a 64-bit lane. The lanes' order makes the unpacking at the end come out straight.
+  static void draw(uint64_t seed, uint64_t group, uint16_t* noise) {
+    const I counter = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(group)), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
+    I x0 = counter, x1 = _mm512_srli_epi64(counter, 32);
+    I x2 = _mm512_set1_epi64(static_cast<long long>(Stream::rounding)), x3 = _mm512_setzero_si512();
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#pragma GCC unroll 7
+    for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
+      const I p0 = _mm512_mul_epu32(x0, _mm512_set1_epi64(kPhiloxM0)), p1 = _mm512_mul_epu32(x2, _mm512_set1_epi64(kPhiloxM1));
+      x0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), x1, _mm512_set1_epi64(k0), 0x96);  // a ^ b ^ c
+      x2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), x3, _mm512_set1_epi64(k1), 0x96);
+      x1 = p1;
+      x3 = p0;
+    }
+    const I a = _mm512_mask_blend_epi32(0xaaaa, x0, _mm512_slli_epi64(x1, 32));
+    const I b = _mm512_mask_blend_epi32(0xaaaa, x2, _mm512_slli_epi64(x3, 32));
+    _mm512_store_si512(noise, _mm512_unpacklo_epi64(a, b));
+    _mm512_store_si512(noise + 32, _mm512_unpackhi_epi64(a, b));
+  }
+};
+
+bool supported() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+using Block = simd::Codec<Avx512>;
+using Sides = simd::SideCodec<Avx512>;
+
+}  // namespace
+
+const CpuKernels kAvx512 = {"avx512",           supported,          Block::measure,     Block::encode, Block::decode,
+                            Block::side_measure, Sides::side_encode, Sides::side_decode, Block::mask};
+
+}  // namespace satchel

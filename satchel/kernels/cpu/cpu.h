@@ -1,0 +1,79 @@
+// The CPU's implementations, best first. Each takes a range, so that callers share the work out over threads as they like.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "satchel/kernels/codec.h"
+
+namespace satchel {
+
+/// Values in memory: data[0] is the tensor's value number `origin`, so a chunk that was made in a buffer can be coded too.
+struct Source {
+  const void* data;
+  DType type;
+  int64_t origin = 0;
+};
+struct Target {
+  void* data;
+  DType type;
+  int64_t origin = 0;
+  bool streaming = false;  // larger than the caches and not read soon: write past them
+};
+
+struct CpuKernels {
+  const char* name;
+  bool (*supported)();
+
+  /// Headers of blocks [first, last).
+  void (*measure)(const BlockCode&, Source x, void* headers, int64_t first, int64_t last);
+  /// Codes of values [first, last); first is a multiple of 8, last too unless it is the end of the tensor.
+  void (*encode)(const BlockCode&, Source x, uint64_t seed, const void* headers, uint8_t* codes, int64_t first, int64_t last);
+  /// Values [first, last), first a multiple of 8.
+  void (*decode)(const BlockCode&, const uint8_t* codes, const void* headers, Target x, int64_t first, int64_t last);
+
+  /// The same three for side codes; `channels` is null for the relu form.
+  void (*side_measure)(const SideCode&, Source x, void* headers, int64_t first, int64_t last);
+  void (*side_encode)(const SideCode&, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes, int64_t first, int64_t last);
+  void (*side_decode)(const SideCode&, const uint8_t* codes, const Channel* channels, const void* headers, Target x, int64_t first, int64_t last);
+
+  /// One bit a value, 1 where x > 0: bytes [first / 8, …) of mask.
+  void (*mask)(Source x, uint8_t* mask, int64_t first, int64_t last);
+};
+
+extern const CpuKernels kScalar, kAvx2, kAvx512;
+
+/// All that are compiled in, best first.
+std::span<const CpuKernels* const> cpu_kernels();
+
+/// The one of that name; throws with the list of names if there is none or this CPU lacks it.
+const CpuKernels& cpu_kernel(std::string_view name);
+
+/// The best this CPU supports, or the one that SATCHEL_KERNEL names.
+const CpuKernels& best_cpu_kernel();
+
+/// Sum and count of each channel's off values in [first, last), added to sums[2·c] and sums[2·c + 1].
+void off_sums(const SideCode&, Source x, const Channel* channels, double* sums, int64_t first, int64_t last);
+
+/// Low-pass of maps [first, last): window means (bf16, for all windows of those maps) and what is left of x (fp32, from the first map on).
+void low_pass_split(const LowPassShape&, Source x, uint16_t* means, float* rest, int64_t first, int64_t last);
+/// x = rest + means, for maps [first, last); rest starts at the first map.
+void low_pass_join(const LowPassShape&, const uint16_t* means, const float* rest, Target x, int64_t first, int64_t last);
+
+/// Matrices [first, last) of a projection, columns × width fp32 each, entries ±1/√width.
+void draw_projection(const Projection&, uint64_t seed, float* matrices, int64_t first, int64_t last);
+
+/// Integers as `bits` (0..64) each above `least`, in the same bit stream as codes. Ranges as in encode.
+void narrow(const int64_t* x, int64_t least, int bits, uint8_t* codes, int64_t first, int64_t last);
+void widen(const uint8_t* codes, int64_t least, int bits, int64_t* x, int64_t first, int64_t last);
+
+/// Bits needed for integers from least to most.
+constexpr int bits_needed(int64_t least, int64_t most) {
+  uint64_t span = static_cast<uint64_t>(most) - static_cast<uint64_t>(least);
+  int bits = 0;
+  for (; span != 0; span >>= 1) ++bits;
+  return bits;
+}
+
+}  // namespace satchel

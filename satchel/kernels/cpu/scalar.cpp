@@ -1,0 +1,146 @@
+// The truth: one value at a time, straight from core/code.h and core/side.h. Every other kernel is compared with this one.
+#include <algorithm>
+#include <cstring>
+
+#include "satchel/kernels/cpu/cpu.h"
+
+namespace satchel {
+namespace {
+
+struct Extremes {
+  float least = 0, most = 0;
+  bool finite = true;
+};
+
+Extremes extremes(Source x, int64_t begin, int64_t end) {
+  Extremes e;
+  for (int64_t i = begin; i < end; ++i) {
+    const float v = flush(load(x.data, x.type, i - x.origin));
+    e.finite = e.finite && is_finite(v);
+    e.least = i == begin ? v : std::min(e.least, v);
+    e.most = i == begin ? v : std::max(e.most, v);
+  }
+  return e;
+}
+
+/// Noise for every value of [first, last), drawn a group at a time.
+class Noise {
+ public:
+  Noise(uint64_t seed, Rounding rounding) : seed_(seed), nearest_(rounding == Rounding::nearest) {}
+
+  uint32_t operator()(int64_t i) {
+    if (nearest_) return kNearestNoise;
+    if (const int64_t group = i / kGroup; group != group_) {
+      group_ = group;
+      words_ = noise_group(seed_, Stream::rounding, static_cast<uint64_t>(group));
+    }
+    return noise_of(words_, static_cast<int>(i % kGroup));
+  }
+
+ private:
+  uint64_t seed_;
+  bool nearest_;
+  int64_t group_ = -1;
+  Words words_{};
+};
+
+/// Clears the bytes that hold the codes of [first, last), so that put_code can add to them.
+void clear_codes(uint8_t* codes, int bits, int64_t first, int64_t last) {
+  const int64_t begin = code_bytes(first, bits);
+  std::memset(codes + begin, 0, static_cast<size_t>(code_bytes(last, bits) - begin));
+}
+
+void measure(const BlockCode& code, Source x, void* headers, int64_t first, int64_t last) {
+  const int top = (1 << code.levels.bits) - 1;
+  for (int64_t b = first; b < last; ++b) {
+    const Extremes e = extremes(x, code.grid.begin(b), code.grid.end(b));
+    store_header(headers, code.header, b, make_header(e.least, e.most, e.finite, top, code.header));
+  }
+}
+
+void encode(const BlockCode& code, Source x, uint64_t seed, const void* headers, uint8_t* codes, int64_t first, int64_t last) {
+  clear_codes(codes, code.levels.bits, first, last);
+  Noise noise(seed, code.rounding);
+  for (int64_t i = first; i < last;) {
+    const int64_t b = code.grid.block_of(i), end = std::min(code.grid.end(b), last);
+    const Header h = load_header(headers, code.header, b);
+    const Ruler ruler = make_ruler(h);
+    for (; i < end; ++i) {
+      if (is_poisoned(h)) continue;  // codes stay 0
+      const float y16 = position(load(x.data, x.type, i - x.origin), ruler);
+      put_code(codes, code.levels.bits, i, code_of(y16, code.levels, noise(i)));
+    }
+  }
+}
+
+void decode(const BlockCode& code, const uint8_t* codes, const void* headers, Target x, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last;) {
+    const int64_t b = code.grid.block_of(i), end = std::min(code.grid.end(b), last);
+    const Header h = load_header(headers, code.header, b);
+    for (; i < end; ++i) {
+      store(x.data, x.type, i - x.origin, value_of(get_code(codes, code.levels.bits, i), h, code.levels));
+    }
+  }
+}
+
+const Channel& channel_of(const SideCode& code, const Channel* channels, int64_t i) {
+  static constexpr Channel kRelu = {0.0f, 1.0f, 0.0f, 0.0f};
+  return channels == nullptr ? kRelu : channels[i / code.inner % code.channels];
+}
+
+void side_measure(const SideCode& code, Source x, void* headers, int64_t first, int64_t last) {
+  for (int64_t b = first; b < last; ++b) {
+    const Extremes e = extremes(x, code.grid.begin(b), code.grid.end(b));
+    store_range(headers, code.header, b, make_range(e.least, e.most, e.finite, code.header));
+  }
+}
+
+void side_encode(const SideCode& code, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes,
+                 int64_t first, int64_t last) {
+  clear_codes(codes, code.table.bits, first, last);
+  Noise noise(seed, code.rounding);
+  for (int64_t i = first; i < last;) {
+    const int64_t b = code.grid.block_of(i), end = std::min(code.grid.end(b), last);
+    const Range range = load_range(headers, code.header, b);
+    for (; i < end; ++i) {
+      if (is_poisoned(range)) continue;
+      const float v = load(x.data, x.type, i - x.origin);
+      put_code(codes, code.table.bits, i, side_code_of(v, channel_of(code, channels, i), range, code.table, noise(i)));
+    }
+  }
+}
+
+void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, Target x, int64_t first,
+                 int64_t last) {
+  for (int64_t i = first; i < last;) {
+    const int64_t b = code.grid.block_of(i), end = std::min(code.grid.end(b), last);
+    const Range range = load_range(headers, code.header, b);
+    for (; i < end; ++i) {
+      const uint32_t c = get_code(codes, code.table.bits, i);
+      store(x.data, x.type, i - x.origin, side_value_of(c, channel_of(code, channels, i), range, code.table));
+    }
+  }
+}
+
+void mask(Source x, uint8_t* mask, int64_t first, int64_t last) {
+  clear_codes(mask, 1, first, last);
+  for (int64_t i = first; i < last; ++i) put_code(mask, 1, i, flush(load(x.data, x.type, i - x.origin)) > 0.0f ? 1u : 0u);
+}
+
+bool supported() { return true; }
+
+}  // namespace
+
+const CpuKernels kScalar = {"scalar", supported, measure, encode, decode, side_measure, side_encode, side_decode, mask};
+
+void off_sums(const SideCode& code, Source x, const Channel* channels, double* sums, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i) {
+    const float v = flush(load(x.data, x.type, i - x.origin));
+    if (is_on(v, channel_of(code, channels, i))) continue;
+    const int64_t c = i / code.inner % code.channels;
+    sums[2 * c] += v;
+    sums[2 * c + 1] += 1.0;
+  }
+}
+
+}  // namespace satchel

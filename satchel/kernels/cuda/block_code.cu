@@ -1,0 +1,256 @@
+// Block code. Encode reads x once where a block fits into a warp's registers: 8 values a thread and chunk, one Philox call,
+// `bits` bytes. Other block sizes take two passes: headers, then codes.
+#include "satchel/kernels/cuda/device.cuh"
+
+namespace satchel::cuda {
+namespace {
+
+struct Args {
+  BlockCode code;
+  const void* x;
+  const uint64_t* seed;
+  uint8_t* codes;
+  void* headers;
+};
+
+/// Teams of 2^lanes_log threads code one whole block each: G = 8 · lanes · chunks values.
+template <int bits, bool even, DType type, int chunks>
+__global__ void __launch_bounds__(kThreads) encode_teams(const __grid_constant__ Args a, int lanes_log, int64_t blocks) {
+  const int lanes = 1 << lanes_log, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  const int64_t block = thread_index() >> lanes_log;
+  const bool idle = block >= blocks;  // takes part in the warp's reductions only
+  const int64_t first = (idle ? 0 : block) * lanes * chunks + lane;
+  const UniformSeed seed(a.seed);
+  float v[chunks][8];
+  Words noise[chunks];
+  Extremes e;
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) load8<type>(a.x, (first + c * lanes) * 8, v[c]);
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) noise[c] = group_noise(seed, a.code.rounding, first + c * lanes);  // while the values are on their way
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) e.add8(v[c]);
+  e.reduce(lanes);
+  if (idle) return;
+  const BlockRuler b = block_ruler<bits>(e, a.code.header);
+  if (lane == 0) store_header(a.headers, a.code.header, block, b.header);
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) store_codes<bits>(a.codes, first + c * lanes, encode8<bits, even>(v[c], b, a.code.levels, noise[c]), 8);
+}
+
+/// Wide blocks of up to 8 · threads values: one thread block each.
+template <int bits, bool even, DType type>
+__global__ void __launch_bounds__(1024) encode_wide(const __grid_constant__ Args a, int groups) {
+  __shared__ float2 pairs[32];
+  __shared__ BlockRuler ruler;
+  const int64_t block = blockIdx.x, group = block * groups + threadIdx.x;
+  const bool active = static_cast<int>(threadIdx.x) < groups;
+  const UniformSeed seed(a.seed);
+  float v[8];
+  Extremes e;
+  if (active) load8<type>(a.x, group * 8, v);
+  const Words noise = group_noise(seed, a.code.rounding, group);
+  if (active) e.add8(v);
+  const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, block, pairs, &ruler);
+  if (active) store_codes<bits>(a.codes, group, encode8<bits, even>(v, b, a.code.levels, noise), 8);
+}
+
+/// Headers of any blocks from `first` on: one thread block a block of values.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) measure_any(const __grid_constant__ Args a, int64_t first) {
+  __shared__ float2 shared[kThreads / 32];
+  for (int64_t b = first + blockIdx.x; b < a.code.grid.blocks(); b += gridDim.x) {
+    const int64_t end = a.code.grid.end(b);
+    Extremes e;
+    for (int64_t i = a.code.grid.begin(b) + threadIdx.x; i < end; i += kThreads) e.add(load(a.x, type, i));
+    __syncthreads();  // the last turn's numbers have been read
+    e.reduce_block(shared);
+    if (threadIdx.x == 0) store_header(a.headers, a.code.header, b, e.header((1 << a.code.levels.bits) - 1, a.code.header));
+  }
+}
+
+/// Headers of short blocks from `first` on: one warp a block of values.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) measure_short(const __grid_constant__ Args a, int64_t first) {
+  const int64_t b = first + thread_index() / 32;
+  if (b >= a.code.grid.blocks()) return;
+  const int64_t end = a.code.grid.end(b);
+  Extremes e;
+  for (int64_t i = a.code.grid.begin(b) + threadIdx.x % 32; i < end; i += 32) e.add(load(a.x, type, i));
+  e.reduce(32);
+  if (threadIdx.x % 32 == 0) store_header(a.headers, a.code.header, b, e.header((1 << a.code.levels.bits) - 1, a.code.header));
+}
+
+/// Codes of any groups of 8 values: they may lie in several blocks.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ Args a, int64_t first_group) {
+  const int64_t group = first_group + thread_index(), first = group * 8, n = a.code.grid.values;
+  const UniformSeed seed(a.seed);
+  if (first >= n) return;
+  const int bits = a.code.levels.bits, count = n - first < 8 ? static_cast<int>(n - first) : 8;
+  const Words noise = group_noise(seed, a.code.rounding, group);
+  int64_t b = a.code.grid.block_of(first), end = a.code.grid.end(b);
+  Header h = load_header(a.headers, a.code.header, b);
+  Ruler ruler = make_ruler(h);
+  uint64_t eight = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (j >= count) break;
+    if (first + j >= end) {
+      end = a.code.grid.end(++b);
+      h = load_header(a.headers, a.code.header, b);
+      ruler = make_ruler(h);
+    }
+    if (is_poisoned(h)) continue;
+    const float y16 = position(load(a.x, type, first + j), ruler);
+    eight |= static_cast<uint64_t>(code_of(y16, a.code.levels, noise_of(noise, j))) << (bits * j);
+  }
+  const int64_t bytes = ceil_div(count * bits, 8);
+  for (int k = 0; k < bytes; ++k) a.codes[group * bits + k] = static_cast<uint8_t>(eight >> (8 * k));
+}
+
+/// Where a code sits: by selection for 2 bits, from a table in shared memory (16 banks, no conflicts) for 3 and 4.
+template <int bits>
+__device__ inline float level_at(uint32_t code, const LevelTable& levels, const float* table) {
+  if constexpr (bits == 1 || bits > 4) return static_cast<float>(code);
+  if (levels.even) return static_cast<float>(code);
+  if constexpr (bits > 2) return table[code];
+  const float lower = code == 0 ? 0.0f : levels.at[1], upper = code == 2 ? levels.at[2] : levels.at[3];
+  return code < 2 ? lower : upper;
+}
+
+/// Four codes from bit 4·bits·quad on.
+template <int bits>
+__device__ inline uint32_t load_four(const uint8_t* codes, int64_t quad) {
+  if constexpr (bits == 2) return __ldg(codes + quad);
+  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint16_t*>(codes) + quad);
+  if constexpr (bits == 8) return __ldg(reinterpret_cast<const uint32_t*>(codes) + quad);
+  const int64_t at = quad * bits / 2;  // 4·bits bits are bits/2 bytes: an odd quad may start in the middle of one
+  uint32_t word = 0;
+#pragma unroll
+  for (int k = 0; k < (bits + 1) / 2; ++k) word |= static_cast<uint32_t>(__ldg(codes + at + k)) << (8 * k);
+  return quad * bits % 2 != 0 ? word >> 4 : word;
+}
+
+constexpr int kQuads = 4;  // a thread writes so many quads, 128 bytes apart over the warp
+
+/// Four neighbouring values a thread and step, so that a warp writes 512 contiguous bytes of fp32. Blocks are multiples of 4.
+template <int bits, DType type>
+__global__ void __launch_bounds__(kThreads) decode_quads(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers,
+                                                         void* x, int shift) {
+  __shared__ float table[16];
+  if (bits == 3 || bits == 4) {
+    if (threadIdx.x < 16) table[threadIdx.x] = code.levels.at[threadIdx.x];
+    __syncthreads();
+  }
+  const int64_t quads = code.grid.values / 4, warp = thread_index() / 32;
+  const int64_t first = warp * 32 * kQuads + threadIdx.x % 32;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    const int64_t quad = first + 32 * q;
+    if (quad >= quads) return;
+    const int64_t b = shift >= 0 ? quad >> shift : quad * 4 / code.grid.block;
+    const Header h = load_header(headers, code.header, b);
+    const uint32_t four = load_four<bits>(codes, quad);
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float level = level_at<bits>(four >> (bits * j) & ((1u << bits) - 1), code.levels, table);
+      v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
+    }
+    store4<type>(x, quad * 4, v);
+  }
+}
+
+/// Any values: one a thread.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers,
+                                                       void* x, int64_t first) {
+  const int64_t i = first + thread_index();
+  if (i >= code.grid.values) return;
+  const Header h = load_header(headers, code.header, code.grid.block_of(i));
+  store(x, type, i, value_of(get_code(codes, code.levels.bits, i), h, code.levels));
+}
+
+/// Block b is values [b·G, (b + 1)·G).
+bool is_straight(const Grid& grid) { return grid.span == grid.values || grid.span % grid.block == 0; }
+
+/// Threads of a team for this block size and the groups of 8 values each takes; 0 where a warp's registers do not hold it. Two
+/// groups a thread halve what the header costs.
+int team_lanes(int64_t block, int& chunks) {
+  chunks = block >= 16 ? 2 : 1;
+  for (int lanes = 1; lanes <= 32; lanes *= 2) {
+    if (block == 8 * lanes * chunks) return lanes;
+  }
+  chunks = 4;
+  return block == 8 * 32 * chunks ? 32 : 0;
+}
+
+/// Blocks from `first` on, whatever their size; `first` starts a group of 8 values.
+template <DType type>
+void encode_rest(const Args& a, int64_t first, cudaStream_t stream) {
+  const int64_t blocks = a.code.grid.blocks() - first, start = a.code.grid.begin(first), most = 1 << 20;
+  if (blocks <= 0) return;
+  if (a.code.grid.block <= 512) measure_short<type><<<blocks_for(blocks * 32), kThreads, 0, stream>>>(a, first);
+  else measure_any<type><<<static_cast<unsigned>(blocks < most ? blocks : most), kThreads, 0, stream>>>(a, first);
+  check_launch("encode");
+  encode_any<type><<<blocks_for(ceil_div(a.code.grid.values - start, 8)), kThreads, 0, stream>>>(a, start / 8);
+  check_launch("encode");
+}
+
+template <DType type>
+void encode_typed(const Args& a, cudaStream_t stream) {
+  const Grid& grid = a.code.grid;
+  const int64_t whole = grid.values / grid.block;
+  const bool fits = whole > 0 && is_aligned(a.x) && is_straight(grid);
+  int chunks = 1;
+  const int lanes = fits ? team_lanes(grid.block, chunks) : 0;
+  const bool wide = fits && lanes == 0 && grid.block % 8 == 0 && grid.block > 256 && grid.block <= 8192;
+  if (lanes == 0 && !wide) return encode_rest<type>(a, 0, stream);
+  with_levels(a.code.levels, [&](auto bits, auto even) {
+    if (wide) {
+      const unsigned threads = static_cast<unsigned>(ceil_div(grid.block, 256) * 32);
+      encode_wide<bits(), even(), type><<<static_cast<unsigned>(whole), threads, 0, stream>>>(a, static_cast<int>(grid.block / 8));
+    } else if (chunks == 1) {
+      encode_teams<bits(), even(), type, 1><<<blocks_for(whole * lanes), kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+    } else if (chunks == 2) {
+      encode_teams<bits(), even(), type, 2><<<blocks_for(whole * lanes), kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+    } else {
+      encode_teams<bits(), even(), type, 4><<<blocks_for(whole * lanes), kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+    }
+  });
+  check_launch("encode");
+  encode_rest<type>(a, whole, stream);
+}
+
+}  // namespace
+
+bool compiled() { return true; }
+
+void encode(const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle stream) {
+  if (code.grid.values == 0) return;
+  with_type(type, [&](auto t) { encode_typed<t()>({code, x, seed, codes, headers}, static_cast<cudaStream_t>(stream)); });
+}
+
+void decode(const BlockCode& code, const uint8_t* codes, const void* headers, void* x, DType type, StreamHandle stream) {
+  const Grid& grid = code.grid;
+  if (grid.values == 0) return;
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const int64_t quads = is_straight(grid) && grid.block % 4 == 0 && is_aligned(x) && is_aligned(codes, 4) ? grid.values / 4 : 0;
+  int shift = -1;
+  for (int k = 0; k < 40; ++k) shift = grid.block == int64_t{4} << k ? k : shift;
+  with_type(type, [&](auto t) {
+    if (quads > 0) {
+      with_bits(code.levels.bits, [&](auto bits) {
+        decode_quads<bits(), t()><<<blocks_for(ceil_div(quads, kQuads * 32) * 32), kThreads, 0, s>>>(code, codes, headers, x, shift);
+      });
+      check_launch("decode");
+    }
+    if (const int64_t left = grid.values - quads * 4; left > 0) {
+      decode_any<t()><<<blocks_for(left), kThreads, 0, s>>>(code, codes, headers, x, quads * 4);
+      check_launch("decode");
+    }
+  });
+}
+
+}  // namespace satchel::cuda

@@ -1,0 +1,304 @@
+// What the kernels share: vector loads and stores of values, codes in groups of 8, warp reductions, checked launches.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "satchel/core/error.h"
+#include "satchel/core/layout.h"
+#include "satchel/kernels/cuda/cuda.h"
+#include "satchel/kernels/dispatch.h"
+
+namespace satchel::cuda {
+
+constexpr int kThreads = 256;
+
+inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
+
+/// Throws if the launch just made was refused.
+inline void check_launch(const char* op) {
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) {
+    fail(op, "the CUDA kernel must launch", cudaGetErrorString(error));
+  }
+}
+
+inline bool is_aligned(const void* p, uintptr_t bytes = 16) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+__device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+/// Eight values from an address that is a multiple of 16 bytes.
+template <DType type>
+__device__ inline void load8(const void* x, int64_t i, float (&v)[8]) {
+  if constexpr (type == DType::f32) {
+    const float4* p = reinterpret_cast<const float4*>(static_cast<const float*>(x) + i);
+    const float4 a = __ldg(p), b = __ldg(p + 1);
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+  } else {
+    const uint4 a = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x) + i));
+    const uint32_t w[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint16_t h = static_cast<uint16_t>(w[j / 2] >> (j % 2 * 16));
+      v[j] = type == DType::f16 ? from_f16(h) : from_bf16(h);
+    }
+  }
+}
+
+/// Values i … i + 7, those past `end` as `pad`.
+template <DType type, bool vector>
+__device__ inline void load8_until(const void* x, int64_t i, int64_t end, float pad, float (&v)[8]) {
+  if (vector && i + 8 <= end) return load8<type>(x, i, v);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = i + j < end ? load(x, type, i + j) : pad;
+}
+
+/// Four values to an address that is a multiple of 4 of them.
+template <DType type>
+__device__ inline void store4(void* x, int64_t i, const float (&v)[4]) {
+  if constexpr (type == DType::f32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(x) + i) = make_float4(v[0], v[1], v[2], v[3]);
+  } else {
+    uint16_t h[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) h[j] = type == DType::f16 ? to_f16(v[j]) : to_bf16(v[j]);
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(x) + i) =
+        make_uint2(h[0] | static_cast<uint32_t>(h[1]) << 16, h[2] | static_cast<uint32_t>(h[3]) << 16);
+  }
+}
+
+/// The `bits` bytes of 8 codes; only the first `count` codes' bytes exist.
+template <int bits>
+__device__ inline void store_codes(uint8_t* codes, int64_t group, uint64_t eight, int count) {
+  uint8_t* out = codes + group * bits;
+  if (count == 8) {
+    if constexpr (bits == 1) *out = static_cast<uint8_t>(eight);
+    else if constexpr (bits == 2) *reinterpret_cast<uint16_t*>(out) = static_cast<uint16_t>(eight);
+    else if constexpr (bits == 4) *reinterpret_cast<uint32_t*>(out) = static_cast<uint32_t>(eight);
+    else if constexpr (bits == 8) *reinterpret_cast<uint2*>(out) = make_uint2(static_cast<uint32_t>(eight), static_cast<uint32_t>(eight >> 32));
+    else if constexpr (bits == 6) {
+#pragma unroll
+      for (int k = 0; k < 3; ++k) reinterpret_cast<uint16_t*>(out)[k] = static_cast<uint16_t>(eight >> (16 * k));
+    } else {
+#pragma unroll
+      for (int k = 0; k < bits; ++k) out[k] = static_cast<uint8_t>(eight >> (8 * k));
+    }
+  } else {
+    const int bytes = (count * bits + 7) / 8;
+    for (int k = 0; k < bytes; ++k) out[k] = static_cast<uint8_t>(eight >> (8 * k));
+  }
+}
+
+/// The seed, read from device memory into the warp's uniform registers: its round keys then cost no vector instruction. Every
+/// thread of the warp must call this.
+struct UniformSeed {
+  uint32_t k0, k1;
+
+  __device__ inline explicit UniformSeed(const uint64_t* seed) {
+    const uint64_t s = __ldg(reinterpret_cast<const unsigned long long*>(seed));
+    k0 = __reduce_or_sync(~0u, static_cast<uint32_t>(s));
+    k1 = __reduce_or_sync(~0u, static_cast<uint32_t>(s >> 32));
+  }
+};
+
+__device__ inline void multiply_wide(uint32_t a, uint32_t b, uint32_t& high, uint32_t& low) {
+  asm("{.reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p;}" : "=r"(low), "=r"(high) : "r"(a), "r"(b));
+}
+
+/// Noise of a group of 8 values (noise_group() of core/noise.h), or what rounds to nearest.
+__device__ inline Words group_noise(UniformSeed seed, Rounding rounding, int64_t group) {
+  constexpr uint32_t kBoth = kNearestNoise | kNearestNoise << 16;
+  if (rounding == Rounding::nearest) return {kBoth, kBoth, kBoth, kBoth};
+  Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(static_cast<uint64_t>(group) >> 32), static_cast<uint32_t>(Stream::rounding), 0};
+  uint32_t k0 = seed.k0, k1 = seed.k1;
+#pragma unroll
+  for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
+    uint32_t high0, low0, high1, low1;
+    multiply_wide(c.w[0], kPhiloxM0, high0, low0);
+    multiply_wide(c.w[2], kPhiloxM1, high1, low1);
+    c = {high1 ^ c.w[1] ^ k0, low1, high0 ^ c.w[3] ^ k1, low0};
+  }
+  return c;
+}
+
+/// Subnormals to zero in one instruction of the FMA pipe; unlike flush() it keeps the zero's sign.
+__device__ inline float flush_signed(float x) {
+  float y;
+  asm("mul.ftz.f32 %0, %1, 0f3F800000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// NaN if either is.
+__device__ inline float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ inline float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+/// Floats as integers in the same order (−0 below +0, NaN above all), for the warp's integer reductions.
+__device__ inline int ordered(float x) {
+  const int b = __float_as_int(x);
+  return b ^ (b >> 31 & 0x7fffffff);
+}
+__device__ inline float unordered(int key) { return __int_as_float(key ^ (key >> 31 & 0x7fffffff)); }
+
+/// Least and most value of those some threads hold; `most` is NaN if any of them is.
+struct Extremes {
+  float least = float_of(0x7f800000u), most = float_of(0xff800000u);
+
+  __device__ inline void add(float v) {
+    least = min_nan(least, v);
+    most = max_nan(most, v);
+  }
+
+  __device__ inline void add8(const float (&v)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) add(v[j]);
+  }
+
+  __device__ inline void reduce_warp() {
+    least = unordered(__reduce_min_sync(~0u, ordered(least)));
+    most = unordered(__reduce_max_sync(~0u, ordered(most)));
+  }
+
+  /// Over teams of `lanes` neighbouring threads (a power of two, 1 to 32); every thread of the warp takes part.
+  __device__ inline void reduce(int lanes) {
+    if (lanes == 32) return reduce_warp();
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) {
+      if (o >= lanes) continue;
+      least = min_nan(least, __shfl_xor_sync(~0u, least, o));
+      most = max_nan(most, __shfl_xor_sync(~0u, most, o));
+    }
+  }
+
+  /// Over the whole thread block of up to 32 warps, for its first warp alone; `shared` holds a number pair a warp.
+  __device__ inline void reduce_block(float2* shared) {
+    reduce_warp();
+    const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    if (lane == 0) shared[threadIdx.x / 32] = make_float2(least, most);
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    const float2 other = shared[lane < warps ? lane : 0];
+    least = other.x;
+    most = other.y;
+    reduce_warp();
+  }
+
+  __device__ inline bool finite() const { return is_finite(least) && is_finite(most); }
+  __device__ inline Header header(int top, HeaderType type) const { return make_header(flush(least), flush(most), finite(), top, type); }
+  __device__ inline Range range(HeaderType type) const {
+    if (type == HeaderType::bf16 && fabsf(least) <= 0x1p60f && fabsf(most) <= 0x1p60f) {  // of usual size: nothing can overflow
+      return {from_bf16(bf16_down(flush(least))), flush(from_bf16(bf16_up(flush(most))))};
+    }
+    return make_range(flush(least), flush(most), finite(), type);
+  }
+};
+
+/// What encode8 needs of a block. `plain`: the range is of usual size, so make_header() and make_ruler() come down to a few
+/// instructions, the scale is 1, and a subnormal x cannot be told from 0.
+struct BlockRuler {
+  Header header;
+  Ruler ruler;
+  bool plain;
+};
+
+template <int bits>
+__device__ inline BlockRuler block_ruler(const Extremes& e, HeaderType type) {
+  constexpr float kTop = (1 << bits) - 1, kReciprocal = 1.0f / kTop;
+  const float least = flush(e.least), most = flush(e.most);
+  const float low = type == HeaderType::bf16 ? from_bf16(bf16_down(least)) : least, span = most - low;
+  if (fabsf(least) <= 0x1p60f && fabsf(most) <= 0x1p60f && span >= 0x1p-30f) {
+    // span / top, correctly rounded: a quotient within an ulp and one step with the correctly rounded reciprocal (Markstein).
+    const float near = span * kReciprocal;
+    float step = fmaf(fmaf(-kTop, near, span), kReciprocal, near);
+    if (type == HeaderType::bf16) step = from_bf16(bf16_up(step));
+    else if (fmaf(step, kTop, -span) < 0.0f) step = __uint_as_float(__float_as_uint(step) + 1);
+    return {{low, step}, {1.0f, -low, 65536.0f * __frcp_rn(step)}, true};
+  }
+  const Header h = e.header((1 << bits) - 1, type);
+  return {h, make_ruler(h), false};
+}
+
+/// The ruler of a block that a whole thread block holds: its first warp works it out and writes the header.
+template <int bits>
+__device__ inline BlockRuler shared_ruler(Extremes e, HeaderType type, void* headers, int64_t block, float2* pairs, BlockRuler* ruler) {
+  e.reduce_block(pairs);
+  if (threadIdx.x == 0) {
+    *ruler = block_ruler<bits>(e, type);
+    store_header(headers, type, block, ruler->header);
+  }
+  __syncthreads();
+  return *ruler;
+}
+
+/// code_of() of core/code.h for compile-time bits, in the same order of the same operations. `bounded`: y16 exceeds its top by
+/// rounding only (5 roundings, 5·2^−24·15·2^16 < ½ for up to 4 bits), which rint takes back: no clamp.
+template <int bits, bool even, bool bounded>
+__device__ inline uint32_t quantise(float y16, const LevelTable& levels, uint32_t noise) {
+  constexpr int kTop = (1 << bits) - 1;
+  float c = bounded && bits <= 4 ? y16 : fminf(y16, static_cast<float>(kTop) * 65536.0f);
+  if constexpr (!even) {
+    const float y = c;
+    c = fmaf(y, levels.slope, levels.base);
+#pragma unroll
+    for (int p = 1; 2 * p < kTop; ++p) {
+      c = fmaf(fminf(fmaxf(y, levels.at[p] * 65536.0f), levels.at[kTop - p] * 65536.0f), levels.bend[p], c);
+    }
+  }
+  if constexpr (bits <= 6) {
+    // Adding 1.5·2^23 rounds to the nearest even integer and leaves it in the low bits: no conversion instruction.
+    return (__float_as_uint(c + 12582912.0f) + noise) >> 16 & static_cast<uint32_t>(kTop);
+  } else {
+    return (__float2uint_rn(c) + noise) >> 16;
+  }
+}
+
+/// Codes of 8 values of one block, packed; 0 for a poisoned one.
+template <int bits, bool even>
+__device__ inline uint64_t encode8(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
+  using Acc = std::conditional_t<(bits <= 4), uint32_t, uint64_t>;
+  Acc eight = 0;
+  if (b.plain) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float y16 = (v[j] + b.ruler.offset) * b.ruler.inverse;
+      eight |= static_cast<Acc>(quantise<bits, even, true>(y16, levels, noise_of(noise, j))) << (bits * j);
+    }
+  } else if (!is_poisoned(b.header)) {
+    for (int j = 0; j < 8; ++j) {
+      eight |= static_cast<Acc>(quantise<bits, even, false>(position(v[j], b.ruler), levels, noise_of(noise, j))) << (bits * j);
+    }
+  }
+  return eight;
+}
+
+/// n / divisor for 32-bit n by one multiplication; the host works out the magic number once.
+struct FastDivisor {
+  uint32_t divisor, magic, shift;
+
+  explicit FastDivisor(uint32_t d) : divisor(d), magic(0), shift(static_cast<uint32_t>(log2_up(static_cast<int>(d)))) {
+    magic = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - d)) / d + 1);
+  }
+  __device__ inline uint32_t divide(uint32_t n) const {
+    return static_cast<uint32_t>((static_cast<uint64_t>(__umulhi(n, magic)) + n) >> shift);
+  }
+};
+
+/// Calls f(bits, even) with both as integral constants; levels are uneven for 2 to 4 bits only.
+template <class F>
+void with_levels(const LevelTable& levels, F&& f) {
+  with_bits(levels.bits, [&](auto bits) {
+    if constexpr (bits() >= 2 && bits() <= 4) {
+      if (!levels.even) return f(bits, std::false_type());
+    }
+    f(bits, std::true_type());
+  });
+}
+
+}  // namespace satchel::cuda

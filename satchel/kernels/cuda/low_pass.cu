@@ -1,0 +1,221 @@
+// DIVISION's two frequencies (theory.md 6), bit for bit what cpu/low_pass.cpp does. Fused where windows are 8 × 8 and rows are
+// whole windows wide: a thread's 8 values are one line of one window, a thread block is one map, and x is read once.
+#include <algorithm>
+
+#include "satchel/kernels/cuda/device.cuh"
+
+namespace satchel::cuda {
+namespace {
+
+struct Args {
+  LowPassShape shape;
+  BlockCode code;
+  const void* x;
+  const uint64_t* seed;
+  uint8_t* codes;
+  void* headers;
+  uint16_t* means;
+};
+
+constexpr int kLine = 8;          // values a thread, and the fused kernel's window
+constexpr int kMostLines = 1024;  // threads: maps of up to 8192 values
+
+__device__ inline float tree8(const float (&v)[8]) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
+
+template <int bits, DType type>
+__global__ void __launch_bounds__(kMostLines) encode_map(const __grid_constant__ Args a, const __grid_constant__ FastDivisor across, int lines,
+                                                           int windows, int height) {
+  extern __shared__ float line_sum[];
+  __shared__ float mean[kMostLines];
+  __shared__ float2 pairs[32];
+  __shared__ BlockRuler ruler;
+  const int line = static_cast<int>(threadIdx.x), row = static_cast<int>(across.divide(threadIdx.x));
+  const int column = line - row * static_cast<int>(across.divisor);
+  const int64_t map = blockIdx.x, group = map * lines + line;
+  const UniformSeed seed(a.seed);
+  float v[8] = {};
+  if (line < lines) load8<type>(a.x, group * 8, v);
+  const Words noise = group_noise(seed, a.code.rounding, group);  // while the values are on their way
+  if (line < lines) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = flush_signed(v[j]);
+    line_sum[line] = tree8(v);
+  }
+  __syncthreads();
+  if (line < windows) {  // here row and column are the window's
+    const int top = row * kLine, rows = min(kLine, height - top);
+    float sums[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sums[k] = k < rows ? line_sum[(top + k) * static_cast<int>(across.divisor) + column] : 0.0f;
+    const uint16_t m = to_bf16(flush(tree8(sums) / static_cast<float>(rows * kLine)));
+    a.means[map * windows + line] = m;
+    mean[line] = from_bf16(m);
+  }
+  __syncthreads();
+  Extremes e;
+  if (line < lines) {
+    const float m = mean[row / kLine * static_cast<int>(across.divisor) + column];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      v[j] = v[j] - m;
+      e.add(v[j]);
+    }
+  }
+  const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, map, pairs, &ruler);
+  if (line < lines) store_codes<bits>(a.codes, group, encode8<bits, true>(v, b, a.code.levels, noise), 8);
+}
+
+/// Sum of get(0 … n − 1) as a tree over n rounded up to a power of two: lines of a window are short.
+template <class Get>
+__device__ float tree_sum(int n, const Get& get) {
+  float level[32];  // partial sums of 2^k numbers, kept like the bits of a counter
+  int padded = 1;
+  while (padded < n) padded *= 2;
+  int depth = 0;
+  for (int i = 0; i < padded; ++i) {
+    float sum = i < n ? get(i) : 0.0f;
+    int k = 0;
+    for (; (i >> k & 1) != 0; ++k) sum = level[k] + sum;
+    level[k] = sum;
+    depth = k;
+  }
+  return level[depth];
+}
+
+/// Means of any windows: one a thread.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) means_any(const __grid_constant__ Args a) {
+  const LowPassShape& s = a.shape;
+  const int64_t w = thread_index(), windows = s.windows();
+  if (w >= s.maps * windows) return;
+  const int64_t across = ceil_div(s.width, s.size), down = ceil_div(s.height, s.size), in_map = w % windows;
+  const int64_t d0 = in_map / across / down * s.size, h0 = in_map / across % down * s.size, c0 = in_map % across * s.size;
+  const int nd = static_cast<int>(min(static_cast<int64_t>(s.size), s.depth - d0));
+  const int nh = static_cast<int>(min(static_cast<int64_t>(s.size), s.height - h0));
+  const int nc = static_cast<int>(min(static_cast<int64_t>(s.size), s.width - c0));
+  const int64_t base = w / windows * s.map_values();
+  const float sum = tree_sum(nd, [&](int d) {
+    return tree_sum(nh, [&](int h) {
+      const int64_t at = base + ((d0 + d) * s.height + h0 + h) * s.width + c0;
+      return tree_sum(nc, [&](int c) { return flush(load(a.x, type, at + c)); });
+    });
+  });
+  a.means[w] = to_bf16(flush(sum / static_cast<float>(static_cast<int64_t>(nd) * nh * nc)));
+}
+
+/// The mean that value i of the tensor lies under.
+__device__ inline float mean_at(const LowPassShape& s, const uint16_t* means, int64_t i) {
+  const int64_t map = i / s.map_values(), at = i % s.map_values();
+  const int64_t d = at / s.width / s.height / s.size, h = at / s.width % s.height / s.size, c = at % s.width / s.size;
+  return from_bf16(means[map * s.windows() + (d * ceil_div(s.height, s.size) + h) * ceil_div(s.width, s.size) + c]);
+}
+
+template <DType type>
+__global__ void __launch_bounds__(kThreads) rest_any(const __grid_constant__ Args a, float* rest) {
+  const int64_t i = thread_index();
+  if (i < a.code.grid.values) rest[i] = flush(load(a.x, type, i)) - mean_at(a.shape, a.means, i);
+}
+
+__device__ inline float joined(float rest, float mean) {
+  const float v = rest + mean;
+  return v != v ? __uint_as_float(kCanonicalNaN) : v;
+}
+
+template <DType type>
+__global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ Args a, void* x) {
+  const int64_t i = thread_index();
+  if (i >= a.code.grid.values) return;
+  const Header h = load_header(a.headers, a.code.header, a.code.grid.block_of(i));
+  store(x, type, i, joined(value_of(get_code(a.codes, a.code.levels.bits, i), h, a.code.levels), mean_at(a.shape, a.means, i)));
+}
+
+constexpr int kQuads = 4;
+
+/// Four neighbouring values of one window line a thread and step: rows and windows are multiples of 4 wide, a block is a map.
+template <int bits, DType type>
+__global__ void __launch_bounds__(kThreads) decode_quads(const __grid_constant__ Args a, void* x, const __grid_constant__ FastDivisor map_quads,
+                                                         const __grid_constant__ FastDivisor row_quads, const __grid_constant__ FastDivisor size,
+                                                         uint32_t windows) {
+  const uint32_t quads = static_cast<uint32_t>(a.code.grid.values / 4);
+  const uint32_t across = size.divide(row_quads.divisor * 4 + size.divisor - 1);
+  const uint32_t first = static_cast<uint32_t>(thread_index()) / 32 * 32 * kQuads + threadIdx.x % 32;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    const uint32_t quad = first + 32 * q;
+    if (quad >= quads) return;
+    const uint32_t map = map_quads.divide(quad), at = quad - map * map_quads.divisor;
+    const uint32_t row = row_quads.divide(at), column = (at - row * row_quads.divisor) * 4;
+    const float mean = from_bf16(__ldg(a.means + static_cast<int64_t>(map) * windows + size.divide(row) * across + size.divide(column)));
+    const Header h = load_header(a.headers, a.code.header, map);
+    uint32_t four = 0;
+    const int64_t byte = static_cast<int64_t>(quad) * bits / 2;
+#pragma unroll
+    for (int k = 0; k < (bits + 1) / 2; ++k) four |= static_cast<uint32_t>(__ldg(a.codes + byte + k)) << (8 * k);
+    if (bits % 2 != 0 && quad % 2 != 0) four >>= 4;
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float rest = flush(fmaf(static_cast<float>(four >> (bits * j) & ((1u << bits) - 1)), h.step, h.low));
+      v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : rest + mean;
+    }
+    store4<type>(x, static_cast<int64_t>(quad) * 4, v);
+  }
+}
+
+bool is_fused(const LowPassShape& s, const BlockCode& code) {
+  return s.size == kLine && s.depth == 1 && s.width % kLine == 0 && s.map_values() <= kLine * kMostLines && code.levels.even &&
+         code.grid.block == s.map_values() && (code.grid.span == code.grid.values || code.grid.span % code.grid.block == 0);
+}
+
+}  // namespace
+
+int64_t low_pass_scratch_bytes(const LowPassShape& s, const BlockCode& code) { return is_fused(s, code) ? 0 : code.grid.values * 4; }
+
+void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes,
+                     void* headers, uint16_t* means, void* scratch, StreamHandle stream) {
+  if (code.grid.values == 0) return;
+  const cudaStream_t st = static_cast<cudaStream_t>(stream);
+  const Args a = {s, code, x, seed, codes, headers, means};
+  with_type(type, [&](auto t) {
+    if (is_fused(s, code) && is_aligned(x)) {
+      const int lines = static_cast<int>(s.map_values()) / kLine, threads = (lines + 31) / 32 * 32;
+      const FastDivisor across(static_cast<uint32_t>(s.width / kLine));
+      const size_t bytes = static_cast<size_t>(lines) * sizeof(float);
+      with_bits(code.levels.bits, [&](auto bits) {
+        encode_map<bits(), t()><<<static_cast<unsigned>(s.maps), static_cast<unsigned>(threads), bytes, st>>>(
+            a, across, lines, static_cast<int>(s.windows()), static_cast<int>(s.height));
+      });
+      return check_launch("low_pass");
+    }
+    if (scratch == nullptr) fail("low_pass", "x must be 16-byte aligned where no scratch is given");
+    means_any<t()><<<blocks_for(s.maps * s.windows()), kThreads, 0, st>>>(a);
+    check_launch("low_pass");
+    rest_any<t()><<<blocks_for(code.grid.values), kThreads, 0, st>>>(a, static_cast<float*>(scratch));
+    check_launch("low_pass");
+    encode(code, scratch, DType::f32, seed, codes, headers, stream);
+  });
+}
+
+void low_pass_decode(const LowPassShape& s, const BlockCode& code, const uint8_t* codes, const void* headers, const uint16_t* means, void* x,
+                     DType type, StreamHandle stream) {
+  if (code.grid.values == 0) return;
+  const cudaStream_t st = static_cast<cudaStream_t>(stream);
+  const Args a = {s, code, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), const_cast<uint16_t*>(means)};
+  const bool quads = s.depth == 1 && s.width % 4 == 0 && s.size % 4 == 0 && code.levels.even && code.grid.block == s.map_values() &&
+                     is_aligned(x) && code.grid.values < (int64_t{1} << 31) &&
+                     (code.grid.span == code.grid.values || code.grid.span % code.grid.block == 0);
+  with_type(type, [&](auto t) {
+    if (quads) {
+      with_bits(code.levels.bits, [&](auto bits) {
+        decode_quads<bits(), t()><<<blocks_for(ceil_div(code.grid.values / 4, kQuads * 32) * 32), kThreads, 0, st>>>(
+            a, x, FastDivisor(static_cast<uint32_t>(s.map_values() / 4)), FastDivisor(static_cast<uint32_t>(s.width / 4)),
+            FastDivisor(static_cast<uint32_t>(s.size)), static_cast<uint32_t>(s.windows()));
+      });
+    } else {
+      decode_any<t()><<<blocks_for(code.grid.values), kThreads, 0, st>>>(a, x);
+    }
+  });
+  check_launch("low_pass");
+}
+
+}  // namespace satchel::cuda

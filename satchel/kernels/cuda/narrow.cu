@@ -1,0 +1,91 @@
+// Bit masks, integers in the fewest bits, and the seed that a captured graph moves on.
+#include "satchel/kernels/cuda/device.cuh"
+
+namespace satchel::cuda {
+namespace {
+
+template <DType type, bool vector>
+__global__ void __launch_bounds__(kThreads) mask_groups(const void* x, int64_t values, uint8_t* mask) {
+  const int64_t group = thread_index();
+  if (group * 8 >= values) return;
+  float v[8];
+  load8_until<type, vector>(x, group * 8, values, 0.0f, v);
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) bits |= (flush(v[j]) > 0.0f ? 1u : 0u) << j;
+  mask[group] = static_cast<uint8_t>(bits);
+}
+
+__global__ void __launch_bounds__(kThreads) unmask_values(const uint8_t* mask, int64_t values, uint8_t* flags) {
+  const int64_t i = thread_index();
+  if (i < values) flags[i] = mask[i / 8] >> (i % 8) & 1;
+}
+
+/// Byte k of a group of 8 values, a byte a thread.
+__global__ void __launch_bounds__(kThreads) narrow_bytes(const int64_t* x, int64_t values, int64_t least, int bits, uint8_t* codes, int64_t bytes) {
+  const int64_t at = thread_index();
+  if (at >= bytes) return;
+  uint32_t byte = 0;
+  const int64_t first_bit = at * 8;
+  for (int64_t i = first_bit / bits; i < values && i * bits < first_bit + 8; ++i) {
+    const uint64_t v = static_cast<uint64_t>(x[i]) - static_cast<uint64_t>(least);
+    const int64_t shift = first_bit - i * bits;  // bits of the value that lie before this byte
+    byte |= static_cast<uint32_t>(shift >= 0 ? v >> shift : v << -shift) & 0xffu;
+  }
+  codes[at] = static_cast<uint8_t>(byte);
+}
+
+__global__ void __launch_bounds__(kThreads) widen_values(const uint8_t* codes, int64_t values, int64_t least, int bits, int64_t* x) {
+  const int64_t i = thread_index();
+  if (i >= values) return;
+  uint64_t v = 0;
+  int have = 0;
+  for (int64_t bit = i * bits; have < bits;) {
+    const int shift = static_cast<int>(bit % 8), take = min(8 - shift, bits - have);
+    v |= static_cast<uint64_t>(codes[bit / 8] >> shift & ((1 << take) - 1)) << have;
+    have += take;
+    bit += take;
+  }
+  x[i] = static_cast<int64_t>(v + static_cast<uint64_t>(least));
+}
+
+__global__ void next_seed(uint64_t* seed) { *seed = derive_seed(*seed, 1, 0, 0); }
+
+}  // namespace
+
+void mask(const void* x, DType type, int64_t values, uint8_t* mask, StreamHandle stream) {
+  if (values == 0) return;
+  const unsigned blocks = blocks_for(ceil_div(values, 8));
+  with_type(type, [&](auto t) {
+    const cudaStream_t s = static_cast<cudaStream_t>(stream);
+    if (is_aligned(x)) mask_groups<t(), true><<<blocks, kThreads, 0, s>>>(x, values, mask);
+    else mask_groups<t(), false><<<blocks, kThreads, 0, s>>>(x, values, mask);
+  });
+  check_launch("mask");
+}
+
+void unmask(const uint8_t* mask, int64_t values, uint8_t* flags, StreamHandle stream) {
+  if (values == 0) return;
+  unmask_values<<<blocks_for(values), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(mask, values, flags);
+  check_launch("unmask");
+}
+
+void narrow(const int64_t* x, int64_t values, int64_t least, int bits, uint8_t* codes, StreamHandle stream) {
+  const int64_t bytes = code_bytes(values, bits);
+  if (bytes == 0) return;
+  narrow_bytes<<<blocks_for(bytes), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(x, values, least, bits, codes, bytes);
+  check_launch("narrow");
+}
+
+void widen(const uint8_t* codes, int64_t values, int64_t least, int bits, int64_t* x, StreamHandle stream) {
+  if (values == 0) return;
+  widen_values<<<blocks_for(values), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(codes, values, least, bits, x);
+  check_launch("widen");
+}
+
+void advance_seed(uint64_t* seed, StreamHandle stream) {
+  next_seed<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(seed);
+  check_launch("advance_seed");
+}
+
+}  // namespace satchel::cuda

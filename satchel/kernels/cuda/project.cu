@@ -1,0 +1,302 @@
+// Random projection Z = H·P (theory.md 4). The signs of P are drawn into shared memory from counters; H goes through the tensor
+// cores as bf16(h) + bf16(h − bf16(h)), so a product is good to 2^−17 of h. H is read once, nothing but Z is written.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "satchel/kernels/cuda/device.cuh"
+
+namespace satchel::cuda {
+namespace {
+
+constexpr int kWarps = 4, kTileRows = 16 * kWarps;
+constexpr int kDepth = 256;             // columns of H a pass
+constexpr int kMostWidth = 32;          // columns of Z a thread block
+constexpr int kPitch = kDepth + 8;      // bf16 numbers a column of P in shared memory: no two rows of a fragment share a bank
+constexpr int kBatch = 4;               // steps of 16 columns whose loads are in flight together, twice over
+
+constexpr int64_t kTilesEach = 2;  // a thread block's tiles: fewer draw the same matrix more often, more leave the GPU uneven
+
+struct Args {
+  Projection p;
+  const void* h;
+  const uint64_t* seed;
+  float* z;
+  float unit;
+  BlockCode code;  // these three where Z is coded on the spot
+  uint8_t* codes;
+  void* headers;
+};
+
+/// Signs of P[d0 … d0 + kDepth)[r0 … r0 + kMostWidth) as ±1 in bf16, column by column.
+__device__ void draw_signs(const Args& a, uint64_t seed, int64_t matrix, int d0, int r0, uint16_t* signs) {
+  const int depth = min(kDepth, a.p.columns - d0), width = min(kMostWidth, a.p.width - r0);
+  for (int k = static_cast<int>(threadIdx.x); k < kPitch * kMostWidth; k += kWarps * 32) signs[k] = 0;
+  __syncthreads();
+  if (a.p.hadamard) {
+    for (int k = static_cast<int>(threadIdx.x); k < depth * width; k += kWarps * 32) {
+      const int r = k / depth, d = k % depth;
+      signs[r * kPitch + d] = is_negative(a.p, seed, matrix, d0 + d, r0 + r) ? 0xbf80 : 0x3f80;
+    }
+    return;
+  }
+  const uint64_t first = static_cast<uint64_t>(d0) * static_cast<uint64_t>(a.p.width);
+  const uint64_t last = static_cast<uint64_t>(d0 + depth) * static_cast<uint64_t>(a.p.width);
+  // 32 signs a thread and step: four threads share a Philox call's result by drawing it each.
+  for (uint64_t word = first / 32 + threadIdx.x; word * 32 < last; word += kWarps * 32) {
+    const Words w = projection_words(seed, matrix, static_cast<uint32_t>(word / 4), 0);
+    const uint32_t quarter = word % 4 == 0 ? w.w[0] : word % 4 == 1 ? w.w[1] : word % 4 == 2 ? w.w[2] : w.w[3];
+    const uint64_t bit = word * 32;
+    int d = static_cast<int>(bit / static_cast<uint64_t>(a.p.width)) - d0, r = static_cast<int>(bit % static_cast<uint64_t>(a.p.width)) - r0;
+    for (int k = 0; k < 32; ++k) {
+      if (d >= 0 && d < depth && r >= 0 && r < width) signs[r * kPitch + d] = (quarter >> k & 1u) != 0 ? 0xbf80 : 0x3f80;
+      if (++r == a.p.width - r0) r = -r0, ++d;
+    }
+  }
+}
+
+__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Two numbers as bf16 pairs: their leading part and what is left.
+__device__ inline void split(float x, float y, uint32_t& high, uint32_t& low) {
+  const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
+  const __nv_bfloat162 l = __floats2bfloat162_rn(x - __low2float(h), y - __high2float(h));
+  high = *reinterpret_cast<const uint32_t*>(&h);
+  low = *reinterpret_cast<const uint32_t*>(&l);
+}
+
+/// Four neighbouring values from column d of a row. `whole`: there are that many, aligned; else 0 beyond the matrix.
+template <DType type, bool whole>
+__device__ inline void load_row4(const Args& a, int64_t row, int d, float (&v)[4]) {
+  const int64_t at = row * a.p.columns + d;
+  if constexpr (!whole) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = d + j < a.p.columns ? load(a.h, type, at + j) : 0.0f;
+  } else if constexpr (type == DType::f32) {
+    // volatile: the loads of all kAhead steps are to be issued before the first product waits for one.
+    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "l"(static_cast<const float*>(a.h) + at));
+  } else {
+    const uint2 u = __ldg(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(a.h) + at));
+    const uint32_t w[2] = {u.x, u.y};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint16_t s = static_cast<uint16_t>(w[j / 2] >> (j % 2 * 16));
+      v[j] = type == DType::f16 ? from_f16(s) : from_bf16(s);
+    }
+  }
+}
+
+/// Sixteen columns of sixteen rows times P: the fragments' columns are dealt out so that a thread reads 4 neighbouring values of two
+/// rows; P's rows are dealt out alike.
+template <DType type>
+__device__ inline void multiply_step(const float (&upper)[4], const float (&lower)[4], const uint16_t* signs, float (&z)[kMostWidth / 8][4]) {
+  uint32_t high[4], low[4];
+  split(upper[0], upper[1], high[0], low[0]);
+  split(lower[0], lower[1], high[1], low[1]);
+  split(upper[2], upper[3], high[2], low[2]);
+  split(lower[2], lower[3], high[3], low[3]);
+#pragma unroll
+  for (int n = 0; n < kMostWidth / 8; ++n) {
+    const uint2 b = *reinterpret_cast<const uint2*>(signs + n * 8 * kPitch);
+    multiply(z[n], high, b.x, b.y);
+    if constexpr (type != DType::bf16) multiply(z[n], low, b.x, b.y);
+  }
+}
+
+/// The loads of kBatch steps, and their products.
+template <DType type, bool whole>
+struct Batch {
+  float upper[kBatch][4], lower[kBatch][4];
+
+  __device__ inline void fetch(const Args& a, int64_t upper_row, int64_t lower_row, int d) {
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      load_row4<type, whole>(a, upper_row, d + 16 * k, upper[k]);
+      load_row4<type, whole>(a, lower_row, d + 16 * k, lower[k]);
+    }
+  }
+  __device__ inline void multiply(const uint16_t* signs, float (&z)[kMostWidth / 8][4]) const {
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) multiply_step<type>(upper[k], lower[k], signs + 16 * k, z);
+  }
+};
+
+/// One warp's 16 rows of a tile times the columns d0 … d0 + depth of P in shared memory; zeros stand beyond `depth`.
+template <DType type, bool whole>
+__device__ inline void multiply_rows(const Args& a, int64_t upper_row, int64_t lower_row, int d0, int depth, int t, const uint16_t* signs,
+                                     float (&z)[kMostWidth / 8][4]) {
+  constexpr int kStep = 16 * kBatch;
+  Batch<type, whole> even, odd;
+  even.fetch(a, upper_row, lower_row, d0 + 4 * t);
+  odd.fetch(a, upper_row, lower_row, d0 + kStep + 4 * t);
+  for (int d = 0; d < depth; d += 2 * kStep) {
+    even.multiply(signs + d + 4 * t, z);
+    if (d + 2 * kStep < depth) even.fetch(a, upper_row, lower_row, d0 + d + 2 * kStep + 4 * t);
+    odd.multiply(signs + d + kStep + 4 * t, z);
+    if (d + 3 * kStep < depth) odd.fetch(a, upper_row, lower_row, d0 + d + 3 * kStep + 4 * t);
+  }
+}
+
+/// Codes of a tile of Z that stands in shared memory: teams as in block_code.cu, `chunks` groups of 8 values a thread.
+template <int bits, bool even, int chunks>
+__device__ inline void encode_tile(const Args& a, const float* tile, int64_t first_group, int groups, UniformSeed seed) {
+  const int lanes = static_cast<int>(a.code.grid.block) / 8 / chunks, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  const int own = (static_cast<int>(threadIdx.x) - lane) * chunks + lane;
+  float v[chunks][8];
+  Extremes e;
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const float4* p = reinterpret_cast<const float4*>(tile) + (own + c * lanes) * 2;
+    const float4 l = p[0], r = p[1];
+    v[c][0] = l.x, v[c][1] = l.y, v[c][2] = l.z, v[c][3] = l.w, v[c][4] = r.x, v[c][5] = r.y, v[c][6] = r.z, v[c][7] = r.w;
+    if (own + c * lanes < groups) e.add8(v[c]);
+  }
+  e.reduce(lanes);
+  if (own >= groups) return;
+  const BlockRuler b = block_ruler<bits>(e, a.code.header);
+  if (lane == 0) store_header(a.headers, a.code.header, first_group * 8 / a.code.grid.block + own / (lanes * chunks), b.header);
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int64_t group = first_group + own + c * lanes;
+    if (own + c * lanes >= groups) continue;
+    const Words noise = group_noise(seed, a.code.rounding, group);
+    store_codes<bits>(a.codes, group, encode8<bits, even>(v[c], b, a.code.levels, noise), 8);
+  }
+}
+
+/// What becomes of a tile of Z: written as it is, or coded on the spot.
+struct KeepZ {
+  static constexpr int kTileFloats = 4;
+
+  template <DType type>
+  __device__ static void put(const Args& a, const float (&z)[kMostWidth / 8][4], int64_t row, int64_t, int64_t end, int r0, int t, float*, UniformSeed) {
+#pragma unroll
+    for (int n = 0; n < kMostWidth / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int r = r0 + n * 8 + 2 * t + e % 2;
+        if (row + e / 2 * 8 < end && r < a.p.width) a.z[(row + e / 2 * 8) * a.p.width + r] = z[n][e] * a.unit;
+      }
+    }
+  }
+};
+
+/// Widths of 16 and 32: a tile of 64 rows is one or two groups of 8 values a thread.
+template <int bits, bool even, int chunks>
+struct CodeZ {
+  static constexpr int kWidth = 16 * chunks, kTileFloats = kTileRows * kWidth;
+
+  template <DType type>
+  __device__ static void put(const Args& a, const float (&z)[kMostWidth / 8][4], int64_t row, int64_t tile, int64_t end, int, int t, float* shared,
+                             UniformSeed seed) {
+    __syncthreads();  // the last tile has been coded
+    const int at = static_cast<int>(row - tile) * kWidth + 2 * t;
+#pragma unroll
+    for (int n = 0; n < kWidth / 8; ++n) {
+      *reinterpret_cast<float2*>(shared + at + n * 8) = make_float2(z[n][0] * a.unit, z[n][1] * a.unit);
+      *reinterpret_cast<float2*>(shared + at + 8 * kWidth + n * 8) = make_float2(z[n][2] * a.unit, z[n][3] * a.unit);
+    }
+    __syncthreads();
+    const int rows = end - tile < kTileRows ? static_cast<int>(end - tile) : kTileRows;
+    encode_tile<bits, even, chunks>(a, shared, tile * (kWidth / 8), rows * (kWidth / 8), seed);
+  }
+};
+
+/// A thread block: kMostWidth columns of Z for tiles of 64 rows of one matrix. P is drawn once where it fits into shared memory.
+template <DType type, bool whole, class Sink>
+__global__ void __launch_bounds__(kWarps * 32, 4) project_tiles(const __grid_constant__ Args a, int64_t workers) {
+  __shared__ uint16_t signs[kPitch * kMostWidth];
+  __shared__ __align__(16) float shared[Sink::kTileFloats];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4, t = lane % 4;
+  const int64_t matrix = quotient(blockIdx.x, workers), start = matrix * a.p.per_matrix;
+  const int64_t end = min(start + a.p.per_matrix, a.p.rows);
+  const int r0 = static_cast<int>(blockIdx.y) * kMostWidth;
+  const UniformSeed seed(a.seed);
+  bool drawn = false;
+  for (int64_t tile = start + (blockIdx.x - matrix * workers) * kTileRows; tile < end; tile += workers * kTileRows) {
+    const int64_t row = tile + warp * 16 + g;
+    const int64_t upper_row = min(row, end - 1), lower_row = min(row + 8, end - 1);  // rows past the end are read again, not written
+    float z[kMostWidth / 8][4] = {};
+    for (int d0 = 0; d0 < a.p.columns; d0 += kDepth) {
+      if (!drawn) {
+        __syncthreads();
+        draw_signs(a, static_cast<uint64_t>(seed.k1) << 32 | seed.k0, matrix, d0, r0, signs);
+        __syncthreads();
+        drawn = a.p.columns <= kDepth;
+      }
+      multiply_rows<type, whole>(a, upper_row, lower_row, d0, min(kDepth, a.p.columns - d0), t, signs + g * kPitch, z);
+    }
+    Sink::template put<type>(a, z, row, tile, end, r0, t, shared, seed);
+  }
+}
+
+template <class Sink>
+void launch_tiles(const Args& a, DType type, cudaStream_t stream) {
+  const Projection& p = a.p;
+  const int64_t tiles = ceil_div(std::min(p.per_matrix, p.rows), kTileRows), workers = ceil_div(tiles, kTilesEach);
+  const dim3 grid(static_cast<unsigned>(p.matrices() * workers), static_cast<unsigned>(ceil_div(p.width, kMostWidth)));
+  const bool whole = is_aligned(a.h) && p.columns % (32 * kBatch) == 0;
+  with_type(type, [&](auto t) {
+    if (whole) project_tiles<t(), true, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
+    else project_tiles<t(), false, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
+  });
+  check_launch("project");
+}
+
+/// Can a tile be coded where it was made? Then Z never stands in device memory.
+bool is_fused(const Projection& p, const BlockCode& code) {
+  const int64_t chunks = p.width / 16, lanes = chunks == 0 ? 0 : code.grid.block / (8 * chunks);
+  return code.levels.bits == 2 && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values &&
+         lanes >= 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0 && code.grid.block == lanes * 8 * chunks &&
+         (p.per_matrix >= p.rows || p.per_matrix % kTileRows == 0);
+}
+
+/// The matrices themselves, for the way back: one entry a thread.
+__global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Projection p, const uint64_t* seed, float* out, int64_t first,
+                                                 int64_t entries, float unit) {
+  const int64_t i = thread_index();
+  if (i >= entries) return;
+  const int64_t size = static_cast<int64_t>(p.columns) * p.width, at = i % size;
+  const int d = static_cast<int>(at / p.width), r = static_cast<int>(at % p.width);
+  out[i] = is_negative(p, *seed, first + i / size, d, r) ? -unit : unit;
+}
+
+float unit_of(const Projection& p) { return 1.0f / std::sqrt(static_cast<float>(p.width)); }
+
+}  // namespace
+
+void project(const Projection& p, const void* h, DType type, const uint64_t* seed, float* z, StreamHandle stream) {
+  if (p.rows == 0 || p.width == 0) return;
+  launch_tiles<KeepZ>({p, h, seed, z, unit_of(p), {}, nullptr, nullptr}, type, static_cast<cudaStream_t>(stream));
+}
+
+int64_t project_scratch_bytes(const Projection& p, const BlockCode& code) { return is_fused(p, code) ? 0 : p.rows * p.width * 4; }
+
+void project_encode(const Projection& p, const BlockCode& code, const void* h, DType type, const uint64_t* seed, uint8_t* codes, void* headers,
+                    void* scratch, StreamHandle stream) {
+  if (p.rows == 0 || p.width == 0) return;
+  if (!is_fused(p, code)) {
+    project(p, h, type, seed, static_cast<float*>(scratch), stream);
+    return encode(code, scratch, DType::f32, seed, codes, headers, stream);
+  }
+  const Args a = {p, h, seed, nullptr, unit_of(p), code, codes, headers};
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  if (p.width == 16) code.levels.even ? launch_tiles<CodeZ<2, true, 1>>(a, type, s) : launch_tiles<CodeZ<2, false, 1>>(a, type, s);
+  else code.levels.even ? launch_tiles<CodeZ<2, true, 2>>(a, type, s) : launch_tiles<CodeZ<2, false, 2>>(a, type, s);
+}
+
+void draw_projection(const Projection& p, const uint64_t* seed, float* matrices, int64_t first, int64_t last, StreamHandle stream) {
+  const int64_t entries = (last - first) * p.columns * p.width;
+  if (entries == 0) return;
+  draw<<<blocks_for(entries), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, seed, matrices, first, entries, unit_of(p));
+  check_launch("project");
+}
+
+}  // namespace satchel::cuda

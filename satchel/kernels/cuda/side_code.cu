@@ -1,0 +1,367 @@
+// Side code (theory.md 10, core/side.h). Where neighbouring values are neighbouring channels, warps walk the tensor in strides
+// that keep every thread on its own 8 channels: their thresholds stay in registers, and so do the sums of the off means.
+#include <algorithm>
+
+#include "satchel/kernels/cuda/device.cuh"
+
+namespace satchel::cuda {
+namespace {
+
+struct Args {
+  SideCode code;
+  const void* x;
+  Channel* channels;
+  const uint64_t* seed;
+  uint8_t* codes;
+  void* headers;
+  float2* partial;  // off sums and counts, one row of a block's values a thread block
+};
+
+/// A channel as the kernels keep it: γ = 0 (the whole range is one side) is a threshold below everything.
+struct Gate {
+  float threshold, gamma, beta, off_mean;
+};
+
+/// The gates of `count` neighbouring values from value i on, where neighbours are neighbouring channels or there is just one.
+template <int count>
+__device__ inline void load_gates(const SideCode& code, const Channel* channels, int64_t i, Gate (&g)[count]) {
+  int64_t at = i % code.channels;
+#pragma unroll
+  for (int j = 0; j < count; ++j) {
+    const Channel c = channels == nullptr ? relu_channel() : channels[at];
+    g[j] = {c.gamma == 0.0f ? float_of(0xff800000u) : c.threshold, c.gamma, c.beta, off_value(c)};
+    at = at + 1 < code.channels ? at + 1 : 0;
+  }
+}
+
+/// What a block's values share.
+struct Bounds {
+  float low, high, usual;  // a side longer than `usual` is long
+
+  __device__ inline explicit Bounds(Range r) : low(r.low), high(r.high), usual(0.8f * (r.high - r.low)) {}
+};
+
+/// stretch_of() of core/side.h.
+struct Side {
+  float from, far;
+};
+
+__device__ inline Side side_of(const Gate& g, const Bounds& b, bool on) {
+  const bool down = (g.gamma < 0.0f) == on && g.gamma != 0.0f;
+  return {fminf(fmaxf(g.threshold, b.low), b.high), down ? b.low : b.high};
+}
+
+/// What holds for most layers and blocks and spares a value half of its instructions: every γ is positive, every threshold lies
+/// inside the block's range, and no side is long.
+struct Usual {
+  bool rising = true;
+  float least = float_of(0x7f800000u), most = float_of(0xff800000u);
+
+  __device__ inline explicit Usual(const Gate (&g)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      rising = rising && g[j].gamma > 0.0f && g[j].threshold == g[j].threshold;
+      least = fminf(least, g[j].threshold);
+      most = fmaxf(most, g[j].threshold);
+    }
+  }
+  __device__ inline bool covers(const Bounds& b) const {
+    return __all_sync(~0u, rising && b.low <= least && most <= b.high && b.high - least <= b.usual);
+  }
+};
+
+/// uniform_of() for the noise of slot j: one byte permutation puts it under the exponent of 128.
+template <int slot>
+__device__ inline float uniform_at(const Words& noise) {
+  return __uint_as_float(__byte_perm(noise.w[slot / 2], 0x4300u, slot % 2 == 0 ? 0x5410 : 0x5432)) - 127.99999237060547f;
+}
+
+/// side_level() of core/side.h as a code: first, first + step, … for every mark, moved towards the next by u, that lies below d.
+template <int count>
+__device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, float length, bool is_long, const float* usual,
+                                      const float* longer, float u) {
+  float mark = 0.0f;
+  uint32_t code = first;
+#pragma unroll
+  for (int i = 1; i < count; ++i) {
+    const float next = i + 1 == count ? length : (is_long ? longer[i] : usual[i]) * length;  // the last level is 1
+    code = d > fmaf(u, next - mark, mark) ? first + step * i : code;  // marks rise: the last one passed decides
+    mark = next;
+  }
+  return code;
+}
+
+/// Codes of 8 values, packed; `sum` and `count` gather the off values where they are wanted.
+template <int bits, int off, bool sums, bool usual>
+__device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const SideTable& t, const Words& noise,
+                                   float (&sum)[8], float (&count)[8]) {
+  constexpr int kOn = (1 << bits) - off;
+  uint32_t eight = 0;
+  const auto one = [&](auto slot) {
+    constexpr int j = slot();
+    constexpr uint32_t kUnit = 1u << (bits * j);
+    const float v = flush_signed(x[j]), u = uniform_at<j>(noise);
+    const bool on = fmaf(g[j].gamma, v, g[j].beta) > 0.0f;
+    const Side s = usual ? Side{g[j].threshold, off == 1 || on ? b.high : b.low} : side_of(g[j], b, off == 1 || on);
+    const float d = fabsf(v - s.from), length = fabsf(s.far - s.from);
+    const bool is_long = (!usual || off > 1) && length > b.usual;
+    const uint32_t passing = level_code<kOn>(kUnit * off, kUnit, d, length, is_long, t.on_short, t.on_long, u);
+    uint32_t blocked = 0;
+    if constexpr (off > 1) blocked = level_code<off>(kUnit * (off - 1), ~kUnit + 1, d, length, is_long, t.off_short, t.off_long, u);
+    eight |= on ? passing : blocked;
+    if (sums) sum[j] += on ? 0.0f : v, count[j] += on ? 0.0f : 1.0f;
+  };
+  one(std::integral_constant<int, 0>()), one(std::integral_constant<int, 1>()), one(std::integral_constant<int, 2>());
+  one(std::integral_constant<int, 3>()), one(std::integral_constant<int, 4>()), one(std::integral_constant<int, 5>());
+  one(std::integral_constant<int, 6>()), one(std::integral_constant<int, 7>());
+  return eight;
+}
+
+/// Blocks of 256 values, one a warp and step; the channels of a thread never change. Needs inner = 1 (or a single channel) and
+/// steps that are multiples of the channels. Whole blocks only.
+template <int bits, int off, DType type, bool sums>
+__global__ void __launch_bounds__(kThreads, 3) encode_fixed(const __grid_constant__ Args a) {
+  constexpr int kWarps = kThreads / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t blocks = a.code.grid.values / 256, step = static_cast<int64_t>(gridDim.x) * kWarps;
+  const UniformSeed seed(a.seed);
+  Gate g[8];
+  float sum[8] = {}, count[8] = {};
+  load_gates(a.code, a.channels, static_cast<int64_t>(blockIdx.x) * 256 + lane * 8, g);
+  const Usual usual(g);
+  for (int64_t block = blockIdx.x + static_cast<int64_t>(warp) * gridDim.x; block < blocks; block += step) {
+    const int64_t group = block * 32 + lane;
+    float v[8];
+    Extremes e;
+    load8<type>(a.x, group * 8, v);
+    const Words noise = group_noise(seed, a.code.rounding, group);  // while the values are on their way
+    e.add8(v);
+    e.reduce_warp();
+    const Range r = e.range(a.code.header);
+    if (lane == 0) store_range(a.headers, a.code.header, block, r);
+    const Bounds b(r);
+    uint32_t eight;
+    if (usual.covers(b)) eight = encode8<bits, off, sums, true>(v, g, b, a.code.table, noise, sum, count);
+    else eight = encode8<bits, off, sums, false>(v, g, b, a.code.table, noise, sum, count);
+    store_codes<bits>(a.codes, group, is_poisoned(r) ? 0 : eight, 8);
+  }
+  if constexpr (sums) {
+    __shared__ float2 shared[kWarps][256];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(sum[j], count[j]);
+    __syncthreads();
+    float2 total = make_float2(0.0f, 0.0f);
+    for (int w = 0; w < kWarps; ++w) total.x += shared[w][threadIdx.x].x, total.y += shared[w][threadIdx.x].y;
+    a.partial[static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x] = total;
+  }
+}
+
+/// Off means from the partial sums and the values of the last, broken block: one warp a channel, always in the same order.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) finish_means(const __grid_constant__ Args a, int64_t entries) {
+  const int64_t c = thread_index() / 32, channels = a.code.channels, lane = threadIdx.x % 32;
+  if (c >= channels) return;
+  double sum = 0, count = 0;
+  for (int64_t p = c + channels * lane; p < entries; p += channels * 32) sum += a.partial[p].x, count += a.partial[p].y;
+  for (int64_t i = a.code.grid.values / 256 * 256 + lane; i < a.code.grid.values; i += 32) {
+    const float v = flush(load(a.x, type, i));
+    if (i % channels == c && !is_on(v, a.channels[c])) sum += v, count += 1;
+  }
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o), count += __shfl_xor_sync(~0u, count, o);
+  if (lane == 0) a.channels[c].off_mean = count > 0 ? static_cast<float>(sum / count) : 0.0f;
+}
+
+/// Off means of any channels: one thread block a channel.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) means_any(const __grid_constant__ Args a) {
+  __shared__ double2 shared[kThreads / 32];
+  const int64_t c = blockIdx.x, inner = a.code.inner, period = inner * a.code.channels;
+  const int64_t own = ceil_div(a.code.grid.values, period) * inner;  // at most so many values are of this channel
+  double sum = 0, count = 0;
+  for (int64_t k = threadIdx.x; k < own; k += kThreads) {
+    const int64_t i = k / inner * period + c * inner + k % inner;
+    if (i >= a.code.grid.values) continue;
+    const float v = flush(load(a.x, type, i));
+    if (!is_on(v, a.channels[c])) sum += v, count += 1;
+  }
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o), count += __shfl_xor_sync(~0u, count, o);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = make_double2(sum, count);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kThreads / 32; ++w) sum += shared[w].x, count += shared[w].y;
+  a.channels[c].off_mean = count > 0 ? static_cast<float>(sum / count) : 0.0f;
+}
+
+/// Headers of any blocks from `first` on: one warp a block of values.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) measure_any(const __grid_constant__ Args a, int64_t first) {
+  const int64_t b = first + thread_index() / 32;
+  if (b >= a.code.grid.blocks()) return;
+  Extremes e;
+  for (int64_t i = a.code.grid.begin(b) + threadIdx.x % 32; i < a.code.grid.end(b); i += 32) e.add(load(a.x, type, i));
+  e.reduce(32);
+  if (threadIdx.x % 32 == 0) store_range(a.headers, a.code.header, b, e.range(a.code.header));
+}
+
+/// Codes of any groups of 8 values: several blocks, several channels; one value a turn, by the definition.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ Args a, int64_t first_group) {
+  const int64_t group = first_group + thread_index(), first = group * 8, n = a.code.grid.values;
+  const UniformSeed seed(a.seed);
+  if (first >= n) return;
+  const int bits = a.code.table.bits, count = n - first < 8 ? static_cast<int>(n - first) : 8;
+  const Words noise = group_noise(seed, a.code.rounding, group);
+  int64_t b = a.code.grid.block_of(first), end = a.code.grid.end(b);
+  Range r = load_range(a.headers, a.code.header, b);
+  uint32_t eight = 0;
+  for (int j = 0; j < count; ++j) {
+    if (first + j >= end) {
+      end = a.code.grid.end(++b);
+      r = load_range(a.headers, a.code.header, b);
+    }
+    if (is_poisoned(r)) continue;
+    const Channel c = a.channels == nullptr ? relu_channel() : a.channels[(first + j) / a.code.inner % a.code.channels];
+    eight |= side_code_of(load(a.x, type, first + j), c, r, a.code.table, noise_of(noise, j)) << (bits * j);
+  }
+  for (int k = 0; k < ceil_div(count * bits, 8); ++k) a.codes[group * bits + k] = static_cast<uint8_t>(eight >> (8 * k));
+}
+
+template <int bits, int off>
+__device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
+  const bool on = code >= off;
+  const Side s = side_of(g, b, off == 1 || on);
+  const float signed_length = s.far - s.from;  // negative where the side lies below its threshold
+  const bool is_long = fabsf(signed_length) > b.usual;
+  const uint32_t level = on ? code - off : off - 1 - code;
+  float position = level == 0 ? 0.0f : 1.0f;
+#pragma unroll
+  for (int i = 1; i + 1 < (1 << bits) - off; ++i) position = on && level == i ? (is_long ? t.on_long[i] : t.on_short[i]) : position;
+  if constexpr (off > 2) {
+#pragma unroll
+    for (int i = 1; i + 1 < off; ++i) position = !on && level == i ? (is_long ? t.off_long[i] : t.off_short[i]) : position;
+  }
+  const float v = flush(fmaf(position, signed_length, s.from));
+  return off == 1 && !on ? g.off_mean : v;
+}
+
+/// Blocks of 256 values, four neighbouring values a thread and step; the channels of a thread never change.
+template <int bits, int off, DType type>
+__global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__ Args a, void* x) {
+  const int64_t quads = a.code.grid.values / 4, step = static_cast<int64_t>(gridDim.x) * kThreads;
+  Gate g[4];
+  load_gates(a.code, a.channels, thread_index() * 4, g);
+  for (int64_t quad = thread_index(); quad < quads; quad += step) {
+    const Range r = load_range(a.headers, a.code.header, quad / 64);
+    const Bounds b(r);
+    uint32_t four;
+    if constexpr (bits == 2) four = __ldg(a.codes + quad);
+    else if constexpr (bits == 4) four = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + quad);
+    else four = (__ldg(a.codes + quad * 3 / 2) | static_cast<uint32_t>(__ldg(a.codes + quad * 3 / 2 + 1)) << 8) >> (quad % 2 * 4);
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[j] = side_value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
+      if (is_poisoned(r)) v[j] = __uint_as_float(kCanonicalNaN);
+    }
+    store4<type>(x, quad * 4, v);
+  }
+}
+
+/// Any values, by the definition.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ Args a, void* x, int64_t first) {
+  const int64_t i = first + thread_index();
+  if (i >= a.code.grid.values) return;
+  const Channel c = a.channels == nullptr ? relu_channel() : a.channels[i / a.code.inner % a.code.channels];
+  const Range r = load_range(a.headers, a.code.header, a.code.grid.block_of(i));
+  store(x, type, i, side_value_of(get_code(a.codes, a.code.table.bits, i), c, r, a.code.table));
+}
+
+template <class F>
+void with_table(const SideTable& t, F&& f) {
+  using std::integral_constant;
+  if (t.bits == 2) return t.off == 1 ? f(integral_constant<int, 2>(), integral_constant<int, 1>()) : f(integral_constant<int, 2>(), integral_constant<int, 2>());
+  if (t.bits == 4) return f(integral_constant<int, 4>(), integral_constant<int, 8>());
+  if (t.off == 1) return f(integral_constant<int, 3>(), integral_constant<int, 1>());
+  if (t.off == 2) return f(integral_constant<int, 3>(), integral_constant<int, 2>());
+  f(integral_constant<int, 3>(), integral_constant<int, 4>());
+}
+
+constexpr int64_t kEncodeBlocks = 132 * 3, kDecodeBlocks = 132 * 8;  // thread blocks: all resident at once on the largest GPU
+
+/// Thread blocks for the fixed kernels so that `values_each · blocks` is a multiple of the channels; 0 where that is too many.
+int64_t fixed_blocks(const SideCode& code, bool has_channels, int64_t values_each, int64_t most) {
+  const bool straight = code.grid.span == code.grid.values || code.grid.span % 256 == 0;
+  if (code.grid.block != 256 || !straight || (has_channels && code.inner != 1 && code.channels != 1)) return 0;
+  int64_t common = values_each, rest = has_channels ? code.channels : 1;
+  while (rest != 0) std::swap(common %= rest, rest);
+  const int64_t unit = (has_channels ? code.channels : 1) / common;
+  return most / unit * unit;
+}
+
+bool needs_means(const SideCode& code, const Channel* channels) { return channels != nullptr && code.table.off == 1; }
+
+/// Codes from block `first` on, whatever its size.
+template <DType type>
+void encode_rest(const Args& a, int64_t first, cudaStream_t stream) {
+  const int64_t blocks = a.code.grid.blocks() - first, start = a.code.grid.begin(first);
+  if (blocks <= 0) return;
+  measure_any<type><<<blocks_for(blocks * 32), kThreads, 0, stream>>>(a, first);
+  check_launch("side_encode");
+  encode_any<type><<<blocks_for(ceil_div(a.code.grid.values - start, 8)), kThreads, 0, stream>>>(a, start / 8);
+  check_launch("side_encode");
+}
+
+template <DType type>
+void encode_typed(const Args& a, cudaStream_t stream) {
+  const SideCode& code = a.code;
+  const bool means = needs_means(code, a.channels);
+  const int64_t wanted = is_aligned(a.x) ? fixed_blocks(code, a.channels != nullptr, 256, kEncodeBlocks) : 0;
+  if (wanted > 0) {
+    with_table(code.table, [&](auto bits, auto off) {
+      const unsigned blocks = static_cast<unsigned>(wanted);
+      if (off() == 1 && means) encode_fixed<bits(), off(), type, off() == 1><<<blocks, kThreads, 0, stream>>>(a);
+      else encode_fixed<bits(), off(), type, false><<<blocks, kThreads, 0, stream>>>(a);
+    });
+    check_launch("side_encode");
+    encode_rest<type>(a, code.grid.values / 256, stream);
+    if (means) finish_means<type><<<blocks_for(code.channels * 32), kThreads, 0, stream>>>(a, wanted * 256);
+  } else {
+    encode_rest<type>(a, 0, stream);
+    if (means) means_any<type><<<static_cast<unsigned>(code.channels), kThreads, 0, stream>>>(a);
+  }
+  check_launch("side_encode");
+}
+
+}  // namespace
+
+int64_t side_scratch_bytes(const SideCode& code) { return code.table.off == 1 ? kEncodeBlocks * 256 * static_cast<int64_t>(sizeof(float2)) : 0; }
+
+void side_encode(const SideCode& code, const void* x, DType type, Channel* channels, const uint64_t* seed, uint8_t* codes, void* headers,
+                 void* scratch, StreamHandle stream) {
+  if (code.grid.values == 0) return;
+  const Args a = {code, x, channels, seed, codes, headers, static_cast<float2*>(scratch)};
+  with_type(type, [&](auto t) { encode_typed<t()>(a, static_cast<cudaStream_t>(stream)); });
+}
+
+void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType type,
+                 StreamHandle stream) {
+  if (code.grid.values == 0) return;
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const Args a = {code, nullptr, const_cast<Channel*>(channels), nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), nullptr};
+  const bool aligned = is_aligned(x) && is_aligned(codes, 4);
+  const int64_t wanted = aligned ? fixed_blocks(code, channels != nullptr, 4 * kThreads, kDecodeBlocks) : 0;
+  with_type(type, [&](auto t) {
+    if (wanted > 0) {
+      with_table(code.table, [&](auto bits, auto off) {
+        decode_fixed<bits(), off(), t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x);
+      });
+      check_launch("side_decode");
+    }
+    const int64_t done = wanted > 0 ? code.grid.values / 4 * 4 : 0;
+    if (done < code.grid.values) decode_any<t()><<<blocks_for(code.grid.values - done), kThreads, 0, s>>>(a, x, done);
+  });
+  check_launch("side_decode");
+}
+
+}  // namespace satchel::cuda

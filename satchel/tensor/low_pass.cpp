@@ -1,0 +1,81 @@
+// DIVISION's two frequencies (theory.md 6): window means in bf16, the rest block-coded.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "satchel/tensor/chunks.h"
+#include "satchel/tensor/coders.h"
+
+namespace satchel {
+namespace {
+
+constexpr int64_t kLongestRest = int64_t{1} << 18;  // values of the rest that one thread holds: 1 MiB of fp32
+
+/// Splits, measures and encodes a few maps at a time; the rest of a few maps is all that stands beside x.
+void encode_by_maps(const Plan& plan, Source x, uint64_t seed, const Parts& to, int64_t quantum) {
+  const CpuKernels& kernels = best_cpu_kernel();
+  const BlockCode& code = plan.block;
+  const int64_t map = plan.maps.map_values();
+  for_chunks(plan.values, chunk_of(quantum), [&](int64_t first, int64_t last) {
+    const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(last - first));
+    low_pass_split(plan.maps, x, to.means, rest.get(), first / map, last / map);
+    const Source source{rest.get(), DType::f32, first};
+    const int64_t end = last == plan.values ? code.grid.blocks() : code.grid.block_of(last);
+    kernels.measure(code, source, to.headers, code.grid.block_of(first), end);
+    kernels.encode(code, source, seed, to.headers, to.codes, first, last);
+  });
+}
+
+/// For blocks and maps that meet too seldom: the rest of all maps stands beside x, in fp32.
+void encode_at_once(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+  const at::Tensor rest = at::empty({plan.values}, bytes.options().dtype(at::kFloat));
+  const int64_t map = plan.maps.map_values();
+  auto* out = rest.mutable_data_ptr<float>();
+  const Parts to = parts_of(plan, bytes);
+  for_chunks(plan.values, chunk_of(map),
+             [&](int64_t first, int64_t last) { low_pass_split(plan.maps, x, to.means, out + first, first / map, last / map); });
+  encode_block(plan, {out, DType::f32}, seed, bytes, place);
+}
+
+}  // namespace
+
+void encode_low_pass(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+  if (place.cuda()) {
+    const Parts to = parts_of(plan, bytes);
+    const at::Tensor scratch = at::empty({cuda::low_pass_scratch_bytes(plan.maps, plan.block)}, bytes.options());
+    cuda::low_pass_encode(plan.maps, plan.block, x.data, x.type, seed_pointer(seed), to.codes, to.headers, to.means, scratch.data_ptr(),
+                          place.stream());
+    return;
+  }
+  const int64_t quantum = common_multiple(quantum_of(plan.block.grid), plan.maps.map_values());
+  if (std::min(quantum, plan.values) <= kLongestRest) {
+    encode_by_maps(plan, x, seed_value(seed), parts_of(plan, bytes), quantum);
+  } else {
+    encode_at_once(plan, x, seed, bytes, place);
+  }
+}
+
+void decode_low_pass(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
+  const BlockCode& code = plan.block;
+  const int64_t map = plan.maps.map_values();
+  if (place.cuda()) {
+    LowPassShape maps = plan.maps;
+    maps.maps = (last - first) / map;
+    BlockCode part = code;
+    part.grid = part_of(code.grid, first, last);
+    cuda::low_pass_decode(maps, part, codes_from(from.codes, code.levels.bits, first),
+                          headers_from(code.grid, code.header, from.headers, first), from.means + first / map * maps.windows(), x.data,
+                          x.type, place.stream());
+    return;
+  }
+  const CpuKernels& kernels = best_cpu_kernel();
+  for_chunks(last - first, chunk_of(common_multiple(map, kGroup)), [&](int64_t begin, int64_t end) {
+    const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(end - begin));
+    const Target target{rest.get(), DType::f32, first + begin};
+    kernels.decode(code, from.codes, from.headers, target, first + begin, first + end);
+    low_pass_join(plan.maps, from.means, rest.get(), x, (first + begin) / map, (first + end) / map);
+  });
+}
+
+}  // namespace satchel

@@ -1,0 +1,25 @@
+// The order in which values are coded: that of memory where the blocks do not mind, else that of the shape. Private.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "satchel/core/spec.h"
+
+namespace satchel {
+
+/// Is x's memory gapless and in an order that serves the spec?
+bool keeps_order(const at::Tensor& x, const CodecSpec& spec);
+
+/// x itself where it keeps its order, else a contiguous copy.
+at::Tensor ordered(const at::Tensor& x, const CodecSpec& spec);
+
+/// The strides that unpack() restores for what ordered() gave.
+std::vector<int64_t> strides_of(const at::Tensor& in_order);
+
+/// Neighbouring values in memory that share a channel, where dimension `dim` holds the channels. In gapless memory value
+/// i belongs to channel i / stride % size, whatever the order of the dimensions.
+int64_t inner_of(at::IntArrayRef shape, at::IntArrayRef strides, int64_t dim);
+
+}  // namespace satchel

@@ -1,0 +1,135 @@
+#include "satchel/tensor/pack.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "satchel/core/error.h"
+#include "satchel/tensor/check.h"
+#include "satchel/tensor/coders.h"
+#include "satchel/tensor/order.h"
+#include "satchel/tensor/project.h"
+#include "satchel/tensor/rows.h"
+
+namespace satchel {
+namespace {
+
+/// The channels' numbers as floats (channels × 4), inside the packed bytes.
+at::Tensor channel_table(const Plan& plan, const at::Tensor& bytes) {
+  return bytes.narrow(0, plan.at.channels, plan.channels * static_cast<int64_t>(sizeof(Channel))).view(at::kFloat).view({plan.channels, 4});
+}
+
+/// Without γ and β: one channel with threshold 0.
+void write_channels(const Plan& plan, const at::Tensor& bytes, const at::Tensor& gamma, const at::Tensor& beta) {
+  const at::Tensor table = channel_table(plan, bytes);
+  if (!gamma.defined()) {
+    table.zero_();
+    table.select(1, 1).fill_(1);
+    return;
+  }
+  const at::Tensor g = gamma.detach().to(at::kFloat), b = beta.detach().to(at::kFloat);
+  const at::Tensor zero = at::zeros_like(g);
+  table.copy_(at::stack({at::where(g.eq(0), zero, b.neg().div(g)), g, b, zero}, 1));
+}
+
+/// Everything is checked; γ and β are undefined where a side code takes threshold 0, `dim` is theirs.
+Packed pack_checked(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed, const at::Tensor& gamma, const at::Tensor& beta,
+                    int64_t dim, const char* op) {
+  const Place place(x.device(), op);
+  const at::Tensor in_order = ordered(x.detach(), spec);
+  Packed packed;
+  packed.shape = in_order.sizes().vec();
+  packed.strides = strides_of(in_order);
+  packed.dtype = x.scalar_type();
+  packed.spec = spec;
+  if (gamma.defined()) {
+    packed.channels = gamma.numel();
+    packed.inner = inner_of(packed.shape, packed.strides, dim);
+  }
+  const Plan plan = plan_of(packed.shape, dtype_of(packed.dtype), spec, packed.channels, packed.inner, op);
+  packed.channels = plan.channels;
+  packed.bytes = at::empty({plan.at.total}, x.options().dtype(at::kByte).memory_format(c10::nullopt));
+  if (plan.channels > 0) write_channels(plan, packed.bytes, gamma, beta);
+  if (plan.projected) {
+    packed.seed = seed.detach().view({1}).clone();
+    const at::Tensor h = flat(in_order).view({plan.projection.rows, plan.projection.columns});
+    encode(plan, flat(project(plan.projection, h, packed.seed, place)), packed.seed, packed.bytes, place);
+  } else {
+    encode(plan, flat(in_order), seed, packed.bytes, place);
+  }
+  return packed;
+}
+
+}  // namespace
+
+at::Tensor seed_tensor(uint64_t seed, at::Device device) {
+  return at::full({1}, static_cast<int64_t>(seed), at::TensorOptions().dtype(at::kLong).device(device));
+}
+
+void advance_seed(const at::Tensor& seed) {
+  constexpr const char* op = "advance_seed";
+  check_tensor(seed, op);
+  check_seed(seed, seed.device(), op);
+  const Place place(seed.device(), op);
+  auto* number = reinterpret_cast<uint64_t*>(seed.mutable_data_ptr<int64_t>());
+  if (place.cuda()) {
+    cuda::advance_seed(number, place.stream());
+  } else {
+    *number = derive_seed(*number, 1, 0, 0);
+  }
+}
+
+Packed pack(const at::Tensor& x, const CodecSpec& spec, uint64_t seed) {
+  check_float(x, "pack");
+  return pack(x, spec, seed_tensor(seed, x.device()));
+}
+
+Packed pack(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed) {
+  check_float(x, "pack");
+  validate(spec, "pack");
+  check_seed(seed, x.device(), "pack");
+  return pack_checked(x, spec, seed, {}, {}, 0, "pack");
+}
+
+Packed pack_side(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed, const at::Tensor& gamma, const at::Tensor& beta,
+                 int64_t dim) {
+  constexpr const char* op = "pack_side";
+  check_float(x, op);
+  validate(spec, op);
+  check_seed(seed, x.device(), op);
+  dim = check_affine(x, spec, gamma, beta, dim, op);
+  if (gamma.numel() == 0) return pack_checked(x, spec, seed, {}, {}, 0, op);
+  return pack_checked(x, spec, seed, gamma, beta, dim, op);
+}
+
+at::Tensor unpack(const Packed& packed) {
+  const Plan plan = check_packed(packed, "unpack");
+  const Place place(packed.bytes.device(), "unpack");
+  const at::Tensor out = at::empty_strided(packed.shape, packed.strides, packed.bytes.options().dtype(packed.dtype));
+  if (plan.values == 0) return out;
+  if (plan.projected) {
+    unpack_projected(plan, packed, flat(out).view({plan.projection.rows, plan.projection.columns}), place);
+  } else {
+    decode(plan, aligned(packed.bytes), flat(out), 0, plan.values, place);
+  }
+  return out;
+}
+
+int64_t packed_bytes(at::IntArrayRef shape, at::ScalarType dtype, const CodecSpec& spec, int64_t channels) {
+  constexpr const char* op = "packed_bytes";
+  validate(spec, op);
+  if (dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16) {
+    fail(op, "dtype must be float32, float16 or bfloat16", c10::toString(dtype));
+  }
+  return plan_of(shape, dtype_of(dtype), spec, channels, 1, op).at.total;
+}
+
+int64_t saved_bytes(const Packed& packed) {
+  const auto bytes_of = [](const at::Tensor& t) { return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; };
+  return bytes_of(packed.bytes) + bytes_of(packed.seed);
+}
+
+}  // namespace satchel

@@ -1,0 +1,101 @@
+# Sourced by the other scripts: makes the machine ready, then names PYTHON, CMAKE, CTEST and NINJA. Prints nothing where all is there.
+#   PYTHON empty: Debian packages by apt-get, torch, cmake and ninja by pip into .venv (and nvcc, for a GPU without a toolkit)
+#   PYTHON given: its torch and its (or the PATH's) cmake and ninja; nothing is downloaded
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+die() { echo "satchel: $*" >&2; exit 1; }
+say() { echo "satchel: $*" >&2; }
+
+# install_packages NAME…: installs those Debian packages that are missing.
+install_packages() {
+  command -v dpkg-query >/dev/null || return 0  # not Debian: CMake names what it misses
+  local missing=() name
+  for name in "$@"; do
+    [[ "$(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null)" == installed ]] || missing+=("$name")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+
+  local as_root=() manual="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
+  if [[ "$(id -u)" != 0 ]]; then
+    # sudo may ask for a password only where somebody can type it.
+    if command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; }; then as_root=(sudo)
+    else die "Debian packages are missing; as root run: $manual"; fi
+  fi
+  say "installing Debian packages: ${missing[*]}"
+  { "${as_root[@]}" apt-get update -qq &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; } ||
+    die "apt-get failed (its reason is above); as root run: $manual"
+}
+
+has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+
+# Is there an nvcc of the same CUDA major version as the pinned torch?
+has_toolkit() {
+  local nvcc
+  for nvcc in nvcc "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"; do
+    if command -v "$nvcc" >/dev/null && "$nvcc" --version | grep -q 'release 13\.'; then return 0; fi
+  done
+  return 1
+}
+
+# CMake looks for lib64 and for an unversioned libcudart.so, which the wheels of nvcc do not have.
+link_nvcc() {
+  local cuda
+  cuda=$(.venv/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
+  ln -sfn lib "$cuda/lib64"
+  ln -sfn libcudart.so.13 "$cuda/lib/libcudart.so"
+}
+
+make_venv() {
+  local lists=(requirements.txt) stamp=.venv/installed.sha256
+  if has_gpu && ! has_toolkit; then lists+=(requirements-nvcc.txt); fi
+  local wanted
+  wanted=$(sha256sum "${lists[@]}")
+  if [[ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]]; then
+    .venv/bin/python3 -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv ||
+      die "python3 -m venv .venv failed (its reason is above)"
+    say "installing ${lists[*]} into .venv (about 5 GB, once)"
+    .venv/bin/python3 -m pip install --quiet --disable-pip-version-check "${lists[@]/#/--requirement=}" ||
+      die "pip failed (its reason is above); with a torch of your own, no download is needed: make … PYTHON=/path/to/python3"
+    if [[ ${#lists[@]} -gt 1 ]]; then link_nvcc; fi
+    echo "$wanted" >"$stamp"
+  fi
+}
+
+# find_tool NAME OLDEST: the newest-enough NAME beside PYTHON, in its scripts folder or on the PATH; empty where there is none.
+find_tool() {
+  local scripts path version
+  scripts=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
+  for path in "$(dirname "$PYTHON")/$1" "$scripts/$1" "$(type -P "$1" || true)"; do
+    [[ -x "$path" && ! -d "$path" ]] || continue
+    version=$("$path" --version 2>/dev/null | grep -oEm1 '[0-9]+\.[0-9]+' || true)
+    if [[ -n "$version" ]] && printf '%s\n' "$2" "$version" | sort -VC; then
+      echo "$path"
+      return
+    fi
+  done
+}
+
+if [[ -z "${PYTHON:-}" ]]; then
+  command -v python3 >/dev/null || die "python3 is missing; as root run: apt-get install -y python3"
+  packages=(libcli11-dev libfmt-dev libgtest-dev nlohmann-json3-dev zlib1g-dev)
+  type -P g++ >/dev/null || packages+=(g++)
+  if ! [[ -x .venv/bin/python3 ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then packages+=(python3-venv); fi
+  install_packages "${packages[@]}"
+  make_venv
+  PYTHON=$PWD/.venv/bin/python3
+else
+  given=$PYTHON
+  PYTHON=$(type -P "$given" || true)
+  [[ -n "$PYTHON" ]] || die "PYTHON=$given is no program; give the path of a python3 that has torch"
+  # Absolute, but with its links kept: a venv's python3 is a link, and its folder is what makes it the venv's.
+  PYTHON=$(cd "$(dirname "$PYTHON")" && pwd)/$(basename "$PYTHON")
+  "$PYTHON" scripts/find_torch.py >/dev/null || exit 1
+fi
+
+CMAKE=$(find_tool cmake 3.28)
+NINJA=$(find_tool ninja 1.10)
+[[ -n "$CMAKE" ]] || die "no cmake 3.28 or newer beside $PYTHON or on the PATH; run: $PYTHON -m pip install cmake"
+[[ -n "$NINJA" ]] || die "no ninja beside $PYTHON or on the PATH; run: $PYTHON -m pip install ninja"
+CTEST=$(dirname "$CMAKE")/ctest

@@ -1,0 +1,30 @@
+// What the CUDA tests share: a clear skip without a GPU, and comparisons with the CPU.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "../tensor/reference.h"
+#include "satchel/kernels/cuda/cuda.h"
+#include "satchel/tensor/pack.h"
+
+namespace satchel {
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::compiled()) GTEST_SKIP() << "built without CUDA";
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
+  }
+};
+
+/// The same packed tensor on another device.
+inline Packed moved(Packed packed, at::Device device) {
+  packed.bytes = packed.bytes.to(device);
+  if (packed.seed.defined()) packed.seed = packed.seed.to(device);
+  return packed;
+}
+
+inline const at::ScalarType kTypes[] = {at::kFloat, at::kHalf, at::kBFloat16};
+
+}  // namespace satchel

@@ -1,0 +1,162 @@
+// `satchel`: the command line. Commands, options and exit codes stand here; what they do stands in *_commands.cpp and bench_*.cpp.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "tools/tool.h"
+
+namespace {
+
+using satchel::tool::BenchOptions;
+using satchel::tool::CodecOptions;
+
+constexpr const char* kSpecHelp = "A preset and what differs from it, see `satchel presets`";
+constexpr const char* kSpecFooter =
+    "\nSpecs: PRESET[,OPTION=VALUE…], or options alone\n"
+    "  presets   exact blockwise actnn division gact satchel\n"
+    "  bits=1..8|32           bits a value; 32 keeps the transformed values\n"
+    "  block=N|row|Nrows|map  values that share one header\n"
+    "  levels=even|optimal    round=stochastic|nearest    header=bf16|f32    sample=yes|no\n"
+    "  side=none|one|relu|both                            values that a ReLU follows\n"
+    "  project=RATIO|none     rows=N|all  hadamard=yes|no  random projection of rows\n"
+    "  lowpass=SIZE|none                                  window averages kept in bf16\n";
+
+void add_codec_options(CLI::App& command, CodecOptions& o) {
+  command.add_option("FILE", o.input, "A float32 or float16 array, as numpy.save writes it")->required();
+  command.add_option("--spec", o.spec, kSpecHelp)->capture_default_str();
+  command.add_option("--seed", o.seed, "Seed of the noise: equal seeds give equal bytes")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--device", o.device, "Where to pack")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+}
+
+void add_codec_commands(CLI::App& app, CodecOptions& o) {
+  CLI::App* info = app.add_subcommand("info", "Version, kernels, CUDA and torch on this machine");
+  info->add_flag("--json", o.json, "For programs");
+  info->footer("\nExamples:\n  satchel info\n  SATCHEL_KERNEL=scalar satchel info     the environment variable forces a kernel");
+  info->callback([&o] { satchel::tool::run_info(o.json); });
+
+  CLI::App* presets = app.add_subcommand("presets", "The published methods, as specs");
+  presets->add_flag("--json", o.json, "For programs");
+  presets->footer(kSpecFooter +
+                  std::string("\nExamples:\n  satchel presets\n  satchel inspect x.npy --spec blockwise,bits=3,block=16rows"));
+  presets->callback([&o] { satchel::tool::run_presets(o.json); });
+
+  CLI::App* pack = app.add_subcommand("pack", "Pack an array into a few bits a value");
+  add_codec_options(*pack, o);
+  pack->add_option("-o,--output", o.output, "The packed file")->required();
+  pack->footer(
+      kSpecFooter +
+      std::string("\nExamples:\n  satchel pack x.npy -o x.satchel\n  satchel pack x.npy --spec actnn,bits=4 --seed 7 -o x.satchel"));
+  pack->callback([&o] { satchel::tool::run_pack(o); });
+
+  CLI::App* unpack = app.add_subcommand("unpack", "Unpack what `satchel pack` wrote");
+  unpack->add_option("FILE", o.input, "The packed file")->required();
+  unpack->add_option("-o,--output", o.output, "The array, a .npy file")->required();
+  unpack->footer("\nExample:\n  satchel unpack x.satchel -o back.npy");
+  unpack->callback([&o] { satchel::tool::run_unpack(o); });
+
+  CLI::App* inspect = app.add_subcommand("inspect", "What a spec does to an array: bytes, error, codes");
+  add_codec_options(*inspect, o);
+  inspect->add_flag("--json", o.json, "For programs");
+  inspect->footer(kSpecFooter + std::string("\nExamples:\n  satchel inspect x.npy\n  satchel inspect x.npy --spec exact --json"));
+  inspect->callback([&o] { satchel::tool::run_inspect(o); });
+
+  CLI::App* demo = app.add_subcommand("demo", "Pack a generated tensor with every preset, in one table");
+  demo->add_option("--device", o.device, "Where to pack")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  demo->footer("\nExamples:\n  satchel demo\n  satchel demo --device cuda");
+  demo->callback([&o] { satchel::tool::run_demo(o.device); });
+}
+
+void add_bench_commands(CLI::App& app, BenchOptions& o) {
+  CLI::App* bench = app.add_subcommand("bench", "Benchmarks that check before they time");
+  bench->require_subcommand(1);
+  CLI::App* codec = bench->add_subcommand("codec", "Speed and error of the codec beside a plain copy");
+  codec->add_option("--device", o.device, "Which kernels")->check(CLI::IsMember({"cpu", "cuda", "all"}))->capture_default_str();
+  codec->add_option("--kernel", o.kernel, "CPU kernel: scalar, avx2, avx512, best or all")->capture_default_str();
+  codec->add_option("--op", o.op, "One operation")
+      ->check(
+          CLI::IsMember({"all", "encode", "decode", "project_encode", "lowpass_encode", "lowpass_decode", "side_encode", "side_decode"}))
+      ->capture_default_str();
+  codec->add_option("--rows", o.rows, "Rows of the matrix")->check(CLI::Range(int64_t{1}, int64_t{1} << 31))->capture_default_str();
+  codec->add_option("--columns", o.columns, "Columns of the matrix")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  codec->add_option("--bits", o.bits, "Bits a value (side codes: 2 to 3)")->check(CLI::Range(1, 8))->capture_default_str();
+  codec->add_option("--block", o.block, "Values a block")->check(CLI::Range(int64_t{1}, int64_t{1} << 40))->capture_default_str();
+  codec->add_option("--levels", o.levels, "Levels of the block code; above 4 bits they are even")
+      ->check(CLI::IsMember({"even", "optimal"}))
+      ->capture_default_str();
+  codec->add_option("--dtype", o.dtype, "Type of the values")->check(CLI::IsMember({"f32", "f16", "bf16"}))->capture_default_str();
+  codec->add_option("--images", o.images, "Images of 64 × 56 × 56 for the low-pass (default 64 on the CPU, 256 on CUDA)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  codec->add_option("--repeat", o.repeat, "Timed runs of which the median counts (default 9 on the CPU, 50 on CUDA)")
+      ->check(CLI::Range(1, 100000));
+  codec->add_flag("--quick", o.quick, "A small matrix and few runs: a check rather than a measurement");
+  codec->add_option("--json", o.json, "Write the results to this file too; - prints them instead of the table");
+  codec->footer(
+      "\nEach operation is checked first: bytes equal to the scalar kernel's and |error| within a step on the first and last\n"
+      "values, mean square error as theory predicts. Data are standard normal.\n"
+      "  share  time to copy the float32 values in the same run / own time: memcpy on one core, or a device copy.\n"
+      "         The copy is of float32 for every --dtype.\n"
+      "  GB/s   of the unpacked values in their own type\n"
+      "  rmse   root mean square of unpacked − packed values, whose standard deviation is 1; project_encode: of the\n"
+      "         projected values against their own root mean square; side codes: of the values that pass the ReLU\n"
+      "\nExamples:\n  satchel bench codec --quick\n  satchel bench codec --kernel all --json codec.json\n  satchel bench codec --device "
+      "cuda");
+  codec->callback([&o] { satchel::tool::run_bench_codec(o); });
+}
+
+/// `satchel: <first line>` on stderr.
+int report(const char* what, int code) {
+  const std::string text = what;
+  std::fflush(stdout);
+  std::fprintf(stderr, "satchel: %s\n", text.substr(0, text.find('\n')).c_str());
+  return code;
+}
+
+int usage(const CLI::App& app, const CLI::ParseError& error) {
+  std::string command = "satchel";
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    command += ' ' + at->get_name();
+  }
+  report(("[usage] " + std::string(error.what())).c_str(), 2);
+  std::fprintf(stderr, "Try `%s --help`.\n", command.c_str());
+  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Packs what training saves for backward into one or two bits a value, and unpacks it on the way back.", "satchel");
+  CodecOptions codec;
+  BenchOptions bench;
+  app.set_version_flag("--version", std::string("satchel " SATCHEL_VERSION));
+  app.require_subcommand(0, 1);
+  app.footer(
+      "\nExamples:\n  satchel demo\n  satchel inspect x.npy --spec blockwise\n  satchel pack x.npy --spec satchel -o x.satchel\n"
+      "  satchel bench codec --quick\n\nExit codes: 0 done, 1 failure, 2 wrong use. `satchel COMMAND --help` has more.");
+  add_codec_commands(app, codec);
+  add_bench_commands(app, bench);
+  try {
+    app.parse(argc, argv);
+    if (app.get_subcommands().empty()) std::printf("%s", app.help().c_str());
+    if (std::fflush(stdout) != 0) return report("[output] stdout must take what is printed", 1);
+    return 0;
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    return usage(app, e);
+  } catch (const satchel::tool::UsageError& e) {
+    return report(e.what(), 2);
+  } catch (const std::bad_alloc&) {
+    return report("[memory] there must be enough of it, got bad_alloc", 1);
+  } catch (const std::exception& e) {
+    return report(e.what(), 1);
+  }
+}
