@@ -16,9 +16,10 @@ struct Allocation {
 /// Σ C_i / (2^b_i − 1)².
 double predicted_variance(std::span<const double> sensitivity, std::span<const int> bits);
 
-/// Bits for each item, least to most (1..8), from sensitivities C ≥ 0 and weights w > 0 (values an item). Greedy from the top down, always the
-/// bit whose loss costs least per weight; where weights differ the better of that and dynamic programming. Optimal for equal weights
-/// and for few items, within about 1 % for hundreds. More budget never predicts more error. Throws where the budget does not pay for `least` bits each, or a sensitivity is not finite.
+/// Bits for each item, least to most (1..8), from sensitivities C ≥ 0 and weights w > 0 (values an item). Greedy from the top down, always
+/// the bit whose loss costs least per weight; where weights differ the better of that and dynamic programming. Optimal for equal weights
+/// and for few items, within about 1 % for hundreds. More budget never predicts more error. Throws where the budget does not pay for
+/// `least` bits each, or a sensitivity is not finite.
 Allocation allocate_bits(std::span<const double> sensitivity, std::span<const int64_t> weight, int64_t budget, int least = 1, int most = 8);
 
 }  // namespace satchel

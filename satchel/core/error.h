@@ -20,8 +20,6 @@ template <class Value>
 }
 
 /// Throws `[op] rule`, for the rules that no single value breaks.
-[[noreturn]] inline void fail(const char* op, const std::string& rule) {
-  throw Error(std::string("[") + op + "] " + rule);
-}
+[[noreturn]] inline void fail(const char* op, const std::string& rule) { throw Error(std::string("[") + op + "] " + rule); }
 
 }  // namespace satchel

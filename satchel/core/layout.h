@@ -37,9 +37,7 @@ struct Grid {
   int64_t span = 0;  // a multiple of which blocks start anew; `values` where they never do
 
   SATCHEL_HD constexpr int64_t per_span() const { return ceil_div(span, block); }
-  SATCHEL_HD constexpr int64_t blocks() const {
-    return values == 0 ? 0 : values / span * per_span() + ceil_div(values % span, block);
-  }
+  SATCHEL_HD constexpr int64_t blocks() const { return values == 0 ? 0 : values / span * per_span() + ceil_div(values % span, block); }
   SATCHEL_HD constexpr int64_t block_of(int64_t value) const {
     if (span == values) return quotient(value, block);
     const int64_t s = quotient(value, span);
@@ -58,9 +56,7 @@ struct Grid {
   }
 };
 
-SATCHEL_HD constexpr int64_t code_bytes(int64_t values, int bits) {
-  return values / 8 * bits + ceil_div(values % 8 * bits, 8);
-}
+SATCHEL_HD constexpr int64_t code_bytes(int64_t values, int bits) { return values / 8 * bits + ceil_div(values % 8 * bits, 8); }
 
 /// Where the parts of a packed tensor stand, and how many bytes it has in all.
 struct Layout {

@@ -18,9 +18,9 @@ constexpr int kMaxSideLevels = 8;
 struct LevelTable {
   int bits = 2;
   bool even = true;
-  float at[kMaxLevels] = {};  // multiples of 2^−12; at[0] = 0, at[B] = B; unused when even
-  float slope = 1;            // of the outermost segments: 1 / at[1]
-  float base = 0;             // makes code 0 of y 0
+  float at[kMaxLevels] = {};        // multiples of 2^−12; at[0] = 0, at[B] = B; unused when even
+  float slope = 1;                  // of the outermost segments: 1 / at[1]
+  float base = 0;                   // makes code 0 of y 0
   float bend[kMaxLevels / 2] = {};  // slope of segment p less that of segment p − 1
 };
 
@@ -47,10 +47,10 @@ LevelTable level_table(int bits, Levels levels, int64_t block);
 struct SideTable {
   int bits = 2;
   Side side = Side::one_sided;
-  int on = 3;   // codes for the side that passes gradients
-  int off = 1;  // codes for the other
-  float on_short[kMaxSideLevels] = {};   // for a side of usual length
-  float on_long[kMaxSideLevels] = {};    // for a side longer than 0.8 of the block's range: section 2's levels
+  int on = 3;                           // codes for the side that passes gradients
+  int off = 1;                          // codes for the other
+  float on_short[kMaxSideLevels] = {};  // for a side of usual length
+  float on_long[kMaxSideLevels] = {};   // for a side longer than 0.8 of the block's range: section 2's levels
   float off_short[kMaxSideLevels] = {};
   float off_long[kMaxSideLevels] = {};
 };

@@ -30,8 +30,8 @@ SATCHEL_HD constexpr Words philox(uint64_t key, Words c) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < kNoiseRounds; ++round) {
     const uint64_t p0 = static_cast<uint64_t>(kPhiloxM0) * c.w[0], p1 = static_cast<uint64_t>(kPhiloxM1) * c.w[2];
-    c = {static_cast<uint32_t>(p1 >> 32) ^ c.w[1] ^ k0, static_cast<uint32_t>(p1),
-         static_cast<uint32_t>(p0 >> 32) ^ c.w[3] ^ k1, static_cast<uint32_t>(p0)};
+    c = {static_cast<uint32_t>(p1 >> 32) ^ c.w[1] ^ k0, static_cast<uint32_t>(p1), static_cast<uint32_t>(p0 >> 32) ^ c.w[3] ^ k1,
+         static_cast<uint32_t>(p0)};
     k0 += kPhiloxW0;
     k1 += kPhiloxW1;
   }
@@ -43,9 +43,7 @@ SATCHEL_HD constexpr Words noise_group(uint64_t seed, Stream stream, uint64_t gr
 }
 
 /// The 16-bit noise of element `slot` (0..7) of a group.
-SATCHEL_HD constexpr uint32_t noise_of(const Words& words, int slot) {
-  return (words.w[slot >> 1] >> ((slot & 1) * 16)) & 0xffffu;
-}
+SATCHEL_HD constexpr uint32_t noise_of(const Words& words, int slot) { return (words.w[slot >> 1] >> ((slot & 1) * 16)) & 0xffffu; }
 
 SATCHEL_HD constexpr uint32_t noise(uint64_t seed, Stream stream, uint64_t element) {
   return noise_of(noise_group(seed, stream, element / kGroup), static_cast<int>(element % kGroup));
@@ -53,7 +51,8 @@ SATCHEL_HD constexpr uint32_t noise(uint64_t seed, Stream stream, uint64_t eleme
 
 /// Every save of every step has its own seed, or the errors of two layers correlate.
 SATCHEL_HD constexpr uint64_t derive_seed(uint64_t run, uint64_t step, uint32_t rank, uint32_t save) {
-  const Words a = philox(run, {static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32), static_cast<uint32_t>(Stream::seeds) | (rank << 8), save});
+  const Words a = philox(
+      run, {static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32), static_cast<uint32_t>(Stream::seeds) | (rank << 8), save});
   return static_cast<uint64_t>(a.w[1]) << 32 | a.w[0];
 }
 

@@ -11,9 +11,7 @@ namespace satchel {
 enum class DType : uint8_t { f32, f16, bf16 };
 
 constexpr int64_t size_of(DType type) { return type == DType::f32 ? 4 : 2; }
-constexpr const char* name_of(DType type) {
-  return type == DType::f32 ? "f32" : type == DType::f16 ? "f16" : "bf16";
-}
+constexpr const char* name_of(DType type) { return type == DType::f32 ? "f32" : type == DType::f16 ? "f16" : "bf16"; }
 
 constexpr uint32_t kCanonicalNaN = 0x7fc00000u;
 constexpr float kSmallestNormal = 0x1p-126f;
@@ -69,7 +67,7 @@ SATCHEL_HD uint16_t to_f16(float x) {
   if (rest > 0x7f800000u) return 0x7e00;
   if (rest == 0x7f800000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (rest >= 0x477fe000u) return static_cast<uint16_t>(sign | 0x7bffu);  // 65504 and above
-  if (rest >= 0x38800000u) {                                             // normal halves
+  if (rest >= 0x38800000u) {                                              // normal halves
     const uint32_t h = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13;
     return static_cast<uint16_t>(sign | h);
   }

@@ -13,9 +13,9 @@
 namespace satchel {
 
 struct Projection {
-  int64_t rows = 0;      // of H
-  int columns = 0;       // D, of H
-  int width = 0;         // R, of Z
+  int64_t rows = 0;        // of H
+  int columns = 0;         // D, of H
+  int width = 0;           // R, of Z
   int64_t per_matrix = 0;  // rows that share one matrix
   bool hadamard = false;
 
@@ -32,8 +32,8 @@ SATCHEL_HD constexpr int log2_up(int n) {
 
 /// Irreducible polynomial of degree k over GF(2), without its leading term.
 SATCHEL_HD constexpr uint32_t field_polynomial(int k) {
-  constexpr uint32_t low[kMaxProjectionLog + 1] = {0,    0x1,  0x3, 0x3, 0x3, 0x5,  0x3, 0x3,  0x1b, 0x3, 0x9,
-                                                   0x5,  0x9,  0x1b, 0x21, 0x3, 0x2b, 0x9, 0x9,  0x27, 0x9};
+  constexpr uint32_t low[kMaxProjectionLog + 1] = {0,   0x1, 0x3,  0x3,  0x3, 0x5,  0x3, 0x3, 0x1b, 0x3, 0x9,
+                                                   0x5, 0x9, 0x1b, 0x21, 0x3, 0x2b, 0x9, 0x9, 0x27, 0x9};
   return low[k];
 }
 

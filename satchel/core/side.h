@@ -42,9 +42,7 @@ SATCHEL_HD Range load_range(const void* headers, HeaderType type, int64_t block)
   return {h.low, h.step};
 }
 
-SATCHEL_HD void store_range(void* headers, HeaderType type, int64_t block, Range r) {
-  store_header(headers, type, block, {r.low, r.high});
-}
+SATCHEL_HD void store_range(void* headers, HeaderType type, int64_t block, Range r) { store_header(headers, type, block, {r.low, r.high}); }
 
 SATCHEL_HD bool is_on(float x, const Channel& c) { return fmaf(c.gamma, x, c.beta) > 0.0f; }
 

@@ -40,13 +40,13 @@ struct LowPass {
 
 using Transform = std::variant<Identity, RandomProjection, LowPass>;
 
-constexpr int64_t kRow = -1;                // one row (last dimension, after projection); −k: k rows
+constexpr int64_t kRow = -1;                   // one row (last dimension, after projection); −k: k rows
 constexpr int64_t kMap = -(int64_t{1} << 62);  // one feature map: all dimensions after the first two
-constexpr int kKeep = 32;                   // bits = 32 keeps the transformed tensor as it is
+constexpr int kKeep = 32;                      // bits = 32 keeps the transformed tensor as it is
 
 struct CodecSpec {
-  int bits = 2;         // 1..8, or kKeep
-  int64_t block = 256;  // values sharing one header, or kRow, −k, kMap
+  int bits = 2;             // 1..8, or kKeep
+  int64_t block = 256;      // values sharing one header, or kRow, −k, kMap
   bool per_sample = false;  // blocks start anew with every sample (first dimension)
   Levels levels = Levels::optimal;
   Rounding rounding = Rounding::stochastic;

@@ -34,9 +34,7 @@ struct LowPassShape {
   int size = 8;
 
   SATCHEL_HD constexpr int64_t map_values() const { return depth * height * width; }
-  SATCHEL_HD constexpr int64_t windows() const {
-    return ceil_div(depth, size) * ceil_div(height, size) * ceil_div(width, size);
-  }
+  SATCHEL_HD constexpr int64_t windows() const { return ceil_div(depth, size) * ceil_div(height, size) * ceil_div(width, size); }
 };
 
 }  // namespace satchel

@@ -14,16 +14,6 @@ void zero_gap(const at::Tensor& bytes, int64_t from, int64_t to) {
   if (from < to) bytes.narrow(0, from, to - from).zero_();
 }
 
-/// The few bytes between the parts, so that equal tensors have equal bytes.
-void zero_gaps(const Plan& plan, const at::Tensor& bytes) {
-  if (plan.coding == Coding::keep) {
-    zero_gap(bytes, plan.values * size_of(plan.type), plan.at.channels);
-    return;
-  }
-  zero_gap(bytes, code_bytes(plan.values, coded_bits(plan)), plan.at.headers);
-  zero_gap(bytes, plan.at.headers + grid_of(plan).blocks() * header_bytes(header_of(plan)), plan.at.means);
-}
-
 }  // namespace
 
 DType dtype_of(at::ScalarType type) { return type == at::kHalf ? DType::f16 : type == at::kBFloat16 ? DType::bf16 : DType::f32; }
@@ -36,6 +26,15 @@ Parts parts_of(const Plan& plan, const at::Tensor& bytes) {
   auto* base = static_cast<uint8_t*>(bytes.data_ptr());
   Channel* channels = plan.channels == 0 ? nullptr : reinterpret_cast<Channel*>(base + plan.at.channels);
   return {base, base + plan.at.headers, reinterpret_cast<uint16_t*>(base + plan.at.means), channels};
+}
+
+void zero_gaps(const Plan& plan, const at::Tensor& bytes) {
+  if (plan.coding == Coding::keep) {
+    zero_gap(bytes, plan.values * size_of(plan.type), plan.at.channels);
+    return;
+  }
+  zero_gap(bytes, code_bytes(plan.values, coded_bits(plan)), plan.at.headers);
+  zero_gap(bytes, plan.at.headers + grid_of(plan).blocks() * header_bytes(header_of(plan)), plan.at.means);
 }
 
 void encode(const Plan& plan, const at::Tensor& x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
@@ -52,7 +51,8 @@ void encode(const Plan& plan, const at::Tensor& x, const at::Tensor& seed, const
 
 void decode(const Plan& plan, const at::Tensor& bytes, const at::Tensor& x, int64_t first, int64_t last, const Place& place) {
   if (first >= last) return;
-  const Target target{x.data_ptr(), dtype_of(x.scalar_type()), first};
+  constexpr size_t kCaches = size_t{32} << 20;  // what is larger is written past the caches: nothing of it would still be there
+  const Target target{x.data_ptr(), dtype_of(x.scalar_type()), first, x.nbytes() > kCaches};
   const Parts parts = parts_of(plan, bytes);
   switch (plan.coding) {
     case Coding::keep: {

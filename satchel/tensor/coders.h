@@ -19,6 +19,9 @@ at::Tensor flat(const at::Tensor& x);
 /// a side code's thresholds stand in the bytes already.
 void encode(const Plan& plan, const at::Tensor& x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place);
 
+/// Zeros in the few bytes between the parts, so that equal tensors have equal bytes.
+void zero_gaps(const Plan& plan, const at::Tensor& bytes);
+
 /// Coded values [first, last) into `x`, one line of that many values of any of the three types. first is a multiple of
 /// decode_step(plan, device), last too unless it is the end.
 void decode(const Plan& plan, const at::Tensor& bytes, const at::Tensor& x, int64_t first, int64_t last, const Place& place);

@@ -19,7 +19,7 @@ void encode_by_maps(const Plan& plan, Source x, uint64_t seed, const Parts& to, 
   const int64_t map = plan.maps.map_values();
   for_chunks(plan.values, chunk_of(quantum), [&](int64_t first, int64_t last) {
     const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(last - first));
-    low_pass_split(plan.maps, x, to.means, rest.get(), first / map, last / map);
+    kernels.low_pass_split(plan.maps, x, to.means, rest.get(), first / map, last / map);
     const Source source{rest.get(), DType::f32, first};
     const int64_t end = last == plan.values ? code.grid.blocks() : code.grid.block_of(last);
     kernels.measure(code, source, to.headers, code.grid.block_of(first), end);
@@ -31,10 +31,11 @@ void encode_by_maps(const Plan& plan, Source x, uint64_t seed, const Parts& to, 
 void encode_at_once(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
   const at::Tensor rest = at::empty({plan.values}, bytes.options().dtype(at::kFloat));
   const int64_t map = plan.maps.map_values();
+  const CpuKernels& kernels = best_cpu_kernel();
   auto* out = rest.mutable_data_ptr<float>();
   const Parts to = parts_of(plan, bytes);
   for_chunks(plan.values, chunk_of(map),
-             [&](int64_t first, int64_t last) { low_pass_split(plan.maps, x, to.means, out + first, first / map, last / map); });
+             [&](int64_t first, int64_t last) { kernels.low_pass_split(plan.maps, x, to.means, out + first, first / map, last / map); });
   encode_block(plan, {out, DType::f32}, seed, bytes, place);
 }
 
@@ -74,7 +75,7 @@ void decode_low_pass(const Plan& plan, const Parts& from, Target x, int64_t firs
     const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(end - begin));
     const Target target{rest.get(), DType::f32, first + begin};
     kernels.decode(code, from.codes, from.headers, target, first + begin, first + end);
-    low_pass_join(plan.maps, from.means, rest.get(), x, (first + begin) / map, (first + end) / map);
+    kernels.low_pass_join(plan.maps, from.means, rest.get(), x, (first + begin) / map, (first + end) / map);
   });
 }
 

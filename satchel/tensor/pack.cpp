@@ -56,7 +56,7 @@ Packed pack_checked(const at::Tensor& x, const CodecSpec& spec, const at::Tensor
   if (plan.projected) {
     packed.seed = seed.detach().view({1}).clone();
     const at::Tensor h = flat(in_order).view({plan.projection.rows, plan.projection.columns});
-    encode(plan, flat(project(plan.projection, h, packed.seed, place)), packed.seed, packed.bytes, place);
+    encode_projected(plan, h, packed.seed, packed.bytes, place);
   } else {
     encode(plan, flat(in_order), seed, packed.bytes, place);
   }

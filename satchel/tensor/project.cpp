@@ -155,6 +155,17 @@ at::Tensor project(const Projection& p, const at::Tensor& h, const at::Tensor& s
   return z;
 }
 
+void encode_projected(const Plan& plan, const at::Tensor& h, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+  if (!place.cuda() || plan.coding != Coding::block) {
+    return encode(plan, flat(project(plan.projection, h, seed, place)), seed, bytes, place);
+  }
+  zero_gaps(plan, bytes);
+  const at::Tensor scratch = at::empty({cuda::project_scratch_bytes(plan.projection, plan.block)}, bytes.options());
+  const Parts to = parts_of(plan, bytes);
+  cuda::project_encode(plan.projection, plan.block, h.const_data_ptr(), dtype_of(h.scalar_type()), seed_pointer(seed), to.codes, to.headers,
+                       scratch.mutable_data_ptr(), place.stream());
+}
+
 void unpack_projected(const Plan& plan, const Packed& packed, const at::Tensor& out, const Place& place) {
   Rows rows(plan, packed.bytes, place);
   undo(

@@ -34,6 +34,9 @@ at::Tensor aligned(const at::Tensor& bytes);
 /// Z = H·P of rows × columns, fp32.
 at::Tensor project(const Projection& p, const at::Tensor& h, const at::Tensor& seed, const Place& place);
 
+/// The codes of Z = H·P into `bytes`; on CUDA Z itself stands in memory only where no fused kernel serves.
+void encode_projected(const Plan& plan, const at::Tensor& h, const at::Tensor& seed, const at::Tensor& bytes, const Place& place);
+
 /// Ĥ = Z·Pᵀ of a projected plan into `out`, rows × columns of any of the three types.
 void unpack_projected(const Plan& plan, const Packed& packed, const at::Tensor& out, const Place& place);
 

@@ -12,12 +12,13 @@ namespace {
 
 /// Mean of every channel's off values. The stretches that are summed depend on sizes, not on the number of threads.
 void set_off_means(const SideCode& code, Source x, Channel* channels) {
+  const CpuKernels& kernels = best_cpu_kernel();
   const int64_t values = code.grid.values;
   const int64_t stretch = std::max({kLongestChunk, ceil_div(values, 64), 4 * code.channels});
   const auto width = static_cast<size_t>(2 * code.channels);
   std::vector<double> sums(static_cast<size_t>(ceil_div(values, stretch)) * width);
   for_chunks(values, stretch, [&](int64_t first, int64_t last) {
-    off_sums(code, x, channels, sums.data() + static_cast<size_t>(first / stretch) * width, first, last);
+    kernels.off_sums(code, x, channels, sums.data() + static_cast<size_t>(first / stretch) * width, first, last);
   });
   for (size_t c = 0; c < width; c += 2) {
     double sum = 0, count = 0;

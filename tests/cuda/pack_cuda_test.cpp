@@ -103,7 +103,7 @@ TEST_F(Cuda, SideCodesWithChannels) {
         // Off means are sums of at most 396 values in another order, at least in fp32: 396·2^−24 of their mean size (below 3).
         EXPECT_LE((channels(gpu) - channels(cpu)).abs().max().item<float>(), 396 * 0x1p-24 * 3);
         EXPECT_TRUE(same(unpack(moved(gpu, at::kCPU)), unpack(gpu).cpu()));
-        EXPECT_EQ(unpack(gpu).strides(), x.strides());
+        EXPECT_EQ(unpack(gpu).strides(), unpack(cpu).strides());
       }
     }
   }

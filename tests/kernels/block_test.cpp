@@ -14,8 +14,8 @@ constexpr HeaderType kHeaders[] = {HeaderType::bf16, HeaderType::f32};
 BlockCode random_code(int64_t values, int64_t block, int bits, Random& random) {
   const int64_t span = values > 0 && random.one_in(3) ? random.pick(kSpans) : 0;
   const Levels levels = random.one_in(3) ? Levels::even : Levels::optimal;
-  return {grid_of(values, block, span), random.pick(kHeaders),
-          random.one_in(4) ? Rounding::nearest : Rounding::stochastic, levels_of(bits, levels, block)};
+  return {grid_of(values, block, span), random.pick(kHeaders), random.one_in(4) ? Rounding::nearest : Rounding::stochastic,
+          levels_of(bits, levels, block)};
 }
 
 /// Encodes with every kernel, decodes what it wrote with every kernel, and compares all of it with the scalar kernel.
@@ -28,8 +28,7 @@ void compare_all(const BlockCode& code, const Bytes& x, DType in, DType out, uin
     ASSERT_EQ(own.headers, truth.headers) << a->name;
     ASSERT_EQ(own.codes, truth.codes) << a->name;
     for (const CpuKernels* b : supported_kernels()) {
-      ASSERT_EQ(decode(*b, code, own, out, streaming), values)
-          << "encoded by " << a->name << ", decoded by " << b->name;
+      ASSERT_EQ(decode(*b, code, own, out, streaming), values) << "encoded by " << a->name << ", decoded by " << b->name;
     }
   }
 }
@@ -73,8 +72,7 @@ std::vector<std::pair<int64_t, int64_t>> random_pieces(int64_t n, Random& random
   return pieces;
 }
 
-Coded encode_in_pieces(const CpuKernels& k, const BlockCode& code, const Bytes& x, DType type, uint64_t seed,
-                       Random& random) {
+Coded encode_in_pieces(const CpuKernels& k, const BlockCode& code, const Bytes& x, DType type, uint64_t seed, Random& random) {
   const auto measure = [&](void* headers) {
     for (int64_t last = code.grid.blocks(); last > 0;) {
       const int64_t first = std::max<int64_t>(0, last - 1 - random.below(5)), origin = code.grid.begin(first);
@@ -114,8 +112,7 @@ TEST(BlockKernels, DecodesAnyRange) {
     const BlockCode code = random_code(1 + random.below(2000), random.pick(kBlocks), trial % 8 + 1, random);
     const Coded in = encode(kScalar, code, as_type(mixed_values(code.grid.values, random), DType::f32), DType::f32, 5);
     const Bytes all = decode(kScalar, code, in, out);
-    const int64_t first = random.below(code.grid.values) / 8 * 8,
-                  last = first + random.below(code.grid.values - first + 1);
+    const int64_t first = random.below(code.grid.values) / 8 * 8, last = first + random.below(code.grid.values - first + 1);
     const int64_t origin = first - random.below(first + 1);
     SCOPED_TRACE(describe(code, out));
     for (const CpuKernels* k : supported_kernels()) {
@@ -132,14 +129,13 @@ TEST(BlockKernels, DecodesAnyRange) {
 // What the scalar kernel writes is what core says of each value on its own.
 TEST(BlockKernels, ScalarIsCore) {
   Random random(5);
-  const BlockCode code = {grid_of(600, 256, 300), HeaderType::bf16, Rounding::stochastic,
-                          levels_of(3, Levels::optimal, 256)};
+  const BlockCode code = {grid_of(600, 256, 300), HeaderType::bf16, Rounding::stochastic, levels_of(3, Levels::optimal, 256)};
   const Floats x = mixed_values(600, random);
   const Coded in = encode(kScalar, code, as_type(x, DType::f32), DType::f32, 77);
   for (int64_t i = 0; i < 600; ++i) {
     const Header h = load_header(in.headers.data(), code.header, i < 256 ? 0 : i < 300 ? 1 : i < 556 ? 2 : 3);
-    const uint32_t code_i = code_of(position(x[static_cast<size_t>(i)], make_ruler(h)), code.levels,
-                                    noise(77, Stream::rounding, static_cast<uint64_t>(i)));
+    const uint32_t code_i =
+        code_of(position(x[static_cast<size_t>(i)], make_ruler(h)), code.levels, noise(77, Stream::rounding, static_cast<uint64_t>(i)));
     ASSERT_EQ(get_code(in.codes.data(), 3, i), code_i) << i;
   }
 }

@@ -87,13 +87,11 @@ TEST(Boundary, TiesGoToEven) {
   Random random(12);
   for (int bits = 1; bits <= 7; ++bits) {
     const int64_t top = (1 << bits) - 1;
-    const BlockCode code = {grid_of(2048, 2048), HeaderType::bf16, Rounding::stochastic,
-                            levels_of(bits, Levels::even, 2048)};
+    const BlockCode code = {grid_of(2048, 2048), HeaderType::bf16, Rounding::stochastic, levels_of(bits, Levels::even, 2048)};
     Floats x = {0.0f, static_cast<float>(top) * 0.25f};
     std::vector<int64_t> m = {0, 0};
     for (int64_t i = 2; i < 2048; ++i) {
-      const int64_t flip =
-          65536 * random.below(top) + 65536 - noise_at(9, i);  // the least rint(2^16·y) with one code more
+      const int64_t flip = 65536 * random.below(top) + 65536 - noise_at(9, i);  // the least rint(2^16·y) with one code more
       m.push_back(std::min(flip - 1 + random.below(2), 65536 * top - 1));
       x.push_back(static_cast<float>((static_cast<double>(m.back()) + 0.5) * 0.25 / 65536));
     }
@@ -102,8 +100,7 @@ TEST(Boundary, TiesGoToEven) {
       const Coded own = encode(*k, code, bytes, DType::f32, 9);
       for (int64_t i = 2; i < 2048; ++i) {
         const int64_t tie = m[static_cast<size_t>(i)], even = tie + (tie & 1);
-        ASSERT_EQ(get_code(own.codes.data(), bits, i), static_cast<uint32_t>((even + noise_at(9, i)) >> 16))
-            << k->name << ' ' << i;
+        ASSERT_EQ(get_code(own.codes.data(), bits, i), static_cast<uint32_t>((even + noise_at(9, i)) >> 16)) << k->name << ' ' << i;
       }
     }
   }
@@ -177,11 +174,9 @@ TEST(Boundary, BlockCodesBeyond32Bits) {
         k->decode(code, codes.data(), headers.data(), {back.data(), DType::f32, t.first}, t.first, t.grid.values);
         for (int64_t i = t.first; i < t.grid.values; ++i) {
           const Header h = load_header(headers.data(), code.header, t.grid.block_of(i));
-          const uint32_t want =
-              code_of(position(x[static_cast<size_t>(i - t.origin)], make_ruler(h)), code.levels, noise_at(3, i));
+          const uint32_t want = code_of(position(x[static_cast<size_t>(i - t.origin)], make_ruler(h)), code.levels, noise_at(3, i));
           ASSERT_EQ(get_code(codes.data(), bits, i), want) << k->name << ' ' << i;
-          ASSERT_EQ(bits_of(back[static_cast<size_t>(i - t.first)]), bits_of(value_of(want, h, code.levels)))
-              << k->name << ' ' << i;
+          ASSERT_EQ(bits_of(back[static_cast<size_t>(i - t.first)]), bits_of(value_of(want, h, code.levels))) << k->name << ' ' << i;
         }
       }
     }
@@ -193,17 +188,14 @@ TEST(Boundary, SideCodesAndMasksBeyond32Bits) {
   for (const int64_t power : kPowers) {
     for (const int64_t inner : {int64_t{1}, int64_t{3}}) {
       const Tail t = tail_at(power, 256, false);
-      const SideCode code = {
-          t.grid, HeaderType::bf16, Rounding::stochastic, side_table(3, Side::one_sided, Levels::optimal, 256), 7,
-          inner};
+      const SideCode code = {t.grid, HeaderType::bf16, Rounding::stochastic, side_table(3, Side::one_sided, Levels::optimal, 256), 7,
+                             inner};
       std::vector<Channel> channels;
-      for (int c = 0; c < 7; ++c)
-        channels.push_back({0.1f * static_cast<float>(c), 1.0f, -0.1f * static_cast<float>(c), 0.0f});
+      for (int c = 0; c < 7; ++c) channels.push_back({0.1f * static_cast<float>(c), 1.0f, -0.1f * static_cast<float>(c), 0.0f});
       const Floats x = mixed_values(t.grid.values - t.origin, random);
       const Source source = {x.data(), DType::f32, t.origin};
       for (const CpuKernels* k : supported_kernels()) {
-        const Sparse codes(code_bytes(t.grid.values, 3)), headers(t.grid.blocks() * 4),
-            mask(code_bytes(t.grid.values, 1));
+        const Sparse codes(code_bytes(t.grid.values, 3)), headers(t.grid.blocks() * 4), mask(code_bytes(t.grid.values, 1));
         if (!codes.ok() || !headers.ok() || !mask.ok()) GTEST_SKIP() << "no address space for 2^" << power << " values";
         k->side_measure(code, source, headers.data(), t.grid.block_of(t.first), t.grid.blocks());
         k->side_encode(code, source, channels.data(), 3, headers.data(), codes.data(), t.first, t.grid.values);
@@ -212,8 +204,7 @@ TEST(Boundary, SideCodesAndMasksBeyond32Bits) {
           const float v = x[static_cast<size_t>(i - t.origin)];
           const Range r = load_range(headers.data(), code.header, t.grid.block_of(i));
           const Channel& c = channels[static_cast<size_t>(i / inner % 7)];
-          ASSERT_EQ(get_code(codes.data(), 3, i), side_code_of(v, c, r, code.table, noise_at(3, i)))
-              << k->name << ' ' << i;
+          ASSERT_EQ(get_code(codes.data(), 3, i), side_code_of(v, c, r, code.table, noise_at(3, i))) << k->name << ' ' << i;
           ASSERT_EQ(get_code(mask.data(), 1, i), v > 0 ? 1u : 0u) << k->name << ' ' << i;
         }
       }

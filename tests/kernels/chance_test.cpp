@@ -25,9 +25,7 @@ struct Pool {
 };
 
 /// The z that has the same tail as χ² with n degrees of freedom (Wilson and Hilferty).
-double z_of_chi_square(double chi, double n) {
-  return (std::cbrt(chi / n) - (1 - 2 / (9 * n))) / std::sqrt(2 / (9 * n));
-}
+double z_of_chi_square(double chi, double n) { return (std::cbrt(chi / n) - (1 - 2 / (9 * n))) / std::sqrt(2 / (9 * n)); }
 
 /// Where x stands between the two levels around it, in steps: below, above and itself.
 struct Place {
@@ -108,8 +106,7 @@ TEST(Chance, BlockCodeIsUnbiased) {
 TEST(Chance, TypesAndOffsets) {
   Random random(32);
   for (const DType type : {DType::f16, DType::bf16}) {
-    const BlockCode code = {grid_of(1000, 256), HeaderType::bf16, Rounding::stochastic,
-                            levels_of(2, Levels::optimal, 256)};
+    const BlockCode code = {grid_of(1000, 256), HeaderType::bf16, Rounding::stochastic, levels_of(2, Levels::optimal, 256)};
     expect_unbiased(code, normals(1000, 0, random), type, DType::f32);
     expect_unbiased(code, normals(1000, 0, random), type, type);
   }
@@ -126,8 +123,7 @@ TEST(Chance, NearestIsWithinHalfAStep) {
   Random random(33);
   const Floats x = normals(1000, 0, random);
   for (int bits = 1; bits <= 8; ++bits) {
-    const BlockCode code = {grid_of(1000, 100), HeaderType::bf16, Rounding::nearest,
-                            levels_of(bits, Levels::even, 100)};
+    const BlockCode code = {grid_of(1000, 100), HeaderType::bf16, Rounding::nearest, levels_of(bits, Levels::even, 100)};
     for (const CpuKernels* k : supported_kernels()) {
       const Coded in = encode(*k, code, as_type(x, DType::f32), DType::f32, 0);
       const Floats y = floats_of(decode(*k, code, in, DType::f32), DType::f32);

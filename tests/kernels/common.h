@@ -117,15 +117,12 @@ inline const LevelTable& levels_of(int bits, Levels levels, int64_t block) {
   return at->second;
 }
 
-inline Grid grid_of(int64_t values, int64_t block, int64_t span = 0) {
-  return {values, block, span == 0 ? values : span};
-}
+inline Grid grid_of(int64_t values, int64_t block, int64_t span = 0) { return {values, block, span == 0 ? values : span}; }
 
 inline std::string describe(const BlockCode& code, DType type) {
   std::ostringstream text;
-  text << code.grid.values << " values, block " << code.grid.block << ", span " << code.grid.span << ", "
-       << code.levels.bits << " bits, " << (code.levels.even ? "even" : "optimal")
-       << (code.rounding == Rounding::nearest ? ", nearest" : "")
+  text << code.grid.values << " values, block " << code.grid.block << ", span " << code.grid.span << ", " << code.levels.bits << " bits, "
+       << (code.levels.even ? "even" : "optimal") << (code.rounding == Rounding::nearest ? ", nearest" : "")
        << (code.header == HeaderType::f32 ? ", f32 headers, " : ", ") << name_of(type);
   return text.str();
 }
@@ -141,8 +138,7 @@ inline int bits_of_code(const SideCode& code) { return code.table.bits; }
 /// Runs measure and encode into guarded memory. `measure` and `encode` are called with (headers) and (headers, codes).
 template <class Code, class Measure, class Encode>
 Coded coded(const Code& code, const Measure& measure, const Encode& encode) {
-  Guarded headers(code.grid.blocks() * header_bytes(code.header)),
-      codes(code_bytes(code.grid.values, bits_of_code(code)));
+  Guarded headers(code.grid.blocks() * header_bytes(code.header)), codes(code_bytes(code.grid.values, bits_of_code(code)));
   measure(headers.data());
   encode(headers.data(), codes.data());
   EXPECT_TRUE(headers.intact()) << "wrote past the headers";
@@ -157,14 +153,11 @@ inline Coded encode(const CpuKernels& k, const BlockCode& code, const Bytes& x, 
       [&](void* headers, uint8_t* codes) { k.encode(code, source, seed, headers, codes, 0, code.grid.values); });
 }
 
-inline Coded encode(const CpuKernels& k, const SideCode& code, const Channel* channels, const Bytes& x, DType type,
-                    uint64_t seed) {
+inline Coded encode(const CpuKernels& k, const SideCode& code, const Channel* channels, const Bytes& x, DType type, uint64_t seed) {
   const Source source = {x.data(), type};
   return coded(
       code, [&](void* headers) { k.side_measure(code, source, headers, 0, code.grid.blocks()); },
-      [&](void* headers, uint8_t* codes) {
-        k.side_encode(code, source, channels, seed, headers, codes, 0, code.grid.values);
-      });
+      [&](void* headers, uint8_t* codes) { k.side_encode(code, source, channels, seed, headers, codes, 0, code.grid.values); });
 }
 
 inline Bytes decode(const CpuKernels& k, const BlockCode& code, const Coded& in, DType type, bool streaming = false) {

@@ -49,8 +49,7 @@ void for_all(const Floats& x, const std::function<void(const CpuKernels&, const 
 TEST(Edge, NotFiniteDecodesToCanonicalNaN) {
   Random random(21);
   const Floats good = normals(5 * kBlock, random);
-  const float bads[] = {
-      kInf, -kInf, float_of(0x7fc00000), float_of(0xffc12345), float_of(0x7f800001), float_of(0xff812345)};
+  const float bads[] = {kInf, -kInf, float_of(0x7fc00000), float_of(0xffc12345), float_of(0x7f800001), float_of(0xff812345)};
   for (const float bad : bads) {
     for (const int64_t at : {int64_t{140}, int64_t{141}, int64_t{175}, int64_t{209}}) {
       for (const DType type : kTypes) {
@@ -114,8 +113,7 @@ TEST(Edge, ZeroRangeDecodesToLow) {
 
 TEST(Edge, SubnormalsAndMinusZeroArePlusZero) {
   Floats x(3 * kBlock, -0.0f);
-  for (size_t i = 0; i < kBlock; ++i)
-    x[i] = float_of((i % 2 != 0 ? 0x80000000u : 0u) | static_cast<uint32_t>(1 + i * 100000));
+  for (size_t i = 0; i < kBlock; ++i) x[i] = float_of((i % 2 != 0 ? 0x80000000u : 0u) | static_cast<uint32_t>(1 + i * 100000));
   for_all(x, [](const CpuKernels& k, const BlockCode&, const Floats& y) {
     for (const float v : y) ASSERT_EQ(bits_of(v), 0u) << k.name;
   });
@@ -185,16 +183,14 @@ TEST(Edge, FlushingSubnormalsChangesNothing) {
   Random random(26);
   Floats x;
   for (int power = -149; power <= 126; power += 5) {  // each block around one power of two, the next around another
-    const Floats block =
-        normals(kBlock, random, std::ldexp(1.0f, power), power % 2 != 0 ? std::ldexp(3.0f, power) : 0.0f);
+    const Floats block = normals(kBlock, random, std::ldexp(1.0f, power), power % 2 != 0 ? std::ldexp(3.0f, power) : 0.0f);
     x.insert(x.end(), block.begin(), block.end());
   }
   for (int i = 0; i < kBlock; ++i) x.push_back(std::ldexp(random.normal(), static_cast<int>(random.below(250)) - 130));
   for (const DType type : kTypes) {
     const Bytes in = as_type(x, type);
     for (int bits = 1; bits <= 8; ++bits) {
-      const BlockCode code =
-          code_for(static_cast<int64_t>(x.size()), bits, bits % 2 != 0 ? HeaderType::bf16 : HeaderType::f32);
+      const BlockCode code = code_for(static_cast<int64_t>(x.size()), bits, bits % 2 != 0 ? HeaderType::bf16 : HeaderType::f32);
       for (const CpuKernels* k : supported_kernels()) {
         const Coded usual = encode(*k, code, in, type, 5);
         Coded flushed;

@@ -58,8 +58,7 @@ void pool_sides(const SideCode& code, const Channel* channels, const Floats& x, 
     const bool on = double{c.gamma} * double{x[i]} + double{c.beta} > 0;
     if (!on && code.table.off == 1) continue;
     const Gap gap =
-        gap_of(x[i], on, c, load_range(own.headers.data(), code.header, code.grid.block_of(static_cast<int64_t>(i))),
-               code.table);
+        gap_of(x[i], on, c, load_range(own.headers.data(), code.header, code.grid.block_of(static_cast<int64_t>(i))), code.table);
     if (gap.width == 0) continue;
     Pool& pool = on ? on_pool : off_pool;
     pool.error += sums[i] / gap.width;
@@ -73,23 +72,17 @@ TEST(SideChance, OnSideIsUnbiasedAndBothIsOnBoth) {
   for (const SideForm& form : kForms) {
     for (const Levels levels : {Levels::even, Levels::optimal}) {
       for (const HeaderType header : {HeaderType::bf16, HeaderType::f32}) {
-        const SideCode code = {grid_of(kValues, 256),
-                               header,
-                               Rounding::stochastic,
-                               side_table(form.bits, form.side, levels, 256),
-                               kChannels,
-                               1};
+        const SideCode code = {
+            grid_of(kValues, 256), header, Rounding::stochastic, side_table(form.bits, form.side, levels, 256), kChannels, 1};
         std::vector<Channel> channels;
         for (int c = 0; c < kChannels; ++c) {  // two of them flat, thresholds of the rest from −2 to 2 and two outside
           const float gamma = (c % 2 != 0 ? -1.0f : 1.0f) * (0.5f + static_cast<float>(random.uniform()));
           const float t = c == 2 ? 9.0f : c == 3 ? -9.0f : static_cast<float>(c - 8) * 0.25f;
-          channels.push_back(c < 2 ? channel_of(0.0f, c == 0 ? 1.0f : -1.0f, 0.0f)
-                                   : channel_of(gamma, -gamma * t, 0.0f));
+          channels.push_back(c < 2 ? channel_of(0.0f, c == 0 ? 1.0f : -1.0f, 0.0f) : channel_of(gamma, -gamma * t, 0.0f));
         }
         Floats x;
         for (int64_t i = 0; i < kValues; ++i) x.push_back(random.normal());
-        if (form.side == Side::relu)
-          std::transform(x.begin(), x.end(), x.begin(), [](float v) { return std::max(v, 0.0f); });
+        if (form.side == Side::relu) std::transform(x.begin(), x.end(), x.begin(), [](float v) { return std::max(v, 0.0f); });
         SCOPED_TRACE(describe(code, DType::f32));
         Pool on, off;
         pool_sides(code, form.side == Side::relu ? nullptr : channels.data(), x, on, off);
@@ -106,8 +99,7 @@ TEST(SideChance, ReluKeepsZeros) {
   Floats x;
   for (int64_t i = 0; i < 1000; ++i) x.push_back(std::max(random.normal(), 0.0f));
   for (const int bits : {2, 3}) {
-    const SideCode code = {grid_of(1000, 256), HeaderType::bf16, Rounding::stochastic,
-                           side_table(bits, Side::relu, Levels::optimal, 256)};
+    const SideCode code = {grid_of(1000, 256), HeaderType::bf16, Rounding::stochastic, side_table(bits, Side::relu, Levels::optimal, 256)};
     for (const CpuKernels* k : supported_kernels()) {
       const Coded own = encode(*k, code, nullptr, as_type(x, DType::f32), DType::f32, 3);
       const Floats y = floats_of(decode(*k, code, nullptr, own, DType::f32), DType::f32);

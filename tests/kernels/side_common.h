@@ -15,8 +15,7 @@ struct SideForm {
 constexpr SideForm kForms[] = {{2, Side::one_sided}, {3, Side::one_sided}, {2, Side::relu}, {3, Side::relu},
                                {2, Side::both},      {3, Side::both},      {4, Side::both}};
 
-inline SideCode side_code(SideForm form, int64_t values, int64_t block, int64_t channels, int64_t inner,
-                          Random& random) {
+inline SideCode side_code(SideForm form, int64_t values, int64_t block, int64_t channels, int64_t inner, Random& random) {
   return {grid_of(values, block, values > 300 && random.one_in(3) ? 300 : 0),
           random.one_in(2) ? HeaderType::bf16 : HeaderType::f32,
           random.one_in(4) ? Rounding::nearest : Rounding::stochastic,
@@ -48,10 +47,10 @@ inline std::vector<Channel> channels_of(int64_t count, Random& random) {
 
 inline std::string describe(const SideCode& code, DType type) {
   std::ostringstream text;
-  text << code.grid.values << " values, block " << code.grid.block << ", span " << code.grid.span << ", "
-       << code.table.bits << " bits, " << code.table.off << " off + " << code.table.on << " on, " << code.channels
-       << " channels, inner " << code.inner << (code.rounding == Rounding::nearest ? ", nearest" : "")
-       << (code.header == HeaderType::f32 ? ", f32 headers, " : ", ") << name_of(type);
+  text << code.grid.values << " values, block " << code.grid.block << ", span " << code.grid.span << ", " << code.table.bits << " bits, "
+       << code.table.off << " off + " << code.table.on << " on, " << code.channels << " channels, inner " << code.inner
+       << (code.rounding == Rounding::nearest ? ", nearest" : "") << (code.header == HeaderType::f32 ? ", f32 headers, " : ", ")
+       << name_of(type);
   return text.str();
 }
 

@@ -48,14 +48,12 @@ TEST(SideKernels, PiecesAndOriginsGiveTheSameBytes) {
   Random random(42);
   for (int trial = 0; trial < 140; ++trial) {
     const SideForm form = kForms[trial % std::size(kForms)];
-    const SideCode code =
-        side_code(form, 1 + random.below(2000), random.pick(kBlocks), 13, 1 + random.below(5), random);
+    const SideCode code = side_code(form, 1 + random.below(2000), random.pick(kBlocks), 13, 1 + random.below(5), random);
     const std::vector<Channel> made = channels_of(13, random);
     const Channel* channels = form.side == Side::relu ? nullptr : made.data();
     const DType type = random.pick(kTypes);
     const int64_t n = code.grid.values, cut = random.below(n) / 8 * 8;
-    const Bytes x = as_type(mixed_values(n, random), type), left = slice(x, type, 0, cut),
-                right = slice(x, type, cut, n);
+    const Bytes x = as_type(mixed_values(n, random), type), left = slice(x, type, 0, cut), right = slice(x, type, cut, n);
     const Coded truth = encode(kScalar, code, channels, x, type, 8);
     const Bytes values = decode(kScalar, code, channels, truth, type);
     SCOPED_TRACE(describe(code, type));
@@ -84,8 +82,8 @@ Floats cliff(const SideCode& code, const Channel& c, Range r, uint64_t seed, Ran
   for (int64_t i = 2; i < code.grid.values; ++i) {
     const bool on = code.table.off == 1 || random.one_in(2);
     const Stretch s = stretch_of(on, c, r);
-    const float* levels = on ? (s.is_long ? code.table.on_long : code.table.on_short)
-                             : (s.is_long ? code.table.off_long : code.table.off_short);
+    const float* levels =
+        on ? (s.is_long ? code.table.on_long : code.table.on_short) : (s.is_long ? code.table.off_long : code.table.off_short);
     const int64_t below = random.below((on ? code.table.on : code.table.off) - 1);
     const float mark = levels[below] * s.length, next = levels[below + 1] * s.length;
     const float d = fmaf(uniform_of(noise(seed, Stream::rounding, static_cast<uint64_t>(i))), next - mark, mark);
@@ -105,8 +103,7 @@ TEST(SideKernels, SameCodesWithinAnUlpOfTheCliff) {
     const float gamma = random.one_in(2) ? 1.5f : -0.7f;
     const Channel c = form.side == Side::relu ? relu_channel() : channel_of(gamma, random.normal() * 0.3f, 0.0f);
     const uint64_t seed = random.bits();
-    const Range r = {form.side == Side::relu ? 0.0f : -2.5f - std::abs(random.normal()),
-                     2.5f + std::abs(random.normal())};
+    const Range r = {form.side == Side::relu ? 0.0f : -2.5f - std::abs(random.normal()), 2.5f + std::abs(random.normal())};
     const Bytes x = as_type(cliff(code, c, r, seed, random), DType::f32);
     compare_all(code, form.side == Side::relu ? nullptr : &c, x, DType::f32, DType::f32, seed);
     if (HasFatalFailure()) return;
@@ -118,20 +115,17 @@ TEST(SideKernels, CodesTellTheExactMask) {
   Random random(43);
   for (const SideForm& form : kForms) {
     const SideCode code = side_code(form, 4000, 256, 16, 1, random);
-    const std::vector<Channel> channels =
-        form.side == Side::relu ? std::vector<Channel>(16, relu_channel()) : channels_of(16, random);
+    const std::vector<Channel> channels = form.side == Side::relu ? std::vector<Channel>(16, relu_channel()) : channels_of(16, random);
     Floats x = mixed_values(4000, random);
     for (size_t i = 0; i < x.size(); i += 3) {  // within 2 ulps of the threshold
       const float t = channels[i % 16].threshold;
       if (!is_finite(t) || std::abs(t) > 100) continue;
       x[i] = t;
-      for (int64_t steps = random.below(3); steps > 0; --steps)
-        x[i] = std::nextafterf(x[i], random.one_in(2) ? 1e9f : -1e9f);
+      for (int64_t steps = random.below(3); steps > 0; --steps) x[i] = std::nextafterf(x[i], random.one_in(2) ? 1e9f : -1e9f);
       x[i] = flush(x[i]);
     }
     for (const CpuKernels* k : supported_kernels()) {
-      const Coded own =
-          encode(*k, code, form.side == Side::relu ? nullptr : channels.data(), as_type(x, DType::f32), DType::f32, 5);
+      const Coded own = encode(*k, code, form.side == Side::relu ? nullptr : channels.data(), as_type(x, DType::f32), DType::f32, 5);
       for (size_t i = 0; i < x.size(); ++i) {
         const Channel& c = channels[i % 16];
         const bool on = double{c.gamma} * double{x[i]} + double{c.beta} > 0;
@@ -211,8 +205,7 @@ TEST(SideKernels, OffMeansComeBack) {
       const Bytes y = decode(*k, code, channels.data(), own, type);
       for (int64_t i = 0; i < 400; ++i) {
         if (get_code(own.codes.data(), 2, i) != 0) continue;
-        ASSERT_EQ(slice(y, type, i, i + 1), slice(want, type, i % 6, i % 6 + 1))
-            << k->name << ' ' << name_of(type) << ' ' << i;
+        ASSERT_EQ(slice(y, type, i, i + 1), slice(want, type, i % 6, i % 6 + 1)) << k->name << ' ' << name_of(type) << ' ' << i;
       }
     }
   }
@@ -241,6 +234,34 @@ TEST(SideKernels, OffSumsAreTheChannelsOffValues) {
       EXPECT_EQ(got[2 * c + 1], want[2 * c + 1]);
       // Any order of at most 3000 additions in double: 3000·2^−53 of the sum of magnitudes.
       EXPECT_LE(std::abs(got[2 * c] - want[2 * c]), total[2 * c] * 3000 * 0x1p-53);
+    }
+  }
+}
+
+// The order of the additions is part of the definition: every kernel gives the same doubles, from any piece.
+TEST(SideKernels, OffSumsAreTheSameOnEveryKernel) {
+  Random random(49);
+  for (const int64_t inner : {1, 2, 15, 16, 17, 40, 3136}) {
+    for (const int64_t count : {1, 3, 15, 16, 17, 31, 64, 77, 256, 1000}) {
+      const int64_t n = random.below(3 * inner * count) % 20000 + 1;
+      const SideCode code = side_code({2, Side::one_sided}, n, 256, count, inner, random);
+      const std::vector<Channel> made = channels_of(count, random);
+      const Channel* channels = random.one_in(8) ? nullptr : made.data();
+      const DType type = random.pick(kTypes);
+      Floats values = mixed_values(n, random);
+      for (float& v : values) v = random.one_in(20) ? v * 0x1p-126f : v;
+      const Bytes x = as_type(values, type);
+      const int64_t cut = random.below(n);
+      const Bytes later = slice(x, type, cut, n);
+      std::vector<double> want(static_cast<size_t>(2 * count));
+      off_sums(code, {x.data(), type}, channels, want.data(), 0, cut);
+      off_sums(code, {x.data(), type}, channels, want.data(), cut, n);
+      for (const CpuKernels* k : supported_kernels()) {
+        std::vector<double> got(want.size());
+        k->off_sums(code, {x.data(), type}, channels, got.data(), 0, cut);
+        k->off_sums(code, {later.data(), type, cut}, channels, got.data(), cut, n);
+        ASSERT_EQ(got, want) << k->name << ' ' << describe(code, type) << ", cut at " << cut;
+      }
     }
   }
 }

@@ -27,8 +27,7 @@ TEST(Mask, OneWherePositive) {
           ASSERT_EQ(get_code(got.data(), 1, i) != 0, flush(seen[static_cast<size_t>(i)]) > 0) << k->name << ' ' << i;
         }
         // The bits after the last value are 0: equal tensors have equal bytes.
-        for (int64_t i = n; i < 8 * static_cast<int64_t>(got.size()); ++i)
-          ASSERT_EQ(get_code(got.data(), 1, i), 0u) << k->name;
+        for (int64_t i = n; i < 8 * static_cast<int64_t>(got.size()); ++i) ASSERT_EQ(get_code(got.data(), 1, i), 0u) << k->name;
       }
     }
   }
@@ -88,12 +87,10 @@ TEST(Narrow, EveryWidthComesBack) {
         const Bytes stream = codes.bytes();
         widen(stream.data(), least, bits, reinterpret_cast<int64_t*>(back.data()), 0, n);
         ASSERT_TRUE(back.intact()) << bits;
-        ASSERT_EQ(n == 0 ? 0 : std::memcmp(back.data(), x.data(), static_cast<size_t>(n) * 8), 0)
-            << bits << " bits, " << n;
+        ASSERT_EQ(n == 0 ? 0 : std::memcmp(back.data(), x.data(), static_cast<size_t>(n) * 8), 0) << bits << " bits, " << n;
         if (bits < 1 || bits > 8) continue;  // the stream is that of codes
         for (int64_t i = 0; i < n; ++i) {
-          ASSERT_EQ(get_code(stream.data(), bits, i),
-                    static_cast<uint64_t>(x[static_cast<size_t>(i)]) - static_cast<uint64_t>(least));
+          ASSERT_EQ(get_code(stream.data(), bits, i), static_cast<uint64_t>(x[static_cast<size_t>(i)]) - static_cast<uint64_t>(least));
         }
       }
     }

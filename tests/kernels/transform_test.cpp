@@ -7,9 +7,8 @@ namespace satchel::test {
 namespace {
 
 constexpr LowPassShape kShapes[] = {
-    {3, 1, 1, 64, 8}, {3, 1, 1, 67, 8}, {2, 1, 1, 5, 8}, {2, 1, 1, 1, 8},  {2, 1, 16, 24, 8},
-    {3, 1, 13, 9, 4}, {2, 1, 3, 50, 7}, {2, 8, 8, 8, 4}, {2, 5, 7, 11, 3}, {1, 1, 56, 56, 8},
-    {4, 2, 3, 3, 16}, {3, 1, 6, 7, 1},  {0, 1, 8, 8, 8}, {2, 9, 1, 17, 5},
+    {3, 1, 1, 64, 8}, {3, 1, 1, 67, 8}, {2, 1, 1, 5, 8},   {2, 1, 1, 1, 8},  {2, 1, 16, 24, 8}, {3, 1, 13, 9, 4}, {2, 1, 3, 50, 7},
+    {2, 8, 8, 8, 4},  {2, 5, 7, 11, 3}, {1, 1, 56, 56, 8}, {4, 2, 3, 3, 16}, {3, 1, 6, 7, 1},   {0, 1, 8, 8, 8},  {2, 9, 1, 17, 5},
 };
 
 /// Sum of a line as its header says: neighbours in pairs, missing ones +0.
@@ -70,8 +69,7 @@ TEST(LowPass, MeansAndRests) {
       const Bytes x = as_type(mixed_values(n, random), type);
       const Floats seen = floats_of(x, type);
       Guarded means(s.maps * s.windows() * 2), rest(n * 4);
-      low_pass_split(s, {x.data(), type}, reinterpret_cast<uint16_t*>(means.data()),
-                     reinterpret_cast<float*>(rest.data()), 0, s.maps);
+      low_pass_split(s, {x.data(), type}, reinterpret_cast<uint16_t*>(means.data()), reinterpret_cast<float*>(rest.data()), 0, s.maps);
       ASSERT_TRUE(means.intact() && rest.intact());
       const Bytes mean_bytes = means.bytes(), rest_bytes = rest.bytes();
       for (int64_t m = 0; m < s.maps; ++m) {
@@ -82,18 +80,14 @@ TEST(LowPass, MeansAndRests) {
           const float got = load(mean_bytes.data(), DType::bf16, m * s.windows() + w);
           // A tree of depth log2(count) + 3 (a line, a plane and a body may each be padded) rounds by 2^−24 of the
           // magnitudes a level, the division once more; bf16, of 8 significant bits, by 2^−8 of the mean.
-          const double tree = (std::log2(static_cast<double>(own.count)) + 4) * 0x1p-24 * own.magnitude /
-                              static_cast<double>(own.count);
+          const double tree = (std::log2(static_cast<double>(own.count)) + 4) * 0x1p-24 * own.magnitude / static_cast<double>(own.count);
           ASSERT_LE(std::abs(got - mean), std::abs(mean) * 0x1p-8 + tree * 1.01) << w;
-          ASSERT_EQ(got, from_bf16(to_bf16(flush(own.tree / static_cast<float>(own.count)))))
-              << "not the fixed tree, window " << w;
+          ASSERT_EQ(got, from_bf16(to_bf16(flush(own.tree / static_cast<float>(own.count))))) << "not the fixed tree, window " << w;
         }
         for (int64_t i = 0; i < s.map_values(); ++i) {
           const int64_t at = m * s.map_values() + i;
           const float mean = load(mean_bytes.data(), DType::bf16, m * s.windows() + window_at(s, i));
-          ASSERT_EQ(bits_of(load(rest_bytes.data(), DType::f32, at)),
-                    bits_of(flush(seen[static_cast<size_t>(at)]) - mean))
-              << at;
+          ASSERT_EQ(bits_of(load(rest_bytes.data(), DType::f32, at)), bits_of(flush(seen[static_cast<size_t>(at)]) - mean)) << at;
         }
       }
     }
@@ -114,15 +108,13 @@ TEST(LowPass, JoinAddsTheMeansBack) {
       ASSERT_TRUE(y.intact());
       const Bytes got = y.bytes();
       for (int64_t i = 0; i < n; ++i) {
-        const float mean =
-            from_bf16(means[static_cast<size_t>(i / s.map_values() * s.windows() + window_at(s, i % s.map_values()))]);
+        const float mean = from_bf16(means[static_cast<size_t>(i / s.map_values() * s.windows() + window_at(s, i % s.map_values()))]);
         const float sum = rest[static_cast<size_t>(i)] + mean;
         Bytes want(static_cast<size_t>(size_of(type)));
         store(want.data(), type, 0, sum);
         ASSERT_EQ(slice(got, type, i, i + 1), want) << i;
         // One subtraction and one addition round by 2^−24 of at most |x| + 2·|mean| each.
-        ASSERT_LE(std::abs(sum - x[static_cast<size_t>(i)]),
-                  (std::abs(x[static_cast<size_t>(i)]) + 2 * std::abs(mean)) * 0x1p-23f);
+        ASSERT_LE(std::abs(sum - x[static_cast<size_t>(i)]), (std::abs(x[static_cast<size_t>(i)]) + 2 * std::abs(mean)) * 0x1p-23f);
       }
     }
   }
@@ -147,6 +139,50 @@ TEST(LowPass, MapsOneAtATime) {
       ASSERT_EQ(back, Floats(all.begin() + m * n, all.begin() + (m + 1) * n));
     }
     ASSERT_EQ(own_means, means);
+  }
+}
+
+/// Every kernel's own split and join against the general ones, from memory that starts at map `first`.
+void compare_kernels(const LowPassShape& s, const Bytes& x, DType type, int64_t first) {
+  const int64_t n = (s.maps - first) * s.map_values();
+  const Bytes part = slice(x, type, first * s.map_values(), s.maps * s.map_values());
+  const Source from = {part.data(), type, first * s.map_values()};
+  std::vector<uint16_t> means(static_cast<size_t>(s.maps * s.windows()), 0x4242);
+  Bytes rest(static_cast<size_t>(n * 4)), values(part.size());
+  low_pass_split(s, from, means.data(), reinterpret_cast<float*>(rest.data()), first, s.maps);
+  low_pass_join(s, means.data(), reinterpret_cast<float*>(rest.data()), {values.data(), type, from.origin}, first, s.maps);
+  for (const CpuKernels* k : supported_kernels()) {
+    std::vector<uint16_t> own(means.size(), 0x4242);
+    Guarded own_rest(n * 4), back(n * size_of(type));
+    k->low_pass_split(s, from, own.data(), reinterpret_cast<float*>(own_rest.data()), first, s.maps);
+    ASSERT_TRUE(own_rest.intact()) << k->name;
+    ASSERT_EQ(own, means) << k->name;
+    ASSERT_EQ(own_rest.bytes(), rest) << k->name;
+    k->low_pass_join(s, means.data(), reinterpret_cast<float*>(rest.data()), {back.data(), type, from.origin}, first, s.maps);
+    ASSERT_TRUE(back.intact()) << k->name;
+    ASSERT_EQ(back.bytes(), values) << k->name;
+  }
+}
+
+TEST(LowPass, SameBytesOnEveryKernel) {
+  Random random(74);
+  std::vector<LowPassShape> shapes(std::begin(kShapes), std::end(kShapes));
+  for (const int64_t depth : {1, 2, 8, 11}) {
+    for (const int64_t height : {1, 3, 7, 8, 9, 17}) {
+      for (const int64_t width : {1, 4, 7, 8, 9, 15, 16, 17, 24, 31, 56, 64, 71, 192, 511, 521}) {
+        shapes.push_back({2, depth, height, width, 8});
+      }
+    }
+  }
+  for (const LowPassShape& s : shapes) {
+    const DType type = random.pick(kTypes);
+    Floats x = mixed_values(s.maps * s.map_values(), random);
+    for (float& v : x) v = random.one_in(9) ? v * 0x1p-125f : v;  // some of them subnormal
+    for (const int64_t first : {int64_t{0}, s.maps / 2}) {
+      SCOPED_TRACE(std::to_string(s.depth) + " x " + std::to_string(s.height) + " x " + std::to_string(s.width) + ' ' + name_of(type));
+      compare_kernels(s, as_type(x, type), type, first);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
@@ -182,8 +218,7 @@ TEST(Projection, EntriesAreTheDefinition) {
         const float unit = 1.0f / std::sqrt(static_cast<float>(width));
         for (int64_t j = 0; j < 2 * each; ++j) {
           const int d = static_cast<int>(j % each / width), r = static_cast<int>(j % width);
-          ASSERT_EQ(got[static_cast<size_t>(j)], is_negative(p, seed, first + j / each, d, r) ? -unit : unit)
-              << d << ' ' << r;
+          ASSERT_EQ(got[static_cast<size_t>(j)], is_negative(p, seed, first + j / each, d, r) ? -unit : unit) << d << ' ' << r;
         }
       }
     }
@@ -199,8 +234,7 @@ TEST(Projection, HadamardColumnsDiffer) {
     for (int a = 0; a < size; ++a) {
       for (int b = 0; b <= a; ++b) {
         double dot = 0;
-        for (int r = 0; r < size; ++r)
-          dot += double{m[static_cast<size_t>(a * size + r)]} * double{m[static_cast<size_t>(b * size + r)]};
+        for (int r = 0; r < size; ++r) dot += double{m[static_cast<size_t>(a * size + r)]} * double{m[static_cast<size_t>(b * size + r)]};
         // size products of ±(1/size)·(1 ± 2^−23) each.
         ASSERT_NEAR(dot, a == b ? 1.0 : 0.0, 0x1p-22) << size << ' ' << a << ' ' << b;
       }

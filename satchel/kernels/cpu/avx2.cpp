@@ -1,6 +1,8 @@
 // AVX2 with FMA, F16C and BMI2: 8 lanes.
 #include "satchel/kernels/cpu/vector.h"
+#include "satchel/kernels/cpu/vector_low_pass.h"
 #include "satchel/kernels/cpu/vector_side.h"
+#include "satchel/kernels/cpu/vector_sums.h"
 
 namespace satchel {
 namespace {
@@ -12,18 +14,23 @@ struct Avx2 {
   struct Table {
     __m256 low, high;
   };
+  struct Doubles {
+    __m256d low, high;
+  };
   static constexpr int kLanes = 8;
 
   static F set(float v) { return _mm256_set1_ps(v); }
   static F load_f32(const float* p) { return _mm256_loadu_ps(p); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F add_f(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }  // b where either is NaN
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F magnitude(F v) { return _mm256_andnot_ps(set(-0.0f), v); }
   static M ge(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
   static M gt(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+  static M not_gt(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_NGT_UQ); }
   static M eq(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
   static M exclusive(M a, M b) { return _mm256_xor_ps(a, b); }
   static M either(M a, M b) { return _mm256_or_ps(a, b); }
@@ -44,20 +51,22 @@ struct Avx2 {
   static I add(I a, I b) { return _mm256_add_epi32(a, b); }
   static I sub_i(I a, I b) { return _mm256_sub_epi32(a, b); }
   static M gt_i(I a, I b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)); }
+  static M any_of(I v, int mask) { return gt_i(_mm256_and_si256(v, set_i(mask)), _mm256_setzero_si256()); }
+  static I count(I sum, M m) { return _mm256_sub_epi32(sum, _mm256_castps_si256(m)); }  // one more where m
+  static void store_i(int32_t* p, I v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   static I shift16(I v) { return _mm256_srli_epi32(v, 16); }
   static F offset_noise(I noise) {  // 128 + noise/2^16
     return _mm256_castsi256_ps(_mm256_or_si256(noise, _mm256_set1_epi32(0x43000000)));
   }
   /// The low byte of each lane.
   static void store_bytes(uint8_t* p, I v) {
-    const I pick = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const I pick = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1,
+                                    -1, -1, -1, -1, -1);
     const I b = _mm256_shuffle_epi8(v, pick);
     const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), both);
   }
-  static I widen_bytes(const uint64_t (&eight)[1]) {
-    return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(eight[0])));
-  }
+  static I widen_bytes(const uint64_t (&eight)[1]) { return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(eight[0]))); }
   /// Eight vectors of 2-bit codes into 16 bytes: lanes to bytes, then pairs and fours by multiply-add.
   static void squeeze_two(const I (&c)[8], uint8_t* out) {
     const auto fours = [&](int v) {
@@ -85,6 +94,17 @@ struct Avx2 {
     return select(gt_i(index, set_i(7)), high, low);
   }
   static F lookup_low(Table t, I index) { return _mm256_permutevar8x32_ps(t.low, index); }  // reads the low 3 bits only
+
+  static Doubles load_doubles(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
+  static void store_doubles(double* p, Doubles d) {
+    _mm256_storeu_pd(p, d.low);
+    _mm256_storeu_pd(p + 4, d.high);
+  }
+  static Doubles add_where(Doubles d, M m, F v) {
+    const F kept = _mm256_and_ps(m, v);
+    return {_mm256_add_pd(d.low, _mm256_cvtps_pd(_mm256_castps256_ps128(kept))),
+            _mm256_add_pd(d.high, _mm256_cvtps_pd(_mm256_extractf128_ps(kept, 1)))};
+  }
 
   static float least(F v) {
     __m128 m = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -150,15 +170,19 @@ struct Avx2 {
 };
 
 bool supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+         __builtin_cpu_supports("bmi2");
 }
 
 using Block = simd::Codec<Avx2>;
 using Sides = simd::SideCodec<Avx2>;
+using Sums = simd::OffSums<Avx2>;
+using LowPasses = simd::LowPassCodec<Avx2>;
 
 }  // namespace
 
-const CpuKernels kAvx2 = {"avx2",              supported,          Block::measure,     Block::encode, Block::decode,
-                          Block::side_measure, Sides::side_encode, Sides::side_decode, Block::mask};
+const CpuKernels kAvx2 = {"avx2",        supported,           Block::measure,     Block::encode,
+                          Block::decode, Block::side_measure, Sides::side_encode, Sides::side_decode,
+                          Block::mask,   Sums::off_sums,      LowPasses::split,   LowPasses::join};
 
 }  // namespace satchel

@@ -1,6 +1,8 @@
 // AVX-512 (F, BW, DQ, VL): 16 lanes.
 #include "satchel/kernels/cpu/vector.h"
+#include "satchel/kernels/cpu/vector_low_pass.h"
 #include "satchel/kernels/cpu/vector_side.h"
+#include "satchel/kernels/cpu/vector_sums.h"
 
 namespace satchel {
 namespace {
@@ -10,18 +12,23 @@ struct Avx512 {
   using I = __m512i;
   using M = __mmask16;
   using Table = __m512;
+  struct Doubles {
+    __m512d low, high;
+  };
   static constexpr int kLanes = 16;
 
   static F set(float v) { return _mm512_set1_ps(v); }
   static F load_f32(const float* p) { return _mm512_loadu_ps(p); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F add_f(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }  // b where either is NaN
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F magnitude(F v) { return _mm512_abs_ps(v); }
   static M ge(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   static M gt(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  static M not_gt(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_NGT_UQ); }
   static M eq(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
   static M exclusive(M a, M b) { return _kxor_mask16(a, b); }
   static M either(M a, M b) { return _kor_mask16(a, b); }
@@ -39,6 +46,9 @@ struct Avx512 {
   static I add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
   static M gt_i(I a, I b) { return _mm512_cmpgt_epi32_mask(a, b); }
+  static M any_of(I v, int mask) { return _mm512_test_epi32_mask(v, set_i(mask)); }
+  static I count(I sum, M m) { return _mm512_mask_add_epi32(sum, m, sum, set_i(1)); }  // one more where m
+  static void store_i(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
   static I shift16(I v) { return _mm512_srli_epi32(v, 16); }
   static F offset_noise(I noise) {  // 128 + noise/2^16
     return _mm512_castsi512_ps(_mm512_or_si512(noise, _mm512_set1_epi32(0x43000000)));
@@ -66,6 +76,17 @@ struct Avx512 {
   static Table value_table(Table positions, Header h) { return flush(fma(positions, set(h.step), set(h.low))); }
   static F lookup(Table t, I index) { return _mm512_permutexvar_ps(index, t); }
   static F lookup_low(Table t, I index) { return lookup(t, index); }  // reads the low 4 bits only
+
+  static Doubles load_doubles(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
+  static void store_doubles(double* p, Doubles d) {
+    _mm512_storeu_pd(p, d.low);
+    _mm512_storeu_pd(p + 8, d.high);
+  }
+  static Doubles add_where(Doubles d, M m, F v) {
+    const F kept = _mm512_maskz_mov_ps(m, v);
+    return {_mm512_add_pd(d.low, _mm512_cvtps_pd(_mm512_castps512_ps256(kept))),
+            _mm512_add_pd(d.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(kept, 1)))};
+  }
 
   static float least(F v) { return _mm512_reduce_min_ps(v); }
   static float most(F v) { return _mm512_reduce_max_ps(v); }
@@ -121,15 +142,18 @@ struct Avx512 {
 
 bool supported() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
 }
 
 using Block = simd::Codec<Avx512>;
 using Sides = simd::SideCodec<Avx512>;
+using Sums = simd::OffSums<Avx512>;
+using LowPasses = simd::LowPassCodec<Avx512>;
 
 }  // namespace
 
-const CpuKernels kAvx512 = {"avx512",           supported,          Block::measure,     Block::encode, Block::decode,
-                            Block::side_measure, Sides::side_encode, Sides::side_decode, Block::mask};
+const CpuKernels kAvx512 = {"avx512",           supported,          Block::measure, Block::encode,  Block::decode,    Block::side_measure,
+                            Sides::side_encode, Sides::side_decode, Block::mask,    Sums::off_sums, LowPasses::split, LowPasses::join};
 
 }  // namespace satchel

@@ -35,11 +35,18 @@ struct CpuKernels {
 
   /// The same three for side codes; `channels` is null for the relu form.
   void (*side_measure)(const SideCode&, Source x, void* headers, int64_t first, int64_t last);
-  void (*side_encode)(const SideCode&, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes, int64_t first, int64_t last);
-  void (*side_decode)(const SideCode&, const uint8_t* codes, const Channel* channels, const void* headers, Target x, int64_t first, int64_t last);
+  void (*side_encode)(const SideCode&, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes, int64_t first,
+                      int64_t last);
+  void (*side_decode)(const SideCode&, const uint8_t* codes, const Channel* channels, const void* headers, Target x, int64_t first,
+                      int64_t last);
 
   /// One bit a value, 1 where x > 0: bytes [first / 8, …) of mask.
   void (*mask)(Source x, uint8_t* mask, int64_t first, int64_t last);
+
+  /// As the functions of these names below, to the bit.
+  void (*off_sums)(const SideCode&, Source x, const Channel* channels, double* sums, int64_t first, int64_t last);
+  void (*low_pass_split)(const LowPassShape&, Source x, uint16_t* means, float* rest, int64_t first, int64_t last);
+  void (*low_pass_join)(const LowPassShape&, const uint16_t* means, const float* rest, Target x, int64_t first, int64_t last);
 };
 
 extern const CpuKernels kScalar, kAvx2, kAvx512;
@@ -52,6 +59,9 @@ const CpuKernels& cpu_kernel(std::string_view name);
 
 /// The best this CPU supports, or the one that SATCHEL_KERNEL names.
 const CpuKernels& best_cpu_kernel();
+
+/// A run of one channel's values is summed in this many parts, value by value in turn, so that vectors can follow.
+constexpr int kSumLanes = 16;
 
 /// Sum and count of each channel's off values in [first, last), added to sums[2·c] and sums[2·c + 1].
 void off_sums(const SideCode&, Source x, const Channel* channels, double* sums, int64_t first, int64_t last);

@@ -41,9 +41,7 @@ float window_mean(const LowPassShape& s, Source x, int64_t map, int64_t d0, int6
     const int64_t at = map * s.map_values() + (d * s.height + h) * s.width - x.origin;
     return tree_sum(c1 - c0, power_of_two(c1 - c0), [&](int64_t c) { return flush(load(x.data, x.type, at + c0 + c)); });
   };
-  const auto plane = [&](int64_t d) {
-    return tree_sum(h1 - h0, power_of_two(h1 - h0), [&](int64_t h) { return line(d, h0 + h); });
-  };
+  const auto plane = [&](int64_t d) { return tree_sum(h1 - h0, power_of_two(h1 - h0), [&](int64_t h) { return line(d, h0 + h); }); };
   const float sum = tree_sum(d1 - d0, power_of_two(d1 - d0), [&](int64_t d) { return plane(d0 + d); });
   return sum / static_cast<float>((d1 - d0) * (h1 - h0) * (c1 - c0));
 }

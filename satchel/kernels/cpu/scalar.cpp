@@ -95,8 +95,8 @@ void side_measure(const SideCode& code, Source x, void* headers, int64_t first, 
   }
 }
 
-void side_encode(const SideCode& code, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes,
-                 int64_t first, int64_t last) {
+void side_encode(const SideCode& code, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes, int64_t first,
+                 int64_t last) {
   clear_codes(codes, code.table.bits, first, last);
   Noise noise(seed, code.rounding);
   for (int64_t i = first; i < last;) {
@@ -131,15 +131,25 @@ bool supported() { return true; }
 
 }  // namespace
 
-const CpuKernels kScalar = {"scalar", supported, measure, encode, decode, side_measure, side_encode, side_decode, mask};
+const CpuKernels kScalar = {"scalar",    supported,   measure, encode,   decode,         side_measure,
+                            side_encode, side_decode, mask,    off_sums, low_pass_split, low_pass_join};
 
 void off_sums(const SideCode& code, Source x, const Channel* channels, double* sums, int64_t first, int64_t last) {
-  for (int64_t i = first; i < last; ++i) {
-    const float v = flush(load(x.data, x.type, i - x.origin));
-    if (is_on(v, channel_of(code, channels, i))) continue;
-    const int64_t c = i / code.inner % code.channels;
-    sums[2 * c] += v;
-    sums[2 * c + 1] += 1.0;
+  for (int64_t begin = first, end; begin < last; begin = end) {
+    const int64_t run = begin / code.inner;
+    end = std::min((run + 1) * code.inner, last);
+    const int64_t whole = begin + (end - begin) / kSumLanes * kSumLanes;
+    const Channel& channel = channel_of(code, channels, begin);
+    double* sum = sums + 2 * (run % code.channels);
+    double parts[kSumLanes] = {};
+    for (int64_t i = begin; i < end; ++i) {
+      const float v = flush(load(x.data, x.type, i - x.origin));
+      if (is_on(v, channel)) continue;
+      (i < whole ? parts[(i - begin) % kSumLanes] : sum[0]) += v;
+      sum[1] += 1.0;
+    }
+    if (whole == begin) continue;
+    for (const double part : parts) sum[0] += part;
   }
 }
 

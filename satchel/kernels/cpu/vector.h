@@ -235,7 +235,8 @@ struct Codec {
   }
 
   template <int bits, bool even, DType type>
-  static void encode_tiles(const BlockCode& code, Source x, uint64_t seed, const void* headers, uint8_t* codes, int64_t first, int64_t last) {
+  static void encode_tiles(const BlockCode& code, Source x, uint64_t seed, const void* headers, uint8_t* codes, int64_t first,
+                           int64_t last) {
     for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
       alignas(64) uint16_t noise[kTile];
       Lane64 copy;
@@ -284,8 +285,8 @@ struct Codec {
   }
 
   template <int bits, class Put>
-  static void decode_parts(const BlockCode& code, const void* headers, typename V::Table positions, int64_t i, int count,
-                           const uint8_t* in, const Put& put) {
+  static void decode_parts(const BlockCode& code, const void* headers, typename V::Table positions, int64_t i, int count, const uint8_t* in,
+                           const Put& put) {
     Lane64 low, step;
     fill(low.v + count, low.v + kTile, 0.0f);
     fill(step.v + count, step.v + kTile, 0.0f);

@@ -18,19 +18,23 @@ struct SideCodec {
     const float *threshold, *gamma, *beta, *off_mean;
   };
 
-  /// Channel fields in columns. Where neighbouring values are neighbouring channels a tile reads a window of a table that wraps
-  /// around; else each tile is filled by runs.
+  /// Channel fields in columns, for the tiles of [first, last) one after the other. Where neighbouring values are neighbouring
+  /// channels a tile reads a window of a table that wraps around; else the table is one tile, filled by runs.
   class Channels {
    public:
-    Channels(const SideCode& code, const Channel* channels) : code_(code), channels_(channels) {
+    Channels(const SideCode& code, const Channel* channels, int64_t first, int64_t last) : code_(code), channels_(channels) {
       wraps_ = channels != nullptr && code.inner == 1;
-      stride_ = wraps_ ? code.channels + kTile : kTile;
+      stride_ = kTile + (wraps_ ? Base::least_of(code.channels, last - first) : 0);
       table_ = new float[static_cast<size_t>(4 * stride_)];  // not std::vector, see vector.h
-      if (wraps_) {
-        for (int64_t c = 0; c < stride_; ++c) put(c, channels[c % code.channels]);
-      } else if (channels == nullptr) {
-        for (int64_t c = 0; c < stride_; ++c) put(c, relu_channel());
+      if (channels == nullptr) {
+        fill(0, kTile, relu_channel());
+        return;
       }
+      channel_ = first / code.inner % code.channels;
+      end_ = (first / code.inner + 1) * code.inner;
+      if (!wraps_) return;
+      step_ = kTile % code.channels;
+      for (int64_t at = 0, c = channel_; at < stride_; ++at, c = after(c)) put(at, channels[c]);
     }
 
     Channels(const Channels&) = delete;
@@ -38,115 +42,172 @@ struct SideCodec {
     ~Channels() { delete[] table_; }
 
     Columns tile(int64_t i) {
-      int64_t at = 0;
+      const float* t = table_;
       if (wraps_) {
-        at = i % code_.channels;
+        t += at_;
+        at_ += step_;
+        if (at_ >= code_.channels) at_ -= code_.channels;
       } else if (channels_ != nullptr) {
-        int64_t run = i / code_.inner;
-        int64_t end = (run + 1) * code_.inner;
-        for (int64_t j = 0; j < kTile; ++j) {
-          if (i + j == end) {
-            ++run;
-            end += code_.inner;
-          }
-          put(j, channels_[run % code_.channels]);
-        }
+        fill_runs(i);
       }
-      const float* t = table_ + at;
       return {t, t + stride_, t + 2 * stride_, t + 3 * stride_};
     }
 
    private:
+    int64_t after(int64_t channel) const { return channel + 1 < code_.channels ? channel + 1 : 0; }
+
+    void fill_runs(int64_t i) {
+      if (one_run_ && i + kTile <= end_) return;
+      for (; end_ <= i; end_ += code_.inner) channel_ = after(channel_);
+      one_run_ = i + kTile <= end_;
+      int64_t c = channel_;
+      for (int64_t from = 0, to = end_ - i; from < kTile; from = to, to += code_.inner, c = after(c)) {
+        to = Base::least_of(to, kTile);
+        fill(from, to, channels_[c]);
+      }
+    }
+
     void put(int64_t at, const Channel& c) {
+      const bool flat = c.gamma == 0.0f;  // its side begins at the range's low end, wherever that is
       float* t = table_ + at;
-      t[0] = c.threshold;
+      t[0] = flat ? float_of(0xff800000u) : c.threshold;
       t[stride_] = c.gamma;
       t[2 * stride_] = c.beta;
       t[3 * stride_] = off_value(c);
     }
 
+    void fill(int64_t from, int64_t to, const Channel& c) {
+      put(from, c);
+      for (float* t = table_; t < table_ + 4 * stride_; t += stride_) Base::fill(t + from, t + to, t[from]);
+    }
+
     const SideCode& code_;
     const Channel* channels_;
-    bool wraps_ = false;
-    int64_t stride_ = 0;
     float* table_ = nullptr;
+    bool wraps_ = false, one_run_ = false;
+    int64_t stride_ = 0, at_ = 0, step_ = 0;
+    int64_t channel_ = 0, end_ = 0;  // the run that the next tile begins in, or one before it
   };
 
-  /// Low and high of every value of a tile.
+  /// The range of a tile inside one block that is not poisoned.
+  struct OneRange {
+    static constexpr bool kMayBePoisoned = false;
+    F lows, highs, longs;
+    explicit OneRange(Range r) : lows(V::set(r.low)), highs(V::set(r.high)), longs(V::set(0.8f * (r.high - r.low))) {}
+    F low(int) const { return lows; }
+    F high(int) const { return highs; }
+    F long_at(int) const { return longs; }
+  };
+
+  /// Ranges of a tile over several blocks, or of a poisoned one.
   struct Ranges {
-    Lane64 low, high;
+    static constexpr bool kMayBePoisoned = true;
+    Lane64 lows, highs;
+    Ranges(const SideCode& code, const void* headers, int64_t i, int count) {
+      Base::fill(lows.v + count, lows.v + kTile, 0.0f);
+      Base::fill(highs.v + count, highs.v + kTile, 0.0f);
+      Base::for_each_part(code.grid, i, count, [&](int64_t part, int from, int to) {
+        const Range range = load_range(headers, code.header, part);
+        Base::fill(lows.v + from, lows.v + to, range.low);
+        Base::fill(highs.v + from, highs.v + to, range.high);
+      });
+    }
+    F low(int j) const { return V::load_f32(lows.v + j); }
+    F high(int j) const { return V::load_f32(highs.v + j); }
+    F long_at(int j) const { return V::mul(V::set(0.8f), V::sub(high(j), low(j))); }
   };
 
-  static void fill_ranges(const SideCode& code, const void* headers, int64_t i, int count, int64_t b, Ranges& r) {
+  /// Calls f with the ranges of a tile.
+  template <class Use>
+  static void with_ranges(const SideCode& code, const void* headers, int64_t i, int count, int64_t b, const Use& use) {
     if (b >= 0) {
       const Range range = load_range(headers, code.header, b);
-      Base::fill(r.low.v, r.low.v + kTile, range.low);
-      Base::fill(r.high.v, r.high.v + kTile, range.high);
-      return;
+      if (!is_poisoned(range)) return use(OneRange(range));
     }
-    Base::fill(r.low.v, r.low.v + kTile, 0.0f);
-    Base::fill(r.high.v, r.high.v + kTile, 0.0f);
-    Base::for_each_part(code.grid, i, count, [&](int64_t part, int from, int to) {
-      const Range range = load_range(headers, code.header, part);
-      Base::fill(r.low.v + from, r.low.v + to, range.low);
-      Base::fill(r.high.v + from, r.high.v + to, range.high);
-    });
+    use(Ranges(code, headers, i, count));
   }
 
+  /// From `from` to the far end of a value's side. Where the off side has a single code only on values need theirs.
   struct Stretch {
-    F from, length;
-    M up, is_long;
+    F from, way;
+    M is_long;
   };
 
-  static Stretch stretch_of(M on, F threshold, F gamma, F low, F high) {
-    const M flat = V::eq(gamma, V::set(0.0f)), falls = V::gt(V::set(0.0f), gamma);
-    const M up = V::either(flat, V::exclusive(on, falls));
-    const F from = V::select(flat, low, V::min(V::max(threshold, low), high));
-    const F length = V::select(up, V::sub(high, from), V::sub(from, low));
-    return {from, length, up, V::gt(length, V::mul(V::set(0.8f), V::sub(high, low)))};
+  template <int off, class R>
+  static Stretch stretch_of(M on, const Columns& c, const R& range, int j) {
+    const F gamma = V::load_f32(c.gamma + j), low = range.low(j), high = range.high(j);
+    const F from = V::min(V::max(V::load_f32(c.threshold + j), low), high);
+    const M falls = V::gt(V::set(0.0f), gamma);
+    F way;
+    if constexpr (off == 1) {
+      way = V::sub(V::select(falls, low, high), from);
+    } else {
+      const M up = V::either(V::eq(gamma, V::set(0.0f)), V::exclusive(on, falls));
+      way = V::sub(V::select(up, high, low), from);
+    }
+    return {from, way, V::gt(V::magnitude(way), range.long_at(j))};
   }
 
-  /// Level of distance d on a stretch: as side_level of core/side.h.
-  static I level_of(F d, const Stretch& s, const float* usual, const float* longer, int count, F u) {
+  /// Level of distance d on a stretch, added to `level`: as side_level of core/side.h.
+  template <int count>
+  static I level_of(I level, F d, const Stretch& s, const float* usual, const float* longer, F u) {
+    const F length = V::magnitude(s.way);
     F mark = V::set(0.0f);
-    I level = V::set_i(0);
+#pragma GCC unroll 8
     for (int i = 1; i < count; ++i) {
-      const F next = V::mul(V::select(s.is_long, V::set(longer[i]), V::set(usual[i])), s.length);
-      const M beyond = V::gt(d, V::fma(u, V::sub(next, mark), mark));
-      level = V::add(level, V::select_i(beyond, V::set_i(1), V::set_i(0)));
+      const F next = V::mul(V::select(s.is_long, V::set(longer[i]), V::set(usual[i])), length);
+      const F cliff = i == 1 ? V::mul(u, next) : V::fma(u, V::sub(next, mark), mark);
+      level = V::count(level, V::gt(d, cliff));
       mark = next;
     }
     return level;
   }
 
-  static I codes_of(F x, const SideTable& t, F threshold, F gamma, F beta, F low, F high, I noise) {
+  template <int bits, int off, class R>
+  static I codes_of(F x, const SideTable& t, const Columns& c, const R& range, int j, I noise) {
     const F v = V::flush(x);
-    const M on = V::gt(V::fma(gamma, v, beta), V::set(0.0f));
-    const Stretch s = stretch_of(on, threshold, gamma, low, high);
+    const M on = V::gt(V::fma(V::load_f32(c.gamma + j), v, V::load_f32(c.beta + j)), V::set(0.0f));
+    const Stretch s = stretch_of<off>(on, c, range, j);
     const F d = V::magnitude(V::sub(v, s.from));
     const F u = V::sub(V::offset_noise(noise), V::set(127.99999237060547f));
-    const I passing = V::add(V::set_i(t.off), level_of(d, s, t.on_short, t.on_long, t.on, u));
-    const I blocked = t.off == 1 ? V::set_i(0) : V::sub_i(V::set_i(t.off - 1), level_of(d, s, t.off_short, t.off_long, t.off, u));
-    return V::select_i(V::eq(high, high), V::select_i(on, passing, blocked), V::set_i(0));  // a poisoned block is all 0
+    const I passing = level_of<(1 << bits) - off>(V::set_i(off), d, s, t.on_short, t.on_long, u);
+    I blocked = V::set_i(0);
+    if constexpr (off > 1) blocked = V::sub_i(V::set_i(off - 1), level_of<off>(blocked, d, s, t.off_short, t.off_long, u));
+    const I code = V::select_i(on, passing, blocked);
+    if constexpr (!R::kMayBePoisoned) return code;
+    const F high = range.high(j);
+    return V::select_i(V::eq(high, high), code, V::set_i(0));  // a poisoned block is all 0
   }
 
-  template <int bits, DType type>
+  /// Calls f with the table's bits and off codes; on codes are what is left.
+  template <class Use>
+  static void with_table(const SideTable& t, const Use& use) {
+    with_bits(t.bits, [&](auto bits) {
+      if constexpr (bits() == 2 || bits() == 3) {
+        if (t.off == 1) return use(bits, std::integral_constant<int, 1>());
+        if (bits() == 3 && t.off == 2) return use(bits, std::integral_constant<int, 2>());
+      }
+      if constexpr (bits() >= 2 && bits() <= 4) use(bits, std::integral_constant<int, (1 << (bits() - 1))>());
+    });
+  }
+
+  template <int bits, int off, DType type>
   static void encode_tiles(const SideCode& code, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes,
                            int64_t first, int64_t last) {
-    Channels columns(code, channels);
+    Channels columns(code, channels, first, last);
+    const SideTable table = code.table;
     Base::for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
       alignas(64) uint16_t noise[kTile];
       I out[Base::kVectors];
       Lane64 copy;
-      Ranges r;
       const void* in = Base::template tile_source<type>(x, i, count, copy);
       const Columns c = columns.tile(i);
       Base::draw_noise(code.rounding, seed, i, noise);
-      fill_ranges(code, headers, i, count, b, r);
-      for (int v = 0, j = 0; v < Base::kVectors; ++v, j += kLanes) {
-        out[v] = codes_of(V::template load<type>(in, j), code.table, V::load_f32(c.threshold + j), V::load_f32(c.gamma + j),
-                          V::load_f32(c.beta + j), V::load_f32(r.low.v + j), V::load_f32(r.high.v + j), V::load_noise(noise + j));
-      }
+      with_ranges(code, headers, i, count, b, [&](const auto& range) {
+        for (int v = 0, j = 0; v < Base::kVectors; ++v, j += kLanes) {
+          out[v] = codes_of<bits, off>(V::template load<type>(in, j), table, c, range, j, V::load_noise(noise + j));
+        }
+      });
       Base::template write_codes<bits>(out, codes, i, count);
     });
   }
@@ -154,67 +215,78 @@ struct SideCodec {
   static void side_encode(const SideCode& code, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes,
                           int64_t first, int64_t last) {
     with_type(x.type, [&](auto type) {
-      with_bits(code.table.bits, [&](auto bits) {
-        if constexpr (bits() >= 2 && bits() <= 4) encode_tiles<bits(), type()>(code, x, channels, seed, headers, codes, first, last);
-      });
+      with_table(code.table,
+                 [&](auto bits, auto off) { encode_tiles<bits(), off(), type()>(code, x, channels, seed, headers, codes, first, last); });
     });
   }
 
+  /// Where each code sits on a side of usual length and on a longer one, 16 of them: those of 2 and 3 bits repeat.
   struct Tables {
-    typename V::Table on_short, on_long, off_short, off_long;
+    typename V::Table usual, longer;
   };
 
+  template <int bits, int off>
   static Tables load_tables(const SideTable& t) {
-    const auto wide = [](const float* eight) {
-      alignas(64) float sixteen[16] = {};
-      std::memcpy(sixteen, eight, sizeof(float) * kMaxSideLevels);
-      return V::load_table(sixteen);
-    };
-    return {wide(t.on_short), wide(t.on_long), wide(t.off_short), wide(t.off_long)};
+    alignas(64) float usual[16], longer[16];
+    for (int c = 0; c < 16; ++c) {
+      const int own = c % (1 << bits), level = own < off ? off - 1 - own : own - off;
+      usual[c] = own < off ? t.off_short[level] : t.on_short[level];
+      longer[c] = own < off ? t.off_long[level] : t.on_long[level];
+    }
+    return {V::load_table(usual), V::load_table(longer)};
   }
 
-  static F values_of(I code, const SideTable& t, const Tables& tables, F threshold, F gamma, F off_mean, F low, F high) {
-    const M on = V::gt_i(code, V::set_i(t.off - 1));
-    const Stretch s = stretch_of(on, threshold, gamma, low, high);
-    const I on_level = V::sub_i(code, V::set_i(t.off)), off_level = V::sub_i(V::set_i(t.off - 1), code);
-    const I level = V::select_i(on, on_level, off_level);
-    const F passing = V::select(s.is_long, V::lookup(tables.on_long, level), V::lookup(tables.on_short, level));
-    const F blocked = V::select(s.is_long, V::lookup(tables.off_long, level), V::lookup(tables.off_short, level));
-    const F signed_length = V::select(s.up, s.length, V::sub(V::set(0.0f), s.length));
-    F v = V::flush(V::fma(V::select(on, passing, blocked), signed_length, s.from));
-    if (t.off == 1) v = V::select(on, v, off_mean);
+  template <int bits>
+  static F lookup(const typename V::Table& table, I code) {
+    if constexpr (bits <= 3) return V::lookup_low(table, code);
+    return V::lookup(table, code);
+  }
+
+  /// `code` may have other codes' bits above its own.
+  template <int bits, int off, class R>
+  static F values_of(I code, const Tables& tables, const Columns& c, const R& range, int j) {
+    const M on = V::any_of(code, (1 << bits) - off);  // code ≥ off: off is a power of two
+    const Stretch s = stretch_of<off>(on, c, range, j);
+    const F level = V::select(s.is_long, lookup<bits>(tables.longer, code), lookup<bits>(tables.usual, code));
+    F v = V::flush(V::fma(level, s.way, s.from));
+    if constexpr (off == 1) v = V::select(on, v, V::load_f32(c.off_mean + j));
+    if constexpr (!R::kMayBePoisoned) return v;
+    const F high = range.high(j);
     return V::select(V::eq(high, high), v, V::set(float_of(kCanonicalNaN)));
   }
 
-  template <int bits, DType type>
+  template <int bits>
+  static I codes_at(const uint8_t* in, int v) {
+    if constexpr (bits == 2) return V::two_bit_codes(in, v);
+    return Base::template codes_at<bits>(in, v);
+  }
+
+  template <int bits, int off, DType type>
   static void decode_tiles(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, Target x,
                            int64_t first, int64_t last) {
-    Channels columns(code, channels);
-    const Tables tables = load_tables(code.table);
+    Channels columns(code, channels, first, last);
+    const Tables tables = load_tables<bits, off>(code.table);
     Base::for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
       alignas(64) uint8_t code_copy[kTile];
       Lane64 copy;
-      Ranges r;
       char* at = static_cast<char*>(x.data) + (i - x.origin) * size_of(type);
       void* out = count == kTile ? static_cast<void*>(at) : copy.v;
       const Columns c = columns.tile(i);
       const uint8_t* in = Base::template code_source<bits>(codes, i, count, code_copy);
-      fill_ranges(code, headers, i, count, b, r);
-      for (int n = 0, j = 0; n < Base::kVectors; ++n, j += kLanes) {
-        const F v = values_of(Base::template codes_at<bits>(in, n), code.table, tables, V::load_f32(c.threshold + j), V::load_f32(c.gamma + j),
-                              V::load_f32(c.off_mean + j), V::load_f32(r.low.v + j), V::load_f32(r.high.v + j));
-        V::template store<type>(out, j, v);
-      }
+      with_ranges(code, headers, i, count, b, [&](const auto& range) {
+        for (int v = 0, j = 0; v < Base::kVectors; ++v, j += kLanes) {
+          V::template store<type>(out, j, values_of<bits, off>(codes_at<bits>(in, v), tables, c, range, j));
+        }
+      });
       if (count < kTile) std::memcpy(at, copy.v, static_cast<size_t>(count * size_of(type)));
     });
   }
 
-  static void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, Target x,
-                          int64_t first, int64_t last) {
+  static void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, Target x, int64_t first,
+                          int64_t last) {
     with_type(x.type, [&](auto type) {
-      with_bits(code.table.bits, [&](auto bits) {
-        if constexpr (bits() >= 2 && bits() <= 4) decode_tiles<bits(), type()>(code, codes, channels, headers, x, first, last);
-      });
+      with_table(code.table,
+                 [&](auto bits, auto off) { decode_tiles<bits(), off(), type()>(code, codes, channels, headers, x, first, last); });
     });
   }
 };

@@ -136,8 +136,8 @@ constexpr int kQuads = 4;  // a thread writes so many quads, 128 bytes apart ove
 
 /// Four neighbouring values a thread and step, so that a warp writes 512 contiguous bytes of fp32. Blocks are multiples of 4.
 template <int bits, DType type>
-__global__ void __launch_bounds__(kThreads) decode_quads(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers,
-                                                         void* x, int shift) {
+__global__ void __launch_bounds__(kThreads)
+    decode_quads(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int shift) {
   __shared__ float table[16];
   if (bits == 3 || bits == 4) {
     if (threadIdx.x < 16) table[threadIdx.x] = code.levels.at[threadIdx.x];
@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(kThreads) decode_quads(const __grid_constant__
 
 /// Any values: one a thread.
 template <DType type>
-__global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers,
-                                                       void* x, int64_t first) {
+__global__ void __launch_bounds__(kThreads)
+    decode_any(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int64_t first) {
   const int64_t i = first + thread_index();
   if (i >= code.grid.values) return;
   const Header h = load_header(headers, code.header, code.grid.block_of(i));
@@ -191,8 +191,10 @@ template <DType type>
 void encode_rest(const Args& a, int64_t first, cudaStream_t stream) {
   const int64_t blocks = a.code.grid.blocks() - first, start = a.code.grid.begin(first), most = 1 << 20;
   if (blocks <= 0) return;
-  if (a.code.grid.block <= 512) measure_short<type><<<blocks_for(blocks * 32), kThreads, 0, stream>>>(a, first);
-  else measure_any<type><<<static_cast<unsigned>(blocks < most ? blocks : most), kThreads, 0, stream>>>(a, first);
+  if (a.code.grid.block <= 512)
+    measure_short<type><<<blocks_for(blocks * 32), kThreads, 0, stream>>>(a, first);
+  else
+    measure_any<type><<<static_cast<unsigned>(blocks < most ? blocks : most), kThreads, 0, stream>>>(a, first);
   check_launch("encode");
   encode_any<type><<<blocks_for(ceil_div(a.code.grid.values - start, 8)), kThreads, 0, stream>>>(a, start / 8);
   check_launch("encode");

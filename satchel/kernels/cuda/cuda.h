@@ -20,7 +20,8 @@ void decode(const BlockCode&, const uint8_t* codes, const void* headers, void* x
 /// Also writes the channels' off means where the table has a single off code; `channels` is null for the relu form.
 /// `scratch` holds side_scratch_bytes(code) bytes.
 int64_t side_scratch_bytes(const SideCode&);
-void side_encode(const SideCode&, const void* x, DType, Channel* channels, const uint64_t* seed, uint8_t* codes, void* headers, void* scratch, StreamHandle);
+void side_encode(const SideCode&, const void* x, DType, Channel* channels, const uint64_t* seed, uint8_t* codes, void* headers,
+                 void* scratch, StreamHandle);
 void side_decode(const SideCode&, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType, StreamHandle);
 
 void mask(const void* x, DType, int64_t values, uint8_t* mask, StreamHandle);
@@ -28,14 +29,17 @@ void unmask(const uint8_t* mask, int64_t values, uint8_t* flags, StreamHandle);
 
 /// Low-pass split and block code in one; `scratch` holds low_pass_scratch_bytes(…) bytes (0 where the fused kernel serves).
 int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&);
-void low_pass_encode(const LowPassShape&, const BlockCode&, const void* x, DType, const uint64_t* seed, uint8_t* codes, void* headers, uint16_t* means, void* scratch, StreamHandle);
-void low_pass_decode(const LowPassShape&, const BlockCode&, const uint8_t* codes, const void* headers, const uint16_t* means, void* x, DType, StreamHandle);
+void low_pass_encode(const LowPassShape&, const BlockCode&, const void* x, DType, const uint64_t* seed, uint8_t* codes, void* headers,
+                     uint16_t* means, void* scratch, StreamHandle);
+void low_pass_decode(const LowPassShape&, const BlockCode&, const uint8_t* codes, const void* headers, const uint16_t* means, void* x,
+                     DType, StreamHandle);
 
 /// Z = H·P (rows × width, fp32) and the matrices themselves (columns × width, fp32 each).
 void project(const Projection&, const void* h, DType, const uint64_t* seed, float* z, StreamHandle);
 /// Projection and block code of Z in one; `scratch` holds project_scratch_bytes(…) bytes (0 where the fused kernel serves).
 int64_t project_scratch_bytes(const Projection&, const BlockCode&);
-void project_encode(const Projection&, const BlockCode&, const void* h, DType, const uint64_t* seed, uint8_t* codes, void* headers, void* scratch, StreamHandle);
+void project_encode(const Projection&, const BlockCode&, const void* h, DType, const uint64_t* seed, uint8_t* codes, void* headers,
+                    void* scratch, StreamHandle);
 void draw_projection(const Projection&, const uint64_t* seed, float* matrices, int64_t first, int64_t last, StreamHandle);
 
 /// Integers as `bits` each above `least` and back.

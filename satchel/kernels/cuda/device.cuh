@@ -72,10 +72,14 @@ template <int bits>
 __device__ inline void store_codes(uint8_t* codes, int64_t group, uint64_t eight, int count) {
   uint8_t* out = codes + group * bits;
   if (count == 8) {
-    if constexpr (bits == 1) *out = static_cast<uint8_t>(eight);
-    else if constexpr (bits == 2) *reinterpret_cast<uint16_t*>(out) = static_cast<uint16_t>(eight);
-    else if constexpr (bits == 4) *reinterpret_cast<uint32_t*>(out) = static_cast<uint32_t>(eight);
-    else if constexpr (bits == 8) *reinterpret_cast<uint2*>(out) = make_uint2(static_cast<uint32_t>(eight), static_cast<uint32_t>(eight >> 32));
+    if constexpr (bits == 1)
+      *out = static_cast<uint8_t>(eight);
+    else if constexpr (bits == 2)
+      *reinterpret_cast<uint16_t*>(out) = static_cast<uint16_t>(eight);
+    else if constexpr (bits == 4)
+      *reinterpret_cast<uint32_t*>(out) = static_cast<uint32_t>(eight);
+    else if constexpr (bits == 8)
+      *reinterpret_cast<uint2*>(out) = make_uint2(static_cast<uint32_t>(eight), static_cast<uint32_t>(eight >> 32));
     else if constexpr (bits == 6) {
 #pragma unroll
       for (int k = 0; k < 3; ++k) reinterpret_cast<uint16_t*>(out)[k] = static_cast<uint16_t>(eight >> (16 * k));
@@ -109,7 +113,8 @@ __device__ inline void multiply_wide(uint32_t a, uint32_t b, uint32_t& high, uin
 __device__ inline Words group_noise(UniformSeed seed, Rounding rounding, int64_t group) {
   constexpr uint32_t kBoth = kNearestNoise | kNearestNoise << 16;
   if (rounding == Rounding::nearest) return {kBoth, kBoth, kBoth, kBoth};
-  Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(static_cast<uint64_t>(group) >> 32), static_cast<uint32_t>(Stream::rounding), 0};
+  Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(static_cast<uint64_t>(group) >> 32),
+             static_cast<uint32_t>(Stream::rounding), 0};
   uint32_t k0 = seed.k0, k1 = seed.k1;
 #pragma unroll
   for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
@@ -156,9 +161,11 @@ struct Extremes {
     most = max_nan(most, v);
   }
 
-  __device__ inline void add8(const float (&v)[8]) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) add(v[j]);
+  __device__ inline void add8(const float (&v)[8]) {  // as a tree: short chains of dependent instructions
+    const float a = min_nan(min_nan(v[0], v[1]), min_nan(v[2], v[3])), b = min_nan(min_nan(v[4], v[5]), min_nan(v[6], v[7]));
+    const float c = max_nan(max_nan(v[0], v[1]), max_nan(v[2], v[3])), d = max_nan(max_nan(v[4], v[5]), max_nan(v[6], v[7]));
+    least = min_nan(least, min_nan(a, b));
+    most = max_nan(most, max_nan(c, d));
   }
 
   __device__ inline void reduce_warp() {
@@ -217,8 +224,10 @@ __device__ inline BlockRuler block_ruler(const Extremes& e, HeaderType type) {
     // span / top, correctly rounded: a quotient within an ulp and one step with the correctly rounded reciprocal (Markstein).
     const float near = span * kReciprocal;
     float step = fmaf(fmaf(-kTop, near, span), kReciprocal, near);
-    if (type == HeaderType::bf16) step = from_bf16(bf16_up(step));
-    else if (fmaf(step, kTop, -span) < 0.0f) step = __uint_as_float(__float_as_uint(step) + 1);
+    if (type == HeaderType::bf16)
+      step = from_bf16(bf16_up(step));
+    else if (fmaf(step, kTop, -span) < 0.0f)
+      step = __uint_as_float(__float_as_uint(step) + 1);
     return {{low, step}, {1.0f, -low, 65536.0f * __frcp_rn(step)}, true};
   }
   const Header h = e.header((1 << bits) - 1, type);

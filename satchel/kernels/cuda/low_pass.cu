@@ -22,47 +22,74 @@ constexpr int kMostLines = 1024;  // threads: maps of up to 8192 values
 
 __device__ inline float tree8(const float (&v)[8]) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 
-template <int bits, DType type>
-__global__ void __launch_bounds__(kMostLines) encode_map(const __grid_constant__ Args a, const __grid_constant__ FastDivisor across, int lines,
-                                                           int windows, int height) {
+struct MapSize {
+  FastDivisor across;  // lines of 8 values a row
+  int lines, windows, height;
+};
+
+/// Means of a map's windows from the sums of their lines.
+__device__ inline void put_means(const Args& a, const MapSize& size, int64_t map, const float* line_sum, float* mean) {
+  const int across = static_cast<int>(size.across.divisor);
+  for (int w = static_cast<int>(threadIdx.x); w < size.windows; w += static_cast<int>(blockDim.x)) {
+    const int row = static_cast<int>(size.across.divide(static_cast<uint32_t>(w))), column = w - row * across;
+    const int top = row * kLine, rows = min(kLine, size.height - top);
+    float sums[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sums[k] = k < rows ? line_sum[(top + k) * across + column] : 0.0f;
+    const uint16_t m = to_bf16(flush(tree8(sums) / static_cast<float>(rows * kLine)));
+    a.means[map * size.windows + w] = m;
+    mean[w] = from_bf16(m);
+  }
+}
+
+/// One map a thread block, `chunks` lines a thread.
+template <int bits, DType type, int chunks>
+__global__ void __launch_bounds__(kMostLines / chunks) encode_map(const __grid_constant__ Args a, const __grid_constant__ MapSize size) {
   extern __shared__ float line_sum[];
   __shared__ float mean[kMostLines];
   __shared__ float2 pairs[32];
   __shared__ BlockRuler ruler;
-  const int line = static_cast<int>(threadIdx.x), row = static_cast<int>(across.divide(threadIdx.x));
-  const int column = line - row * static_cast<int>(across.divisor);
-  const int64_t map = blockIdx.x, group = map * lines + line;
+  const int64_t map = blockIdx.x, first_group = map * size.lines;
   const UniformSeed seed(a.seed);
-  float v[8] = {};
-  if (line < lines) load8<type>(a.x, group * 8, v);
-  const Words noise = group_noise(seed, a.code.rounding, group);  // while the values are on their way
-  if (line < lines) {
+  float v[chunks][8];
+  Words noise[chunks];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = flush_signed(v[j]);
-    line_sum[line] = tree8(v);
+  for (int c = 0; c < chunks; ++c) {
+    const int line = static_cast<int>(threadIdx.x + c * blockDim.x);
+    if (line < size.lines) load8<type>(a.x, (first_group + line) * 8, v[c]);
+  }
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {  // while the values are on their way
+    noise[c] = group_noise(seed, a.code.rounding, first_group + threadIdx.x + c * blockDim.x);
+  }
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int line = static_cast<int>(threadIdx.x + c * blockDim.x);
+    if (line >= size.lines) continue;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[c][j] = flush_signed(v[c][j]);
+    line_sum[line] = tree8(v[c]);
   }
   __syncthreads();
-  if (line < windows) {  // here row and column are the window's
-    const int top = row * kLine, rows = min(kLine, height - top);
-    float sums[8];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) sums[k] = k < rows ? line_sum[(top + k) * static_cast<int>(across.divisor) + column] : 0.0f;
-    const uint16_t m = to_bf16(flush(tree8(sums) / static_cast<float>(rows * kLine)));
-    a.means[map * windows + line] = m;
-    mean[line] = from_bf16(m);
-  }
+  put_means(a, size, map, line_sum, mean);
   __syncthreads();
   Extremes e;
-  if (line < lines) {
-    const float m = mean[row / kLine * static_cast<int>(across.divisor) + column];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      v[j] = v[j] - m;
-      e.add(v[j]);
-    }
+  for (int c = 0; c < chunks; ++c) {
+    const uint32_t line = threadIdx.x + c * blockDim.x;
+    if (static_cast<int>(line) >= size.lines) continue;
+    const uint32_t row = size.across.divide(line);
+    const float m = mean[row / kLine * size.across.divisor + line - row * size.across.divisor];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[c][j] = v[c][j] - m;
+    e.add8(v[c]);
   }
   const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, map, pairs, &ruler);
-  if (line < lines) store_codes<bits>(a.codes, group, encode8<bits, true>(v, b, a.code.levels, noise), 8);
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int line = static_cast<int>(threadIdx.x + c * blockDim.x);
+    if (line < size.lines) store_codes<bits>(a.codes, first_group + line, encode8<bits, true>(v[c], b, a.code.levels, noise[c]), 8);
+  }
 }
 
 /// Sum of get(0 … n − 1) as a tree over n rounded up to a power of two: lines of a window are short.
@@ -133,9 +160,9 @@ constexpr int kQuads = 4;
 
 /// Four neighbouring values of one window line a thread and step: rows and windows are multiples of 4 wide, a block is a map.
 template <int bits, DType type>
-__global__ void __launch_bounds__(kThreads) decode_quads(const __grid_constant__ Args a, void* x, const __grid_constant__ FastDivisor map_quads,
-                                                         const __grid_constant__ FastDivisor row_quads, const __grid_constant__ FastDivisor size,
-                                                         uint32_t windows) {
+__global__ void __launch_bounds__(kThreads)
+    decode_quads(const __grid_constant__ Args a, void* x, const __grid_constant__ FastDivisor map_quads,
+                 const __grid_constant__ FastDivisor row_quads, const __grid_constant__ FastDivisor size, uint32_t windows) {
   const uint32_t quads = static_cast<uint32_t>(a.code.grid.values / 4);
   const uint32_t across = size.divide(row_quads.divisor * 4 + size.divisor - 1);
   const uint32_t first = static_cast<uint32_t>(thread_index()) / 32 * 32 * kQuads + threadIdx.x % 32;
@@ -178,12 +205,16 @@ void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x
   const Args a = {s, code, x, seed, codes, headers, means};
   with_type(type, [&](auto t) {
     if (is_fused(s, code) && is_aligned(x)) {
-      const int lines = static_cast<int>(s.map_values()) / kLine, threads = (lines + 31) / 32 * 32;
-      const FastDivisor across(static_cast<uint32_t>(s.width / kLine));
+      const int lines = static_cast<int>(s.map_values()) / kLine, chunks = lines > 128 ? 2 : 1;
+      const unsigned threads = static_cast<unsigned>(ceil_div(lines, 32 * chunks) * 32), maps = static_cast<unsigned>(s.maps);
+      const MapSize size = {FastDivisor(static_cast<uint32_t>(s.width / kLine)), lines, static_cast<int>(s.windows()),
+                            static_cast<int>(s.height)};
       const size_t bytes = static_cast<size_t>(lines) * sizeof(float);
       with_bits(code.levels.bits, [&](auto bits) {
-        encode_map<bits(), t()><<<static_cast<unsigned>(s.maps), static_cast<unsigned>(threads), bytes, st>>>(
-            a, across, lines, static_cast<int>(s.windows()), static_cast<int>(s.height));
+        if (chunks == 1)
+          encode_map<bits(), t(), 1><<<maps, threads, bytes, st>>>(a, size);
+        else
+          encode_map<bits(), t(), 2><<<maps, threads, bytes, st>>>(a, size);
       });
       return check_launch("low_pass");
     }
@@ -196,8 +227,8 @@ void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x
   });
 }
 
-void low_pass_decode(const LowPassShape& s, const BlockCode& code, const uint8_t* codes, const void* headers, const uint16_t* means, void* x,
-                     DType type, StreamHandle stream) {
+void low_pass_decode(const LowPassShape& s, const BlockCode& code, const uint8_t* codes, const void* headers, const uint16_t* means,
+                     void* x, DType type, StreamHandle stream) {
   if (code.grid.values == 0) return;
   const cudaStream_t st = static_cast<cudaStream_t>(stream);
   const Args a = {s, code, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), const_cast<uint16_t*>(means)};

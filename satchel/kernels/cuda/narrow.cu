@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kThreads) unmask_values(const uint8_t* mask, i
 }
 
 /// Byte k of a group of 8 values, a byte a thread.
-__global__ void __launch_bounds__(kThreads) narrow_bytes(const int64_t* x, int64_t values, int64_t least, int bits, uint8_t* codes, int64_t bytes) {
+__global__ void __launch_bounds__(kThreads)
+    narrow_bytes(const int64_t* x, int64_t values, int64_t least, int bits, uint8_t* codes, int64_t bytes) {
   const int64_t at = thread_index();
   if (at >= bytes) return;
   uint32_t byte = 0;
@@ -58,8 +59,10 @@ void mask(const void* x, DType type, int64_t values, uint8_t* mask, StreamHandle
   const unsigned blocks = blocks_for(ceil_div(values, 8));
   with_type(type, [&](auto t) {
     const cudaStream_t s = static_cast<cudaStream_t>(stream);
-    if (is_aligned(x)) mask_groups<t(), true><<<blocks, kThreads, 0, s>>>(x, values, mask);
-    else mask_groups<t(), false><<<blocks, kThreads, 0, s>>>(x, values, mask);
+    if (is_aligned(x))
+      mask_groups<t(), true><<<blocks, kThreads, 0, s>>>(x, values, mask);
+    else
+      mask_groups<t(), false><<<blocks, kThreads, 0, s>>>(x, values, mask);
   });
   check_launch("mask");
 }

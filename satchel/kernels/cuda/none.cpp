@@ -12,12 +12,15 @@ bool compiled() { return false; }
 void encode(const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, StreamHandle) { missing("encode"); }
 void decode(const BlockCode&, const uint8_t*, const void*, void*, DType, StreamHandle) { missing("decode"); }
 int64_t side_scratch_bytes(const SideCode&) { missing("side_encode"); }
-void side_encode(const SideCode&, const void*, DType, Channel*, const uint64_t*, uint8_t*, void*, void*, StreamHandle) { missing("side_encode"); }
+void side_encode(const SideCode&, const void*, DType, Channel*, const uint64_t*, uint8_t*, void*, void*, StreamHandle) {
+  missing("side_encode");
+}
 void side_decode(const SideCode&, const uint8_t*, const Channel*, const void*, void*, DType, StreamHandle) { missing("side_decode"); }
 void mask(const void*, DType, int64_t, uint8_t*, StreamHandle) { missing("mask"); }
 void unmask(const uint8_t*, int64_t, uint8_t*, StreamHandle) { missing("unmask"); }
 int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&) { missing("low_pass"); }
-void low_pass_encode(const LowPassShape&, const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, uint16_t*, void*, StreamHandle) {
+void low_pass_encode(const LowPassShape&, const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, uint16_t*, void*,
+                     StreamHandle) {
   missing("low_pass");
 }
 void low_pass_decode(const LowPassShape&, const BlockCode&, const uint8_t*, const void*, const uint16_t*, void*, DType, StreamHandle) {
@@ -25,7 +28,9 @@ void low_pass_decode(const LowPassShape&, const BlockCode&, const uint8_t*, cons
 }
 void project(const Projection&, const void*, DType, const uint64_t*, float*, StreamHandle) { missing("project"); }
 int64_t project_scratch_bytes(const Projection&, const BlockCode&) { missing("project"); }
-void project_encode(const Projection&, const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, void*, StreamHandle) { missing("project"); }
+void project_encode(const Projection&, const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, void*, StreamHandle) {
+  missing("project");
+}
 void draw_projection(const Projection&, const uint64_t*, float*, int64_t, int64_t, StreamHandle) { missing("project"); }
 void narrow(const int64_t*, int64_t, int64_t, int, uint8_t*, StreamHandle) { missing("narrow"); }
 void widen(const uint8_t*, int64_t, int64_t, int, int64_t*, StreamHandle) { missing("widen"); }

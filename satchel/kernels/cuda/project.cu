@@ -1,5 +1,5 @@
 // Random projection Z = H·P (theory.md 4). The signs of P are drawn into shared memory from counters; H goes through the tensor
-// cores as bf16(h) + bf16(h − bf16(h)), so a product is good to 2^−17 of h. H is read once, nothing but Z is written.
+// cores as the sum of up to three bf16 numbers. H is read once, nothing but Z or its codes is written.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace satchel::cuda {
 namespace {
 
 constexpr int kWarps = 4, kTileRows = 16 * kWarps;
-constexpr int kDepth = 256;             // columns of H a pass
-constexpr int kMostWidth = 32;          // columns of Z a thread block
-constexpr int kPitch = kDepth + 8;      // bf16 numbers a column of P in shared memory: no two rows of a fragment share a bank
-constexpr int kBatch = 4;               // steps of 16 columns whose loads are in flight together, twice over
+constexpr int kDepth = 256;         // columns of H a pass
+constexpr int kMostWidth = 32;      // columns of Z a thread block
+constexpr int kPitch = kDepth + 8;  // bf16 numbers a column of P in shared memory: no two rows of a fragment share a bank
+constexpr int kBatch = 4;           // steps of 16 columns whose loads are in flight together, twice over
 
 constexpr int64_t kTilesEach = 2;  // a thread block's tiles: fewer draw the same matrix more often, more leave the GPU uneven
 
@@ -29,15 +29,36 @@ struct Args {
   void* headers;
 };
 
-/// Signs of P[d0 … d0 + kDepth)[r0 … r0 + kMostWidth) as ±1 in bf16, column by column.
+__device__ inline uint16_t sign_of(uint32_t word, int bit) {
+  return static_cast<uint16_t>((word >> bit & 1u) << 15 | 0x3f80u);
+}  // ±1 in bf16
+
+/// The 32 signs of word `word` of a matrix, laid out column by column. `width` 16 or 32: a word is whole rows of P.
+template <int width>
+__device__ inline void put_rows(uint32_t quarter, int d, uint16_t* signs) {
+#pragma unroll
+  for (int k = 0; k < 32; ++k) signs[k % width * kPitch + d + k / width] = sign_of(quarter, k);
+}
+
+__device__ inline void put_any(const Args& a, uint32_t quarter, uint64_t bit, int d0, int depth, int r0, int width, uint16_t* signs) {
+  int d = static_cast<int>(bit / static_cast<uint64_t>(a.p.width)) - d0, r = static_cast<int>(bit % static_cast<uint64_t>(a.p.width)) - r0;
+  for (int k = 0; k < 32; ++k) {
+    if (d >= 0 && d < depth && r >= 0 && r < width) signs[r * kPitch + d] = sign_of(quarter, k);
+    if (++r == a.p.width - r0) r = -r0, ++d;
+  }
+}
+
+/// Signs of P[d0 … d0 + kDepth)[r0 … r0 + kMostWidth) as ±1 in bf16, column by column; 0 beyond the matrix.
 __device__ void draw_signs(const Args& a, uint64_t seed, int64_t matrix, int d0, int r0, uint16_t* signs) {
   const int depth = min(kDepth, a.p.columns - d0), width = min(kMostWidth, a.p.width - r0);
-  for (int k = static_cast<int>(threadIdx.x); k < kPitch * kMostWidth; k += kWarps * 32) signs[k] = 0;
-  __syncthreads();
+  if (depth < kDepth || width < kMostWidth) {
+    for (int k = static_cast<int>(threadIdx.x); k < kPitch * kMostWidth / 8; k += kWarps * 32) reinterpret_cast<uint4*>(signs)[k] = {};
+    __syncthreads();
+  }
   if (a.p.hadamard) {
     for (int k = static_cast<int>(threadIdx.x); k < depth * width; k += kWarps * 32) {
       const int r = k / depth, d = k % depth;
-      signs[r * kPitch + d] = is_negative(a.p, seed, matrix, d0 + d, r0 + r) ? 0xbf80 : 0x3f80;
+      signs[r * kPitch + d] = sign_of(is_negative(a.p, seed, matrix, d0 + d, r0 + r) ? 1u : 0u, 0);
     }
     return;
   }
@@ -47,28 +68,35 @@ __device__ void draw_signs(const Args& a, uint64_t seed, int64_t matrix, int d0,
   for (uint64_t word = first / 32 + threadIdx.x; word * 32 < last; word += kWarps * 32) {
     const Words w = projection_words(seed, matrix, static_cast<uint32_t>(word / 4), 0);
     const uint32_t quarter = word % 4 == 0 ? w.w[0] : word % 4 == 1 ? w.w[1] : word % 4 == 2 ? w.w[2] : w.w[3];
-    const uint64_t bit = word * 32;
-    int d = static_cast<int>(bit / static_cast<uint64_t>(a.p.width)) - d0, r = static_cast<int>(bit % static_cast<uint64_t>(a.p.width)) - r0;
-    for (int k = 0; k < 32; ++k) {
-      if (d >= 0 && d < depth && r >= 0 && r < width) signs[r * kPitch + d] = (quarter >> k & 1u) != 0 ? 0xbf80 : 0x3f80;
-      if (++r == a.p.width - r0) r = -r0, ++d;
-    }
+    if (a.p.width == 32)
+      put_rows<32>(quarter, static_cast<int>(word) - d0, signs);
+    else if (a.p.width == 16 && depth % 2 == 0)
+      put_rows<16>(quarter, static_cast<int>(word) * 2 - d0, signs);
+    else
+      put_any(a, quarter, word * 32, d0, depth, r0, width, signs);
   }
 }
 
 __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Two numbers as bf16 pairs: their leading part and what is left.
-__device__ inline void split(float x, float y, uint32_t& high, uint32_t& low) {
+/// Takes the leading bf16 part of two numbers off them.
+__device__ inline uint32_t take_leading(float& x, float& y) {
   const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
-  const __nv_bfloat162 l = __floats2bfloat162_rn(x - __low2float(h), y - __high2float(h));
-  high = *reinterpret_cast<const uint32_t*>(&h);
-  low = *reinterpret_cast<const uint32_t*>(&l);
+  x -= __low2float(h);
+  y -= __high2float(h);
+  return *reinterpret_cast<const uint32_t*>(&h);
 }
+
+/// bf16 numbers that make up a value. fp32 takes three; two are off by 2^−18 of h, less than the 128 or more additions of a
+/// `whole` row are in fp32 anyway (128·2^−24).
+template <DType type, bool whole>
+constexpr int kTerms = type == DType::f32   ? (whole ? 2 : 3)
+                       : type == DType::f16 ? 2
+                                            : 1;
 
 /// Four neighbouring values from column d of a row. `whole`: there are that many, aligned; else 0 beyond the matrix.
 template <DType type, bool whole>
@@ -95,18 +123,23 @@ __device__ inline void load_row4(const Args& a, int64_t row, int d, float (&v)[4
 
 /// Sixteen columns of sixteen rows times P: the fragments' columns are dealt out so that a thread reads 4 neighbouring values of two
 /// rows; P's rows are dealt out alike.
-template <DType type>
-__device__ inline void multiply_step(const float (&upper)[4], const float (&lower)[4], const uint16_t* signs, float (&z)[kMostWidth / 8][4]) {
-  uint32_t high[4], low[4];
-  split(upper[0], upper[1], high[0], low[0]);
-  split(lower[0], lower[1], high[1], low[1]);
-  split(upper[2], upper[3], high[2], low[2]);
-  split(lower[2], lower[3], high[3], low[3]);
+template <DType type, bool whole>
+__device__ inline void multiply_step(const float (&upper)[4], const float (&lower)[4], const uint16_t* signs,
+                                     float (&z)[kMostWidth / 8][4]) {
+  uint32_t term[kTerms<type, whole>][4];
+  float u[4] = {upper[0], upper[1], upper[2], upper[3]}, l[4] = {lower[0], lower[1], lower[2], lower[3]};
+#pragma unroll
+  for (int k = 0; k < kTerms<type, whole>; ++k) {
+    term[k][0] = take_leading(u[0], u[1]);
+    term[k][1] = take_leading(l[0], l[1]);
+    term[k][2] = take_leading(u[2], u[3]);
+    term[k][3] = take_leading(l[2], l[3]);
+  }
 #pragma unroll
   for (int n = 0; n < kMostWidth / 8; ++n) {
     const uint2 b = *reinterpret_cast<const uint2*>(signs + n * 8 * kPitch);
-    multiply(z[n], high, b.x, b.y);
-    if constexpr (type != DType::bf16) multiply(z[n], low, b.x, b.y);
+#pragma unroll
+    for (int k = kTerms<type, whole> - 1; k >= 0; --k) multiply(z[n], term[k], b.x, b.y);  // the smallest first
   }
 }
 
@@ -124,7 +157,7 @@ struct Batch {
   }
   __device__ inline void multiply(const uint16_t* signs, float (&z)[kMostWidth / 8][4]) const {
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) multiply_step<type>(upper[k], lower[k], signs + 16 * k, z);
+    for (int k = 0; k < kBatch; ++k) multiply_step<type, whole>(upper[k], lower[k], signs + 16 * k, z);
   }
 };
 
@@ -176,7 +209,8 @@ struct KeepZ {
   static constexpr int kTileFloats = 4;
 
   template <DType type>
-  __device__ static void put(const Args& a, const float (&z)[kMostWidth / 8][4], int64_t row, int64_t, int64_t end, int r0, int t, float*, UniformSeed) {
+  __device__ static void put(const Args& a, const float (&z)[kMostWidth / 8][4], int64_t row, int64_t, int64_t end, int r0, int t, float*,
+                             UniformSeed) {
 #pragma unroll
     for (int n = 0; n < kMostWidth / 8; ++n) {
 #pragma unroll
@@ -194,8 +228,8 @@ struct CodeZ {
   static constexpr int kWidth = 16 * chunks, kTileFloats = kTileRows * kWidth;
 
   template <DType type>
-  __device__ static void put(const Args& a, const float (&z)[kMostWidth / 8][4], int64_t row, int64_t tile, int64_t end, int, int t, float* shared,
-                             UniformSeed seed) {
+  __device__ static void put(const Args& a, const float (&z)[kMostWidth / 8][4], int64_t row, int64_t tile, int64_t end, int, int t,
+                             float* shared, UniformSeed seed) {
     __syncthreads();  // the last tile has been coded
     const int at = static_cast<int>(row - tile) * kWidth + 2 * t;
 #pragma unroll
@@ -212,7 +246,7 @@ struct CodeZ {
 /// A thread block: kMostWidth columns of Z for tiles of 64 rows of one matrix. P is drawn once where it fits into shared memory.
 template <DType type, bool whole, class Sink>
 __global__ void __launch_bounds__(kWarps * 32, 4) project_tiles(const __grid_constant__ Args a, int64_t workers) {
-  __shared__ uint16_t signs[kPitch * kMostWidth];
+  __shared__ __align__(16) uint16_t signs[kPitch * kMostWidth];
   __shared__ __align__(16) float shared[Sink::kTileFloats];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4, t = lane % 4;
   const int64_t matrix = quotient(blockIdx.x, workers), start = matrix * a.p.per_matrix;
@@ -244,8 +278,10 @@ void launch_tiles(const Args& a, DType type, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.matrices() * workers), static_cast<unsigned>(ceil_div(p.width, kMostWidth)));
   const bool whole = is_aligned(a.h) && p.columns % (32 * kBatch) == 0;
   with_type(type, [&](auto t) {
-    if (whole) project_tiles<t(), true, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
-    else project_tiles<t(), false, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
+    if (whole)
+      project_tiles<t(), true, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
+    else
+      project_tiles<t(), false, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
   });
   check_launch("project");
 }
@@ -253,14 +289,13 @@ void launch_tiles(const Args& a, DType type, cudaStream_t stream) {
 /// Can a tile be coded where it was made? Then Z never stands in device memory.
 bool is_fused(const Projection& p, const BlockCode& code) {
   const int64_t chunks = p.width / 16, lanes = chunks == 0 ? 0 : code.grid.block / (8 * chunks);
-  return code.levels.bits == 2 && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values &&
-         lanes >= 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0 && code.grid.block == lanes * 8 * chunks &&
-         (p.per_matrix >= p.rows || p.per_matrix % kTileRows == 0);
+  return code.levels.bits == 2 && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values && lanes >= 1 && lanes <= 32 &&
+         (lanes & (lanes - 1)) == 0 && code.grid.block == lanes * 8 * chunks && (p.per_matrix >= p.rows || p.per_matrix % kTileRows == 0);
 }
 
 /// The matrices themselves, for the way back: one entry a thread.
-__global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Projection p, const uint64_t* seed, float* out, int64_t first,
-                                                 int64_t entries, float unit) {
+__global__ void __launch_bounds__(kThreads)
+    draw(const __grid_constant__ Projection p, const uint64_t* seed, float* out, int64_t first, int64_t entries, float unit) {
   const int64_t i = thread_index();
   if (i >= entries) return;
   const int64_t size = static_cast<int64_t>(p.columns) * p.width, at = i % size;
@@ -279,8 +314,8 @@ void project(const Projection& p, const void* h, DType type, const uint64_t* see
 
 int64_t project_scratch_bytes(const Projection& p, const BlockCode& code) { return is_fused(p, code) ? 0 : p.rows * p.width * 4; }
 
-void project_encode(const Projection& p, const BlockCode& code, const void* h, DType type, const uint64_t* seed, uint8_t* codes, void* headers,
-                    void* scratch, StreamHandle stream) {
+void project_encode(const Projection& p, const BlockCode& code, const void* h, DType type, const uint64_t* seed, uint8_t* codes,
+                    void* headers, void* scratch, StreamHandle stream) {
   if (p.rows == 0 || p.width == 0) return;
   if (!is_fused(p, code)) {
     project(p, h, type, seed, static_cast<float*>(scratch), stream);
@@ -288,8 +323,10 @@ void project_encode(const Projection& p, const BlockCode& code, const void* h, D
   }
   const Args a = {p, h, seed, nullptr, unit_of(p), code, codes, headers};
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  if (p.width == 16) code.levels.even ? launch_tiles<CodeZ<2, true, 1>>(a, type, s) : launch_tiles<CodeZ<2, false, 1>>(a, type, s);
-  else code.levels.even ? launch_tiles<CodeZ<2, true, 2>>(a, type, s) : launch_tiles<CodeZ<2, false, 2>>(a, type, s);
+  if (p.width == 16)
+    code.levels.even ? launch_tiles<CodeZ<2, true, 1>>(a, type, s) : launch_tiles<CodeZ<2, false, 1>>(a, type, s);
+  else
+    code.levels.even ? launch_tiles<CodeZ<2, true, 2>>(a, type, s) : launch_tiles<CodeZ<2, false, 2>>(a, type, s);
 }
 
 void draw_projection(const Projection& p, const uint64_t* seed, float* matrices, int64_t first, int64_t last, StreamHandle stream) {

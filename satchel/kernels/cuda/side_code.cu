@@ -7,6 +7,8 @@
 namespace satchel::cuda {
 namespace {
 
+constexpr int kEncodeThreads = 128, kEncodeEach = 6;  // threads a block, blocks a multiprocessor: 80 registers a thread
+
 struct Args {
   SideCode code;
   const void* x;
@@ -51,8 +53,8 @@ __device__ inline Side side_of(const Gate& g, const Bounds& b, bool on) {
   return {fminf(fmaxf(g.threshold, b.low), b.high), down ? b.low : b.high};
 }
 
-/// What holds for most layers and blocks and spares a value half of its instructions: every γ is positive, every threshold lies
-/// inside the block's range, and no side is long.
+/// What holds for most layers and blocks and spares a value some instructions: every γ is positive, every threshold lies inside
+/// the block's range, and no side is long.
 struct Usual {
   bool rising = true;
   float least = float_of(0x7f800000u), most = float_of(0xff800000u);
@@ -85,16 +87,29 @@ __device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, fl
 #pragma unroll
   for (int i = 1; i < count; ++i) {
     const float next = i + 1 == count ? length : (is_long ? longer[i] : usual[i]) * length;  // the last level is 1
-    code = d > fmaf(u, next - mark, mark) ? first + step * i : code;  // marks rise: the last one passed decides
+    code = d > fmaf(u, next - mark, mark) ? first + step * i : code;                         // marks rise: the last one passed decides
     mark = next;
   }
   return code;
 }
 
-/// Codes of 8 values, packed; `sum` and `count` gather the off values where they are wanted.
+/// What the sums of a thread's channels' off values have come to.
+struct OffSums {
+  float sum[8] = {}, count[8] = {};
+};
+
+/// Adds an off value to its channel's sum and count: predicated additions where the compiler would select first.
+__device__ inline void add_off(const Gate& g, float v, float& sum, float& count) {
+  asm("{.reg .pred on; .reg .f32 r; fma.rn.f32 r, %2, %4, %3; setp.gt.f32 on, r, 0f00000000;"
+      "@!on add.f32 %0, %0, %4; @!on add.f32 %1, %1, 0f3F800000;}"
+      : "+f"(sum), "+f"(count)
+      : "f"(g.gamma), "f"(g.beta), "f"(v));
+}
+
+/// Codes of 8 values, packed.
 template <int bits, int off, bool sums, bool usual>
 __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const SideTable& t, const Words& noise,
-                                   float (&sum)[8], float (&count)[8]) {
+                                   OffSums& s) {
   constexpr int kOn = (1 << bits) - off;
   uint32_t eight = 0;
   const auto one = [&](auto slot) {
@@ -102,14 +117,14 @@ __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], cons
     constexpr uint32_t kUnit = 1u << (bits * j);
     const float v = flush_signed(x[j]), u = uniform_at<j>(noise);
     const bool on = fmaf(g[j].gamma, v, g[j].beta) > 0.0f;
-    const Side s = usual ? Side{g[j].threshold, off == 1 || on ? b.high : b.low} : side_of(g[j], b, off == 1 || on);
-    const float d = fabsf(v - s.from), length = fabsf(s.far - s.from);
+    const Side side = usual ? Side{g[j].threshold, off == 1 || on ? b.high : b.low} : side_of(g[j], b, off == 1 || on);
+    const float d = fabsf(v - side.from), length = fabsf(side.far - side.from);
     const bool is_long = (!usual || off > 1) && length > b.usual;
     const uint32_t passing = level_code<kOn>(kUnit * off, kUnit, d, length, is_long, t.on_short, t.on_long, u);
     uint32_t blocked = 0;
     if constexpr (off > 1) blocked = level_code<off>(kUnit * (off - 1), ~kUnit + 1, d, length, is_long, t.off_short, t.off_long, u);
     eight |= on ? passing : blocked;
-    if (sums) sum[j] += on ? 0.0f : v, count[j] += on ? 0.0f : 1.0f;
+    if constexpr (sums) add_off(g[j], v, s.sum[j], s.count[j]);
   };
   one(std::integral_constant<int, 0>()), one(std::integral_constant<int, 1>()), one(std::integral_constant<int, 2>());
   one(std::integral_constant<int, 3>()), one(std::integral_constant<int, 4>()), one(std::integral_constant<int, 5>());
@@ -120,55 +135,77 @@ __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], cons
 /// Blocks of 256 values, one a warp and step; the channels of a thread never change. Needs inner = 1 (or a single channel) and
 /// steps that are multiples of the channels. Whole blocks only.
 template <int bits, int off, DType type, bool sums>
-__global__ void __launch_bounds__(kThreads, 3) encode_fixed(const __grid_constant__ Args a) {
-  constexpr int kWarps = kThreads / 32;
+__global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(const __grid_constant__ Args a) {
+  constexpr int kWarps = kEncodeThreads / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t blocks = a.code.grid.values / 256, step = static_cast<int64_t>(gridDim.x) * kWarps;
+  const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / 256), step = gridDim.x * kWarps;
   const UniformSeed seed(a.seed);
   Gate g[8];
-  float sum[8] = {}, count[8] = {};
   load_gates(a.code, a.channels, static_cast<int64_t>(blockIdx.x) * 256 + lane * 8, g);
   const Usual usual(g);
-  for (int64_t block = blockIdx.x + static_cast<int64_t>(warp) * gridDim.x; block < blocks; block += step) {
-    const int64_t group = block * 32 + lane;
+  OffSums off_sums;
+  float ahead[8];  // the next block's values, on their way while this one is coded
+  uint32_t block = blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x;
+  if (block < blocks) load8<type>(a.x, (static_cast<int64_t>(block) * 32 + lane) * 8, ahead);
+  for (; block < blocks; block += step) {
+    const int64_t group = static_cast<int64_t>(block) * 32 + lane;
     float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = ahead[j];
+    if (block + step < blocks) load8<type>(a.x, (static_cast<int64_t>(block + step) * 32 + lane) * 8, ahead);
+    const Words noise = group_noise(seed, a.code.rounding, group);
     Extremes e;
-    load8<type>(a.x, group * 8, v);
-    const Words noise = group_noise(seed, a.code.rounding, group);  // while the values are on their way
     e.add8(v);
     e.reduce_warp();
     const Range r = e.range(a.code.header);
     if (lane == 0) store_range(a.headers, a.code.header, block, r);
     const Bounds b(r);
     uint32_t eight;
-    if (usual.covers(b)) eight = encode8<bits, off, sums, true>(v, g, b, a.code.table, noise, sum, count);
-    else eight = encode8<bits, off, sums, false>(v, g, b, a.code.table, noise, sum, count);
+    if (usual.covers(b))
+      eight = encode8<bits, off, sums, true>(v, g, b, a.code.table, noise, off_sums);
+    else
+      eight = encode8<bits, off, sums, false>(v, g, b, a.code.table, noise, off_sums);
     store_codes<bits>(a.codes, group, is_poisoned(r) ? 0 : eight, 8);
   }
   if constexpr (sums) {
     __shared__ float2 shared[kWarps][256];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(sum[j], count[j]);
+    for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(off_sums.sum[j], off_sums.count[j]);
     __syncthreads();
-    float2 total = make_float2(0.0f, 0.0f);
-    for (int w = 0; w < kWarps; ++w) total.x += shared[w][threadIdx.x].x, total.y += shared[w][threadIdx.x].y;
-    a.partial[static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x] = total;
+    for (int k = static_cast<int>(threadIdx.x); k < 256; k += kEncodeThreads) {
+      float2 total = make_float2(0.0f, 0.0f);
+      for (int w = 0; w < kWarps; ++w) total.x += shared[w][k].x, total.y += shared[w][k].y;
+      a.partial[static_cast<int64_t>(blockIdx.x) * 256 + k] = total;
+    }
   }
 }
 
-/// Off means from the partial sums and the values of the last, broken block: one warp a channel, always in the same order.
+constexpr int kFinishWarps = 32;
+
+/// Off means from the partial sums and the values of the last, broken block: a thread a channel, rows of partial sums shared out over
+/// the warps, always in the same order.
 template <DType type>
-__global__ void __launch_bounds__(kThreads) finish_means(const __grid_constant__ Args a, int64_t entries) {
-  const int64_t c = thread_index() / 32, channels = a.code.channels, lane = threadIdx.x % 32;
-  if (c >= channels) return;
-  double sum = 0, count = 0;
-  for (int64_t p = c + channels * lane; p < entries; p += channels * 32) sum += a.partial[p].x, count += a.partial[p].y;
-  for (int64_t i = a.code.grid.values / 256 * 256 + lane; i < a.code.grid.values; i += 32) {
-    const float v = flush(load(a.x, type, i));
-    if (i % channels == c && !is_on(v, a.channels[c])) sum += v, count += 1;
+__global__ void __launch_bounds__(kFinishWarps * 32) finish_means(const __grid_constant__ Args a, int64_t entries) {
+  __shared__ double2 shared[kFinishWarps][33];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t channels = a.code.channels, c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  double2 total = make_double2(0, 0);
+  if (c < channels) {
+#pragma unroll 16
+    for (int64_t p = c + channels * warp; p < entries; p += channels * kFinishWarps) {
+      const float2 part = a.partial[p];
+      total.x += part.x, total.y += part.y;
+    }
+    for (int64_t i = a.code.grid.values / 256 * 256 + warp; i < a.code.grid.values; i += kFinishWarps) {
+      const float v = flush(load(a.x, type, i));
+      if (i % channels == c && !is_on(v, a.channels[c])) total.x += v, total.y += 1;
+    }
   }
-  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o), count += __shfl_xor_sync(~0u, count, o);
-  if (lane == 0) a.channels[c].off_mean = count > 0 ? static_cast<float>(sum / count) : 0.0f;
+  shared[warp][lane] = total;
+  __syncthreads();
+  if (warp != 0 || c >= channels) return;
+  for (int w = 1; w < kFinishWarps; ++w) total.x += shared[w][lane].x, total.y += shared[w][lane].y;
+  a.channels[c].off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
 }
 
 /// Off means of any channels: one thread block a channel.
@@ -254,9 +291,12 @@ __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__
     const Range r = load_range(a.headers, a.code.header, quad / 64);
     const Bounds b(r);
     uint32_t four;
-    if constexpr (bits == 2) four = __ldg(a.codes + quad);
-    else if constexpr (bits == 4) four = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + quad);
-    else four = (__ldg(a.codes + quad * 3 / 2) | static_cast<uint32_t>(__ldg(a.codes + quad * 3 / 2 + 1)) << 8) >> (quad % 2 * 4);
+    if constexpr (bits == 2)
+      four = __ldg(a.codes + quad);
+    else if constexpr (bits == 4)
+      four = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + quad);
+    else
+      four = (__ldg(a.codes + quad * 3 / 2) | static_cast<uint32_t>(__ldg(a.codes + quad * 3 / 2 + 1)) << 8) >> (quad % 2 * 4);
     float v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -280,19 +320,23 @@ __global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ A
 template <class F>
 void with_table(const SideTable& t, F&& f) {
   using std::integral_constant;
-  if (t.bits == 2) return t.off == 1 ? f(integral_constant<int, 2>(), integral_constant<int, 1>()) : f(integral_constant<int, 2>(), integral_constant<int, 2>());
+  if (t.bits == 2)
+    return t.off == 1 ? f(integral_constant<int, 2>(), integral_constant<int, 1>())
+                      : f(integral_constant<int, 2>(), integral_constant<int, 2>());
   if (t.bits == 4) return f(integral_constant<int, 4>(), integral_constant<int, 8>());
   if (t.off == 1) return f(integral_constant<int, 3>(), integral_constant<int, 1>());
   if (t.off == 2) return f(integral_constant<int, 3>(), integral_constant<int, 2>());
   f(integral_constant<int, 3>(), integral_constant<int, 4>());
 }
 
-constexpr int64_t kEncodeBlocks = 132 * 3, kDecodeBlocks = 132 * 8;  // thread blocks: all resident at once on the largest GPU
+constexpr int64_t kEncodeBlocks = 132 * kEncodeEach, kDecodeBlocks = 132 * 8;  // thread blocks: all resident at once on the largest GPU
 
 /// Thread blocks for the fixed kernels so that `values_each · blocks` is a multiple of the channels; 0 where that is too many.
 int64_t fixed_blocks(const SideCode& code, bool has_channels, int64_t values_each, int64_t most) {
   const bool straight = code.grid.span == code.grid.values || code.grid.span % 256 == 0;
-  if (code.grid.block != 256 || !straight || (has_channels && code.inner != 1 && code.channels != 1)) return 0;
+  if (code.grid.block != 256 || !straight || code.grid.values / 256 >= (int64_t{1} << 31) ||
+      (has_channels && code.inner != 1 && code.channels != 1))
+    return 0;
   int64_t common = values_each, rest = has_channels ? code.channels : 1;
   while (rest != 0) std::swap(common %= rest, rest);
   const int64_t unit = (has_channels ? code.channels : 1) / common;
@@ -320,12 +364,14 @@ void encode_typed(const Args& a, cudaStream_t stream) {
   if (wanted > 0) {
     with_table(code.table, [&](auto bits, auto off) {
       const unsigned blocks = static_cast<unsigned>(wanted);
-      if (off() == 1 && means) encode_fixed<bits(), off(), type, off() == 1><<<blocks, kThreads, 0, stream>>>(a);
-      else encode_fixed<bits(), off(), type, false><<<blocks, kThreads, 0, stream>>>(a);
+      if (off() == 1 && means)
+        encode_fixed<bits(), off(), type, off() == 1><<<blocks, kEncodeThreads, 0, stream>>>(a);
+      else
+        encode_fixed<bits(), off(), type, false><<<blocks, kEncodeThreads, 0, stream>>>(a);
     });
     check_launch("side_encode");
     encode_rest<type>(a, code.grid.values / 256, stream);
-    if (means) finish_means<type><<<blocks_for(code.channels * 32), kThreads, 0, stream>>>(a, wanted * 256);
+    if (means) finish_means<type><<<static_cast<unsigned>(ceil_div(code.channels, 32)), kFinishWarps * 32, 0, stream>>>(a, wanted * 256);
   } else {
     encode_rest<type>(a, 0, stream);
     if (means) means_any<type><<<static_cast<unsigned>(code.channels), kThreads, 0, stream>>>(a);
@@ -335,7 +381,9 @@ void encode_typed(const Args& a, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t side_scratch_bytes(const SideCode& code) { return code.table.off == 1 ? kEncodeBlocks * 256 * static_cast<int64_t>(sizeof(float2)) : 0; }
+int64_t side_scratch_bytes(const SideCode& code) {
+  return code.table.off == 1 ? kEncodeBlocks * 256 * static_cast<int64_t>(sizeof(float2)) : 0;
+}
 
 void side_encode(const SideCode& code, const void* x, DType type, Channel* channels, const uint64_t* seed, uint8_t* codes, void* headers,
                  void* scratch, StreamHandle stream) {
@@ -353,9 +401,8 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
   const int64_t wanted = aligned ? fixed_blocks(code, channels != nullptr, 4 * kThreads, kDecodeBlocks) : 0;
   with_type(type, [&](auto t) {
     if (wanted > 0) {
-      with_table(code.table, [&](auto bits, auto off) {
-        decode_fixed<bits(), off(), t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x);
-      });
+      with_table(code.table,
+                 [&](auto bits, auto off) { decode_fixed<bits(), off(), t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x); });
       check_launch("side_decode");
     }
     const int64_t done = wanted > 0 ? code.grid.values / 4 * 4 : 0;
