@@ -30,6 +30,7 @@ satchel_test(test_kernels satchel_core
   tests/kernels/stream_test.cpp
   tests/kernels/transform_test.cpp)
 satchel_test(test_data satchel_core
+  tests/data/file_format_test.cpp
   tests/data/npy_test.cpp)
 
 if(SATCHEL_TORCH)

@@ -18,6 +18,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int64_t kMostValues = int64_t{1} << 34;
+constexpr int64_t kMostEntries = int64_t{1} << 28;  // of a projection matrix, as pack() has it
 
 /// Threshold, γ and β of a trained norm: γ around 1, β around 0.
 std::vector<Channel> make_channels(int64_t count, uint64_t seed) {
@@ -126,7 +127,9 @@ void write_json(const std::string& path, const ordered_json& json) {
   std::ofstream file(temporary);
   file << json.dump(2) << '\n';
   file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) fail("bench", "--json must name a file that can be written", path);
+  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
+  std::remove(temporary.c_str());
+  fail("bench", "--json must name a file that can be written", path);
 }
 
 std::vector<const CpuKernels*> chosen_kernels(const std::string& name) {
@@ -144,8 +147,6 @@ std::vector<const CpuKernels*> chosen_kernels(const std::string& name) {
 }
 
 void run_device(BenchOptions o, bool on_gpu, Table& table) {
-  if (on_gpu && !cuda::compiled()) fail("bench", "--device cuda needs a build with CUDA", "a build without");
-  if (on_gpu && gpu_name().empty()) fail("bench", "--device cuda needs a GPU", "none");
   const DType type = o.dtype == "f32" ? DType::f32 : o.dtype == "f16" ? DType::f16 : DType::bf16;
   const bool low_pass = o.op == "all" || o.op.starts_with("lowpass");
   if (o.quick) o.rows = std::min<int64_t>(o.rows, 16384);
@@ -188,14 +189,21 @@ Values make_values(int64_t count, DType type, uint64_t seed) {
 
 void run_bench_codec(const BenchOptions& asked) {
   BenchOptions options = asked;
+  const bool on_gpu = options.device != "cpu";
   if (options.bits > 4) options.levels = "even";  // no others exist
   chosen_kernels(options.kernel);
   if (options.rows * options.columns > kMostValues)
     throw UsageError("[bench] rows × columns must be at most 2^34, got " + std::to_string(options.rows * options.columns));
+  const int64_t entries = options.columns * ceil_div(options.columns, kRatio);
+  if ((options.op == "all" || options.op == "project_encode") && entries > kMostEntries)
+    throw UsageError("[bench] a projection matrix may have at most 2^28 entries: take fewer columns or another --op, got " +
+                     std::to_string(options.columns) + " columns");
   if (!options.json.empty() && options.json != "-") check_output(options.json, "bench");
+  if (on_gpu && !cuda::compiled()) fail("bench", "--device cuda needs a build with CUDA", "a build without");
+  if (on_gpu && gpu_name().empty()) fail("bench", "--device cuda needs a GPU", "none");
   Table table(options.json == "-");
   if (options.device != "cuda") run_device(options, false, table);
-  if (options.device != "cpu") run_device(options, true, table);
+  if (on_gpu) run_device(options, true, table);
   if (!options.json.empty()) write_json(options.json, table.json(options));
 }
 

@@ -171,7 +171,7 @@ void bench_low_pass(const Bench& b) {
   const BlockCode& code = b.s.rest;
   const Values& x = *b.s.images;
   const Memory from(x.data(), x.bytes()), back(x.bytes()), means(maps.maps * maps.windows() * 2),
-      scratch(cuda::low_pass_scratch_bytes(maps, code));
+      scratch(cuda::low_pass_scratch_bytes(maps, code, from.as<void>()));
   const Bytes to(code.grid, code.levels.bits, code.header);
   const auto encode = [&] {
     cuda::low_pass_encode(maps, code, from.as<void>(), x.type, b.seed, to.codes.as<uint8_t>(), to.headers.as<void>(), means.as<uint16_t>(),

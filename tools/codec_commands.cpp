@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <torch/headeronly/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include "satchel/kernels/cpu/cpu.h"
 #include "satchel/kernels/cuda/cuda.h"
 #include "satchel/tensor/file.h"
+#include "satchel/tensor/output.h"
 #include "satchel/tensor/pack.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
@@ -106,10 +108,8 @@ void check_output(const std::string& path, const char* op) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code code;
   if (!folder.empty() && !std::filesystem::is_directory(folder, code)) fail(op, "output must lie in an existing folder", path);
-  // Outputs are renamed into place, which would replace a device or a pipe.
-  if (std::filesystem::exists(path, code) && !std::filesystem::is_regular_file(path, code)) {
-    fail(op, "output must be a plain file, where there is one already", path);
-  }
+  check_replaceable(path, op);
+  if (::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) fail(op, "output must lie in a folder that can be written to", path);
 }
 
 CodecSpec spec_from(const std::string& text) {
@@ -194,7 +194,7 @@ void run_inspect(const CodecOptions& o) {
                               {"non_finite_blocks", q.bad_blocks},
                               {"blocks", q.blocks},
                               {"codes", q.codes}};
-    fmt::print("{}\n", out.dump(2));
+    fmt::print("{}\n", out.dump(2, ' ', false, ordered_json::error_handler_t::replace));  // file names may be no UTF-8
     return;
   }
   fmt::print("file     {}: {}, {}\n", o.input, shape_text(x.sizes()), x.scalar_type() == at::kHalf ? "float16" : "float32");

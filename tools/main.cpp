@@ -2,10 +2,14 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "tools/tool.h"
 
@@ -25,11 +29,23 @@ constexpr const char* kSpecFooter =
     "  project=RATIO|none     rows=N|all  hadamard=yes|no  random projection of rows\n"
     "  lowpass=SIZE|none                                  window averages kept in bf16\n";
 
+/// CLI11's own conversion takes numbers beyond 64 bits and reads 010 as 8: it gets the digits of what was read here.
+std::string read_seed(std::string& text) {
+  uint64_t seed = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, code] = std::from_chars(text.data(), end, seed);
+  if (!text.empty() && code == std::errc() && stop == end) {
+    text = std::to_string(seed);
+    return "";
+  }
+  return "must be a whole number from 0 to 2^64 - 1, got '" + text + "'";
+}
+
 void add_codec_options(CLI::App& command, CodecOptions& o) {
   command.add_option("FILE", o.input, "A float32 or float16 array, as numpy.save writes it")->required();
   command.add_option("--spec", o.spec, kSpecHelp)->capture_default_str();
   command.add_option("--seed", o.seed, "Seed of the noise: equal seeds give equal bytes")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(CLI::Validator(read_seed, "", "seed"))
       ->capture_default_str();
   command.add_option("--device", o.device, "Where to pack")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
 }
@@ -75,6 +91,7 @@ void add_codec_commands(CLI::App& app, CodecOptions& o) {
 void add_bench_commands(CLI::App& app, BenchOptions& o) {
   CLI::App* bench = app.add_subcommand("bench", "Benchmarks that check before they time");
   bench->require_subcommand(1);
+  bench->footer("\nExample:\n  satchel bench codec --quick");
   CLI::App* codec = bench->add_subcommand("codec", "Speed and error of the codec beside a plain copy");
   codec->add_option("--device", o.device, "Which kernels")->check(CLI::IsMember({"cpu", "cuda", "all"}))->capture_default_str();
   codec->add_option("--kernel", o.kernel, "CPU kernel: scalar, avx2, avx512, best or all")->capture_default_str();
@@ -111,13 +128,23 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
   codec->callback([&o] { satchel::tool::run_bench_codec(o); });
 }
 
-/// `satchel: <first line>` on stderr.
-int report(const char* what, int code) {
-  const std::string text = what;
+/// `satchel: <what>` on stderr, in one line.
+int report(std::string what, int code) {
+  std::replace(what.begin(), what.end(), '\n', ' ');
   std::fflush(stdout);
-  std::fprintf(stderr, "satchel: %s\n", text.substr(0, text.find('\n')).c_str());
+  std::fprintf(stderr, "satchel: %s\n", what.c_str());
   return code;
 }
+
+/// 0 if stdout took everything.
+int finish() {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::cout.good()) return 0;
+  return report("[output] stdout must take what is printed", 1);
+}
+
+/// torch's errors go on with a stack trace.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 int usage(const CLI::App& app, const CLI::ParseError& error) {
   std::string command = "satchel";
@@ -125,9 +152,10 @@ int usage(const CLI::App& app, const CLI::ParseError& error) {
     at = at->get_subcommands().front();
     command += ' ' + at->get_name();
   }
-  report(("[usage] " + std::string(error.what())).c_str(), 2);
-  std::fprintf(stderr, "Try `%s --help`.\n", command.c_str());
-  return 2;
+  std::string what = error.what();
+  const std::vector<std::string> rest = app.remaining(true);
+  if (!rest.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) what += ", got " + rest.front();
+  return report("[usage] " + what + " (see `" + command + " --help`)", 2);
 }
 
 }  // namespace
@@ -146,17 +174,19 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) std::printf("%s", app.help().c_str());
-    if (std::fflush(stdout) != 0) return report("[output] stdout must take what is printed", 1);
-    return 0;
+    return finish();
   } catch (const CLI::Success& e) {
-    return app.exit(e);
+    app.exit(e);
+    return finish();
   } catch (const CLI::ParseError& e) {
     return usage(app, e);
   } catch (const satchel::tool::UsageError& e) {
     return report(e.what(), 2);
+  } catch (const satchel::Error& e) {
+    return report(e.what(), 1);
   } catch (const std::bad_alloc&) {
     return report("[memory] there must be enough of it, got bad_alloc", 1);
   } catch (const std::exception& e) {
-    return report(e.what(), 1);
+    return report(first_line(e.what()), 1);
   }
 }

@@ -49,7 +49,8 @@ void run_bench_codec(const BenchOptions& options);
 /// parse_spec() and validate(), with UsageError for what they refuse.
 CodecSpec spec_from(const std::string& text);
 
-/// Throws unless `path` can become a file: its folder is there, and what stands there already, if anything, is a plain file.
+/// Throws unless `path` can become a file: its folder is there and can be written to, and what stands there already, if
+/// anything, is a plain file and no link.
 void check_output(const std::string& path, const char* op);
 
 /// A spec spelled out, as parse_spec() reads it: "project=8,bits=2,block=row,levels=even".

@@ -98,13 +98,15 @@ SATCHEL_HD float value_of(uint32_t code, Header h, const LevelTable& levels) {
   return flush(fmaf(levels.even ? static_cast<float>(code) : levels.at[code], h.step, h.low));
 }
 
+/// A step that is not finite, whatever its bits, is the canonical NaN.
 SATCHEL_HD Header load_header(const void* headers, HeaderType type, int64_t block) {
   if (type == HeaderType::f32) {
     const F32Header h = static_cast<const F32Header*>(headers)[block];
-    return {h.low, h.step};
+    return {h.low, is_finite(h.step) ? h.step : float_of(kCanonicalNaN)};
   }
   const Bf16Header h = static_cast<const Bf16Header*>(headers)[block];
-  return {from_bf16(h.low), from_bf16(h.step)};
+  const float step = from_bf16(h.step);
+  return {from_bf16(h.low), is_finite(step) ? step : float_of(kCanonicalNaN)};
 }
 
 /// The header's numbers are already of its type: storing loses nothing.

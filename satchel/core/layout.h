@@ -36,6 +36,8 @@ struct Grid {
   int64_t block = 256;
   int64_t span = 0;  // a multiple of which blocks start anew; `values` where they never do
 
+  /// Block b is values [b·block, (b + 1)·block), but for the last.
+  SATCHEL_HD constexpr bool is_straight() const { return span == values || span % block == 0; }
   SATCHEL_HD constexpr int64_t per_span() const { return ceil_div(span, block); }
   SATCHEL_HD constexpr int64_t blocks() const { return values == 0 ? 0 : values / span * per_span() + ceil_div(values % span, block); }
   SATCHEL_HD constexpr int64_t block_of(int64_t value) const {

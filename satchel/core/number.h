@@ -10,7 +10,7 @@ namespace satchel {
 
 enum class DType : uint8_t { f32, f16, bf16 };
 
-constexpr int64_t size_of(DType type) { return type == DType::f32 ? 4 : 2; }
+SATCHEL_HD constexpr int64_t size_of(DType type) { return type == DType::f32 ? 4 : 2; }
 constexpr const char* name_of(DType type) { return type == DType::f32 ? "f32" : type == DType::f16 ? "f16" : "bf16"; }
 
 constexpr uint32_t kCanonicalNaN = 0x7fc00000u;
@@ -24,6 +24,9 @@ SATCHEL_HD bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f80
 
 /// Subnormals and −0 become +0 by an integer test, whatever FTZ and DAZ say.
 SATCHEL_HD float flush(float x) { return (bits_of(x) & 0x7f800000u) == 0 ? 0.0f : x; }
+
+/// A sum of finite numbers that overflowed becomes the largest finite number of its sign; NaN stays NaN.
+SATCHEL_HD float bounded(float x) { return (bits_of(x) & 0x7fffffffu) == 0x7f800000u ? float_of(bits_of(x) - 1u) : x; }
 
 /// The largest bf16 not above x (x finite); −inf when there is none.
 SATCHEL_HD uint16_t bf16_down(float x) {

@@ -3,7 +3,7 @@
 //   one_sided, 2 bits     code   0      1      2        3         T = 2: off | t  m  far
 //                              off mean  t  .38·len   far end
 //   one_sided, 3 bits     code 0, 1 = off side {far, t}; 2..7 = six levels of the on side
-//   relu,      2 or 3     code 0 = exactly 0; the others are levels of [0, high]
+//   relu,      2 or 3     code 0 = exactly 0; the others are levels of [max(0, low), high]
 //   both,      sign + b   codes below 2^b = off side from its far end to t; the rest = on side from t to its far end
 //
 // A block's header holds low (rounded down) and high (rounded up). Whether a value is on is decided by fma(γ, x, β) > 0 alone.
@@ -83,7 +83,7 @@ SATCHEL_HD uint32_t side_code_of(float x, const Channel& c, Range r, const SideT
   const bool on = is_on(x, c);
   if (!on && table.off == 1) return 0;
   const Stretch s = stretch_of(on, c, r);
-  const float d = fabsf(x - s.from);  // rounding of t may put x a hair beyond it: that too is no distance
+  const float d = fabsf(x - s.from);  // rounding of t may put x a hair beyond it: then it is that hair
   const float* levels = on ? (s.is_long ? table.on_long : table.on_short) : (s.is_long ? table.off_long : table.off_short);
   const uint32_t level = side_level(d, s.length, levels, on ? table.on : table.off, noise);
   return on ? static_cast<uint32_t>(table.off) + level : static_cast<uint32_t>(table.off) - 1 - level;

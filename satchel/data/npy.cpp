@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -11,15 +12,16 @@
 #include <string_view>
 
 #include "satchel/core/error.h"
+#include "satchel/tensor/output.h"
 
 namespace satchel {
 namespace {
 
 constexpr const char* kOp = "npy";
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr size_t kPreamble = 8;           // magic, major, minor
-constexpr size_t kMaxHeader = 64 * 1024;  // numpy itself stops at 10,000
-constexpr size_t kMaxDimensions = 64;     // as numpy 2
+constexpr size_t kPreamble = 8;                   // magic, major, minor
+constexpr size_t kMaxHeader = size_t{64} * 1024;  // numpy itself stops at 10,000
+constexpr size_t kMaxDimensions = 64;             // as numpy 2
 constexpr std::string_view kDescrs[] = {"<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1"};
 
 /// `[npy] x.npy: shape (byte 61): rule, got value`.
@@ -127,14 +129,13 @@ class DictReader {
 };
 
 /// Bytes of all values; refuses shapes whose strides would overflow, even where a dimension is 0.
-uint64_t payload_bytes(const NpyHeader& header, const std::string& name) {
+uint64_t payload_bytes(const NpyHeader& header, const std::string& name, size_t at) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   int64_t bytes = header.item_bytes();
   bool empty = false;
   for (const int64_t size : header.shape) {
     empty |= size == 0;
-    if (size > 1 && bytes > kMost / size)
-      refuse(name, "shape", kPreamble, "must give less than 2^63 bytes", std::to_string(size) + " in it");
+    if (size > 1 && bytes > kMost / size) refuse(name, "shape", at, "must give less than 2^63 bytes", std::to_string(size) + " in it");
     bytes *= std::max<int64_t>(size, 1);
   }
   return empty ? 0 : static_cast<uint64_t>(bytes);
@@ -194,7 +195,7 @@ NpyHeader parse_npy_header(std::span<const std::byte> front, uint64_t file_bytes
     refuse(name, "descr", dict.start, "must be a float, integer or boolean type (bfloat16 has none in .npy: save float32)",
            printable(header.descr));
   }
-  const uint64_t expected = payload_bytes(header, name), there = file_bytes - static_cast<uint64_t>(header.data_offset);
+  const uint64_t expected = payload_bytes(header, name, dict.start), there = file_bytes - static_cast<uint64_t>(header.data_offset);
   if (there != expected) {
     refuse(name, "values", static_cast<size_t>(header.data_offset),
            "must have " + std::to_string(expected) + " bytes, as descr and shape say", std::to_string(there));
@@ -230,6 +231,12 @@ void write_npy(const std::string& path, const std::string& descr, std::span<cons
   NpyHeader header;
   header.descr = descr;
   header.shape.assign(shape.begin(), shape.end());
+  if (shape.size() > kMaxDimensions) fail(kOp, "shape must have at most 64 dimensions", shape.size());
+  for (const int64_t size : shape) {
+    if (size < 0) fail(kOp, "sizes must not be negative", size);
+  }
+  const uint64_t bytes = payload_bytes(header, path, kPreamble + 2);
+  check_replaceable(path, kOp);
   std::string dict = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': (";
   for (const int64_t size : shape) dict += std::to_string(size) + ", ";
   dict.resize(dict.size() - (shape.size() > 1 ? 2 : shape.size()));  // (3, 4) (3,) ()
@@ -240,12 +247,11 @@ void write_npy(const std::string& path, const std::string& descr, std::span<cons
       '\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0, static_cast<char>(dict.size() & 0xff), static_cast<char>(dict.size() >> 8)};
 
   std::error_code code;
-  if (std::filesystem::exists(path, code) && !std::filesystem::is_regular_file(path, code)) fail(kOp, "output must be a plain file", path);
   const std::string temporary = path + ".part" + std::to_string(getpid());
   std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
   if (!file) fail(kOp, std::string("output must be writable (") + std::strerror(errno) + ")", path);
   file.write(front, sizeof front).write(dict.data(), static_cast<std::streamsize>(dict.size()));
-  file.write(static_cast<const char*>(data), static_cast<std::streamsize>(payload_bytes(header, path)));
+  file.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
   file.close();
   if (file) std::filesystem::rename(temporary, path, code);
   if (file && !code) return;

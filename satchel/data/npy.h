@@ -34,7 +34,7 @@ NpyArray read_npy(const std::string& path);
 /// Header from the front of a file of `file_bytes` bytes; `name` is for errors. The front holds at least the header.
 NpyHeader parse_npy_header(std::span<const std::byte> front, uint64_t file_bytes, const std::string& name);
 
-/// Writes C-ordered values as version 1.0 through a temporary file beside `path`.
+/// Writes C-ordered values as version 1.0 through a temporary file beside `path`: whole or not at all. Replaces plain files only.
 void write_npy(const std::string& path, const std::string& descr, std::span<const int64_t> shape, const void* data);
 
 }  // namespace satchel

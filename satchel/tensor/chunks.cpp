@@ -22,7 +22,7 @@ int64_t common_multiple(int64_t a, int64_t b) {
 }
 
 int64_t quantum_of(const Grid& grid) {
-  const int64_t unit = grid.span == grid.values || grid.span % grid.block == 0 ? grid.block : grid.span;
+  const int64_t unit = grid.is_straight() ? grid.block : grid.span;
   return common_multiple(unit, kGroup);
 }
 

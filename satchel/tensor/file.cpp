@@ -4,13 +4,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 
 #include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/file_format.h"
+#include "satchel/tensor/output.h"
 #include "satchel/tensor/pack.h"
 
 // No std::filesystem here: libtorch.so exports an older one under the same names, and some of its functions crash.
@@ -23,7 +26,7 @@ class Replacement {
  public:
   explicit Replacement(const std::string& path)
       : path_(path), temporary_(path + ".tmp." + std::to_string(::getpid())), out_(temporary_, std::ios::binary) {
-    if (!out_) fail("write_packed", "file must be writable", "'" + path + "'");
+    if (!out_) fail("write_packed", std::string("file must be writable (") + std::strerror(errno) + ")", "'" + path + "'");
   }
   ~Replacement() {
     if (!done_) std::remove(temporary_.c_str());
@@ -37,7 +40,7 @@ class Replacement {
   void finish() {
     out_.close();
     if (!out_ || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
-      fail("write_packed", "file must be writable to its end", "'" + path_ + "'");
+      fail("write_packed", std::string("file must be writable to its end (") + std::strerror(errno) + ")", "'" + path_ + "'");
     }
     done_ = true;
   }
@@ -88,7 +91,11 @@ at::Tensor read_payload(std::ifstream& in, int64_t count, int64_t available) {
 }  // namespace
 
 void write_packed(const Packed& packed, const std::string& path) {
-  check_packed(packed, "write_packed");
+  constexpr const char* op = "write_packed";
+  check_packed(packed, op);
+  check_replaceable(path, op);
+  if (static_cast<int64_t>(packed.shape.size()) > kMaxRank) fail(op, "a file holds at most 64 dimensions", packed.shape.size());
+  if (packed.seed.defined()) check_seed(packed.seed, packed.bytes.device(), op);
   const at::Tensor bytes = packed.bytes.to(at::kCPU);
   FileHeader header{packed.spec, dtype_of(packed.dtype), packed.channels, packed.inner,  packed.seed.defined(),
                     0,           bytes.numel(),          packed.shape,    packed.strides};
@@ -102,9 +109,8 @@ void write_packed(const Packed& packed, const std::string& path) {
 
 Packed read_packed(const std::string& path) {
   struct stat about {};
-  if (::stat(path.c_str(), &about) != 0 || !S_ISREG(about.st_mode)) {
-    fail("read_packed", "file must exist", "'" + path + "'");
-  }
+  if (::stat(path.c_str(), &about) != 0) fail("read_packed", "file must exist", "'" + path + "'");
+  if (!S_ISREG(about.st_mode)) fail("read_packed", "path must be a file", "'" + path + "'");
   std::ifstream in(path, std::ios::binary);
   if (!in) fail("read_packed", "file must be readable", "'" + path + "'");
   const FileHeader h = read_header(in);

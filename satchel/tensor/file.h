@@ -7,7 +7,8 @@
 
 namespace satchel {
 
-/// Writes to `path` through a temporary file beside it. CUDA tensors are copied to the host first.
+/// Writes to `path` through a temporary file beside it: whole or not at all. Replaces plain files only, no link, device or pipe.
+/// CUDA tensors are copied to the host first.
 void write_packed(const Packed& packed, const std::string& path);
 
 /// Reads what write_packed wrote, onto the CPU.

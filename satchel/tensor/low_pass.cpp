@@ -44,7 +44,7 @@ void encode_at_once(const Plan& plan, Source x, const at::Tensor& seed, const at
 void encode_low_pass(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
   if (place.cuda()) {
     const Parts to = parts_of(plan, bytes);
-    const at::Tensor scratch = at::empty({cuda::low_pass_scratch_bytes(plan.maps, plan.block)}, bytes.options());
+    const at::Tensor scratch = at::empty({cuda::low_pass_scratch_bytes(plan.maps, plan.block, x.data)}, bytes.options());
     cuda::low_pass_encode(plan.maps, plan.block, x.data, x.type, seed_pointer(seed), to.codes, to.headers, to.means, scratch.data_ptr(),
                           place.stream());
     return;

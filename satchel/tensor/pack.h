@@ -38,7 +38,7 @@ struct PackedMask {
 PackedMask pack_mask(const at::Tensor& x);
 at::Tensor unpack_mask(const PackedMask& mask);
 
-/// Integers (int8 to int64, bool) in the fewest bits that hold least to most, and back: lossless.
+/// Integers (bool, uint8, int8 to int64) in the fewest bits that hold least to most, and back: lossless.
 struct Narrowed {
   at::Tensor bytes;
   std::vector<int64_t> shape;

@@ -58,10 +58,11 @@ LowPassShape low_pass_shape(std::span<const int64_t> shape, int64_t values, int 
   LowPassShape maps;
   maps.size = size;
   const size_t rank = shape.size(), first = rank <= 1 ? 0 : rank == 2 ? 1 : 2;  // first dimension of a map
+  if (values == 0) return maps;  // there are none, and the product of their sizes might overflow
   if (rank > first) maps.width = shape[rank - 1];
   if (rank > first + 1) maps.height = shape[rank - 2];
   if (rank > first + 2) maps.depth = shape[rank - 3];
-  maps.maps = values == 0 ? 0 : values / maps.map_values();
+  maps.maps = values / maps.map_values();
   return maps;
 }
 
@@ -121,7 +122,7 @@ Plan plan_of(std::span<const int64_t> shape, DType type, const CodecSpec& spec, 
   plan.values = count_of(shape, op);
   plan.row = shape.empty() ? 1 : shape.back();
   if (plan.values == 0 ? inner != 1 : inner > plan.values) fail(op, "inner must fit the shape", inner);
-  if (plan.values > 0 && channels > plan.values / inner) fail(op, "channels must fit the shape", channels);
+  if (channels > (plan.values > 0 ? plan.values / inner : kMaxValues)) fail(op, "channels must fit the shape", channels);
   plan.channels = channels == 0 && (spec.side == Side::one_sided || spec.side == Side::both) ? 1 : channels;
   if (const auto* p = std::get_if<RandomProjection>(&spec.transform)) plan_projection(plan, shape, *p, op);
   bool low_pass = false;

@@ -41,6 +41,18 @@ TEST_F(Cuda, ProjectedRowsAreEqualWithinRounding) {
   }
 }
 
+TEST_F(Cuda, MisalignedMaps) {
+  const at::Tensor line = normal({1 + 4 * 3 * 16 * 16}, 12);
+  const at::Tensor maps = line.narrow(0, 1, 4 * 3 * 16 * 16).view({4, 3, 16, 16});  // contiguous, 4 bytes past an aligned address
+  const at::Tensor there = line.cuda().narrow(0, 1, 4 * 3 * 16 * 16).view({4, 3, 16, 16});
+  for (const char* text : {"division", "division,bits=3", "satchel,block=100", "actnn"}) {
+    SCOPED_TRACE(text);
+    const Packed cpu = pack(maps, parse_spec(text), 5), gpu = pack(there, parse_spec(text), 5);
+    const int64_t coded = cpu.bytes.numel() - cpu.channels * 16;  // off means are equal within rounding only
+    EXPECT_TRUE(same(gpu.bytes.cpu().narrow(0, 0, coded), cpu.bytes.narrow(0, 0, coded)));
+  }
+}
+
 TEST_F(Cuda, PackedProjectionsDecodeAlike) {
   for (const at::ScalarType type : kTypes) {
     for (const char* text : {"exact", "blockwise", "blockwise,rows=64", "exact,hadamard=yes,rows=16", "exact,bits=32", "exact,project=1"}) {

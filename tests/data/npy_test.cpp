@@ -161,6 +161,34 @@ TEST(Npy, PathsThatCannotBe) {
   EXPECT_THROW(write_npy(testing::TempDir(), "<f4", {}, &x), Error);
   EXPECT_THROW(write_npy("/nowhere/at/all.npy", "<f4", {}, &x), Error);
   EXPECT_THROW(write_npy(scratch("type.npy"), "<f3", {}, &x), Error);
+  EXPECT_THROW(write_npy("", "<f4", {}, &x), Error);
+}
+
+// Renaming over a link would leave its target as it was and the link gone: /dev/stdout is one.
+TEST(Npy, NothingButPlainFilesIsReplaced) {
+  const std::string target = scratch("target"), link = scratch("link");
+  const float x = 1;
+  spill(target, "before");
+  std::filesystem::create_symlink(target, link);
+  EXPECT_THROW(write_npy(link, "<f4", {}, &x), Error);
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(slurp(target), "before");
+  std::filesystem::remove(target);
+  EXPECT_THROW(write_npy(link, "<f4", {}, &x), Error);  // leads nowhere now
+  EXPECT_FALSE(std::filesystem::exists(target));
+  std::filesystem::remove(link);
+  EXPECT_THROW(write_npy("/dev/null", "<f4", {}, &x), Error);
+}
+
+TEST(Npy, ShapesThatNoFileHasAreNotWritten) {
+  const std::string path = scratch("shape.npy");
+  const float x = 1;
+  const int64_t half = int64_t{1} << 62;
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{-1}, {half, half}, std::vector<int64_t>(65, 1)}) {
+    EXPECT_THROW(write_npy(path, "<f4", shape, &x), Error);
+    EXPECT_FALSE(std::filesystem::exists(path));
+    EXPECT_FALSE(std::filesystem::exists(path + ".part" + std::to_string(getpid())));
+  }
 }
 
 // The very bytes numpy 2 writes for np.arange(2, dtype=np.float32).

@@ -148,9 +148,32 @@ TEST_F(File, ErrorsNameWhatIsWrong) {
   bad.push_back(0);
   expect_error(reading(bad), "[read_packed] nothing may follow the payload, got 1 bytes");
   expect_error([&] { read_packed(folder_ + "/none"); }, "[read_packed] file must exist, got '");
-  expect_error([&] { read_packed(folder_); }, "[read_packed] file must exist");
+  expect_error([&] { read_packed(folder_); }, "[read_packed] path must be a file");
   expect_error([&] { write_packed(pack(normal({3}, 1), CodecSpec{}, 1), folder_ + "/none/file"); },
-               "[write_packed] file must be writable, got '");
+               "[write_packed] file must be writable (No such file or directory), got '");
+}
+
+/// Files are renamed into place, which would replace a folder's entry of any kind.
+TEST_F(File, NothingButPlainFilesIsReplaced) {
+  const Packed packed = pack(normal({3}, 1), CodecSpec{}, 1);
+  const std::string link = folder_ + "/link", pipe = folder_ + "/pipe";
+  write_packed(packed, path_);
+  ASSERT_EQ(::symlink(path_.c_str(), link.c_str()), 0);
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {link, pipe, folder_, std::string("/dev/null"), std::string()}) {
+    expect_error([&] { write_packed(packed, path); }, "[write_packed] output must");
+  }
+  EXPECT_NO_THROW(read_packed(link));
+  EXPECT_EQ(::unlink(link.c_str()) + ::unlink(pipe.c_str()), 0);
+}
+
+TEST_F(File, WhatNoFileHoldsIsNotWritten) {
+  Packed packed = pack(normal({3}, 1), CodecSpec{}, 1);
+  packed.seed = at::empty({0}, at::kLong);  // unpack() does not look at it, a file would hold it
+  expect_error([&] { write_packed(packed, path_); }, "[write_packed] seed must hold one value, got 0");
+  Packed deep = pack(normal({1}, 1), CodecSpec{}, 1);
+  deep.shape = deep.strides = std::vector<int64_t>(65, 1);
+  expect_error([&] { write_packed(deep, path_); }, "[write_packed] a file holds at most 64 dimensions, got 65");
 }
 
 TEST_F(File, AlteredNumbersWithRightChecksumsAreRefused) {

@@ -58,6 +58,7 @@ class Tool : public testing::Test {
     const Outcome r = run(arguments);
     EXPECT_EQ(r.code, code) << arguments << '\n' << r.err;
     EXPECT_EQ(r.err.rfind("satchel: [", 0), 0u) << arguments << '\n' << r.err;
+    EXPECT_EQ(r.err.find('\n'), r.err.size() - 1) << "one line: " << r.err;
     EXPECT_NE(r.err.find(part), std::string::npos) << arguments << '\n' << r.err;
     EXPECT_EQ(r.out, "") << arguments;
   }
@@ -93,13 +94,23 @@ TEST_F(Tool, HelpAndVersion) {
   EXPECT_EQ(version.out.rfind("satchel ", 0), 0u);
 }
 
+TEST_F(Tool, StdoutThatTakesNothingIsAFailure) {
+  for (const char* arguments : {"--version", "pack --help", "presets --json"}) {
+    EXPECT_EQ(run(std::string(arguments) + " >/dev/full").code, 1) << arguments;
+  }
+}
+
 TEST_F(Tool, WrongUseIsTwo) {
   write_normal("x.npy", {4, 8});
   expect_error("fly", 2, "[usage]");
   expect_error("pack x.npy", 2, "--output");
-  expect_error("pack x.npy --seed -1 -o y", 2, "seed");
+  for (const char* seed : {"-1", "18446744073709551616", "1.5"}) {
+    expect_error(std::string("pack x.npy -o y --seed ") + seed, 2, "--seed: must be a whole number from 0 to 2^64 - 1, got '");
+  }
   expect_error("pack x.npy --device tpu -o y", 2, "device");
   expect_error("bench", 2, "[usage]");
+  expect_error("bench fly", 2, "got fly");
+  expect_error("bench codec --rows 1 --columns 1048576", 2, "fewer columns");
   expect_error("bench codec --bits 9", 2, "bits");
   expect_error("bench codec --kernel mmx --quick", 2, "scalar");
   expect_error("bench codec --bits 4 --op side_encode --rows 8", 2, "2 or 3");
@@ -181,6 +192,13 @@ TEST_F(Tool, FailuresAreOne) {
   expect_error("pack x.npy -o nowhere/y", 1, "existing folder");
   std::filesystem::create_directory(path("folder"));
   expect_error("pack x.npy -o folder", 1, "plain file");
+  std::filesystem::create_symlink(path("elsewhere"), path("link"));
+  for (const char* command : {"pack x.npy -o link", "bench codec --quick --json link", "pack x.npy -o /dev/null"}) {
+    expect_error(command, 1, "plain file");
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  expect_error("pack 'two\nlines' -o y", 1, "two");
+  expect_error("unpack folder -o y.npy", 1, "must be a file");
   expect_error("unpack x.npy -o y.npy", 1, "x.npy");
   expect_error("unpack missing -o y.npy", 1, "missing");
   EXPECT_FALSE(std::filesystem::exists(path("y")));
@@ -270,7 +288,8 @@ TEST_F(Tool, BenchWritesItsResults) {
 TEST_F(Tool, NoGpuIsSaid) {
   if (!json::parse(run("info --json").out)["gpu"].is_null()) GTEST_SKIP() << "a GPU is here";
   write_normal("x.npy", {4, 8});
-  for (const char* arguments : {"pack x.npy --device cuda -o y", "demo --device cuda", "bench codec --device cuda"}) {
+  for (const char* arguments :
+       {"pack x.npy --device cuda -o y", "demo --device cuda", "bench codec --device cuda", "bench codec --device all"}) {
     expect_error(arguments, 1, "--device cuda needs");
   }
 }

@@ -28,7 +28,6 @@ struct Avx2 {
   static F min(F a, F b) { return _mm256_min_ps(a, b); }  // b where either is NaN
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F magnitude(F v) { return _mm256_andnot_ps(set(-0.0f), v); }
-  static M ge(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
   static M gt(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static M not_gt(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_NGT_UQ); }
   static M eq(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
@@ -136,7 +135,7 @@ struct Avx2 {
   }
   static void stream(float* p, F v) { _mm256_stream_ps(p, v); }
 
-  /// Finite values saturate; NaN, as the second operand, passes through min and max.
+  /// All but NaN saturate; NaN, as the second operand, passes through min and max.
   static F saturate(F v, float limit) { return _mm256_max_ps(set(-limit), _mm256_min_ps(set(limit), v)); }
   static __m128i to_half(F v) { return _mm256_cvtps_ph(saturate(v, 65504.0f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static __m128i to_brain(F v) {

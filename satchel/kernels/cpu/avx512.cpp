@@ -26,7 +26,6 @@ struct Avx512 {
   static F min(F a, F b) { return _mm512_min_ps(a, b); }  // b where either is NaN
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F magnitude(F v) { return _mm512_abs_ps(v); }
-  static M ge(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   static M gt(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static M not_gt(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_NGT_UQ); }
   static M eq(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
@@ -110,7 +109,7 @@ struct Avx512 {
   }
   static void stream(float* p, F v) { _mm512_stream_ps(p, v); }
 
-  /// Finite values saturate; NaN, as the second operand, passes through min and max.
+  /// All but NaN saturate; NaN, as the second operand, passes through min and max.
   static F saturate(F v, float limit) { return _mm512_max_ps(set(-limit), _mm512_min_ps(set(limit), v)); }
   static __m256i to_half(F v) { return _mm512_cvtps_ph(saturate(v, 65504.0f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static __m256i to_brain(F v) {

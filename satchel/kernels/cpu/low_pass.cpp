@@ -72,7 +72,7 @@ void low_pass_join(const LowPassShape& s, const uint16_t* means, const float* re
         for (int64_t h = h0; h < h1; ++h) {
           const int64_t line = (d * s.height + h) * s.width, at = map * s.map_values() + line - x.origin;
           const float* in = rest + (map - first) * s.map_values() + line;
-          for (int64_t c = c0; c < c1; ++c) store(x.data, x.type, at + c, in[c] + mean);
+          for (int64_t c = c0; c < c1; ++c) store(x.data, x.type, at + c, bounded(in[c] + mean));
         }
       }
     });

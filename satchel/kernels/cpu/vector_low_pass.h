@@ -149,12 +149,14 @@ struct LowPassCodec {
   /// x[at …] = rest + mean for n neighbours. The last vector overlaps the one before it.
   template <DType type>
   static void add_means(const float* rest, const float* mean, void* x, int64_t at, int64_t n) {
-    const auto put = [&](int64_t i) { V::template store<type>(x, at + i, V::add_f(V::load_f32(rest + i), V::load_f32(mean + i))); };
+    const auto put = [&](int64_t i) {
+      V::template store<type>(x, at + i, V::saturate(V::add_f(V::load_f32(rest + i), V::load_f32(mean + i)), float_of(0x7f7fffffu)));
+    };
     int64_t i = 0;
     for (; i + V::kLanes <= n; i += V::kLanes) put(i);
     if (i == n) return;
     if (n >= V::kLanes) return put(n - V::kLanes);
-    for (; i < n; ++i) satchel::store(x, type, at + i, rest[i] + mean[i]);
+    for (; i < n; ++i) satchel::store(x, type, at + i, bounded(rest[i] + mean[i]));
   }
 
   static void spread(const uint16_t* means, float* line, int64_t width) {

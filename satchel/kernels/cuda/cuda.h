@@ -28,7 +28,7 @@ void mask(const void* x, DType, int64_t values, uint8_t* mask, StreamHandle);
 void unmask(const uint8_t* mask, int64_t values, uint8_t* flags, StreamHandle);
 
 /// Low-pass split and block code in one; `scratch` holds low_pass_scratch_bytes(…) bytes (0 where the fused kernel serves).
-int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&);
+int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&, const void* x);
 void low_pass_encode(const LowPassShape&, const BlockCode&, const void* x, DType, const uint64_t* seed, uint8_t* codes, void* headers,
                      uint16_t* means, void* scratch, StreamHandle);
 void low_pass_decode(const LowPassShape&, const BlockCode&, const uint8_t* codes, const void* headers, const uint16_t* means, void* x,

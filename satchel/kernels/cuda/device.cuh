@@ -14,7 +14,13 @@ namespace satchel::cuda {
 
 constexpr int kThreads = 256;
 
-inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
+/// A grid's size in thread blocks, checked: CUDA takes less than 2^31 of them.
+inline unsigned grid_size(int64_t blocks) {
+  if (blocks >= int64_t{1} << 31) fail("cuda", "a launch must have less than 2^31 thread blocks", blocks);
+  return static_cast<unsigned>(blocks);
+}
+
+inline unsigned blocks_for(int64_t threads) { return grid_size(ceil_div(threads, kThreads)); }
 
 /// Throws if the launch just made was refused.
 inline void check_launch(const char* op) {
@@ -107,6 +113,22 @@ struct UniformSeed {
 
 __device__ inline void multiply_wide(uint32_t a, uint32_t b, uint32_t& high, uint32_t& low) {
   asm("{.reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p;}" : "=r"(low), "=r"(high) : "r"(a), "r"(b));
+}
+
+/// What load_four() asks of the codes' address.
+inline uintptr_t code_alignment(int bits) { return bits == 8 ? 4 : bits == 4 ? 2 : 1; }
+
+/// Four codes from bit 4·bits·quad on.
+template <int bits>
+__device__ inline uint32_t load_four(const uint8_t* codes, int64_t quad) {
+  if constexpr (bits == 2) return __ldg(codes + quad);
+  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint16_t*>(codes) + quad);
+  if constexpr (bits == 8) return __ldg(reinterpret_cast<const uint32_t*>(codes) + quad);
+  const int64_t at = quad * bits / 2;  // 4·bits bits are bits/2 bytes: an odd quad may start in the middle of one
+  uint32_t word = 0;
+#pragma unroll
+  for (int k = 0; k < (bits + 1) / 2; ++k) word |= static_cast<uint32_t>(__ldg(codes + at + k)) << (8 * k);
+  return quad * bits % 2 != 0 ? word >> 4 : word;
 }
 
 /// Noise of a group of 8 values (noise_group() of core/noise.h), or what rounds to nearest.
@@ -247,7 +269,7 @@ __device__ inline BlockRuler shared_ruler(Extremes e, HeaderType type, void* hea
 }
 
 /// code_of() of core/code.h for compile-time bits, in the same order of the same operations. `bounded`: y16 exceeds its top by
-/// rounding only (5 roundings, 5·2^−24·15·2^16 < ½ for up to 4 bits), which rint takes back: no clamp.
+/// rounding only, which rint takes back: no clamp. At 4 bits and any levels the code is off by at most .375 there.
 template <int bits, bool even, bool bounded>
 __device__ inline uint32_t quantise(float y16, const LevelTable& levels, uint32_t noise) {
   constexpr int kTop = (1 << bits) - 1;

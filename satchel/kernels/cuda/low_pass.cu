@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) rest_any(const __grid_constant__ Arg
 }
 
 __device__ inline float joined(float rest, float mean) {
-  const float v = rest + mean;
+  const float v = bounded(rest + mean);
   return v != v ? __uint_as_float(kCanonicalNaN) : v;
 }
 
@@ -174,29 +174,27 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t row = row_quads.divide(at), column = (at - row * row_quads.divisor) * 4;
     const float mean = from_bf16(__ldg(a.means + static_cast<int64_t>(map) * windows + size.divide(row) * across + size.divide(column)));
     const Header h = load_header(a.headers, a.code.header, map);
-    uint32_t four = 0;
-    const int64_t byte = static_cast<int64_t>(quad) * bits / 2;
-#pragma unroll
-    for (int k = 0; k < (bits + 1) / 2; ++k) four |= static_cast<uint32_t>(__ldg(a.codes + byte + k)) << (8 * k);
-    if (bits % 2 != 0 && quad % 2 != 0) four >>= 4;
+    const uint32_t four = load_four<bits>(a.codes, quad);
     float v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float rest = flush(fmaf(static_cast<float>(four >> (bits * j) & ((1u << bits) - 1)), h.step, h.low));
-      v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : rest + mean;
+      v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : bounded(rest + mean);
     }
     store4<type>(x, static_cast<int64_t>(quad) * 4, v);
   }
 }
 
-bool is_fused(const LowPassShape& s, const BlockCode& code) {
-  return s.size == kLine && s.depth == 1 && s.width % kLine == 0 && s.map_values() <= kLine * kMostLines && code.levels.even &&
-         code.grid.block == s.map_values() && (code.grid.span == code.grid.values || code.grid.span % code.grid.block == 0);
+bool is_fused(const LowPassShape& s, const BlockCode& code, const void* x) {
+  return is_aligned(x) && s.size == kLine && s.depth == 1 && s.width % kLine == 0 && s.map_values() <= kLine * kMostLines &&
+         code.levels.even && code.grid.block == s.map_values() && code.grid.is_straight();
 }
 
 }  // namespace
 
-int64_t low_pass_scratch_bytes(const LowPassShape& s, const BlockCode& code) { return is_fused(s, code) ? 0 : code.grid.values * 4; }
+int64_t low_pass_scratch_bytes(const LowPassShape& s, const BlockCode& code, const void* x) {
+  return is_fused(s, code, x) ? 0 : code.grid.values * 4;
+}
 
 void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes,
                      void* headers, uint16_t* means, void* scratch, StreamHandle stream) {
@@ -204,9 +202,9 @@ void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x
   const cudaStream_t st = static_cast<cudaStream_t>(stream);
   const Args a = {s, code, x, seed, codes, headers, means};
   with_type(type, [&](auto t) {
-    if (is_fused(s, code) && is_aligned(x)) {
+    if (is_fused(s, code, x)) {
       const int lines = static_cast<int>(s.map_values()) / kLine, chunks = lines > 128 ? 2 : 1;
-      const unsigned threads = static_cast<unsigned>(ceil_div(lines, 32 * chunks) * 32), maps = static_cast<unsigned>(s.maps);
+      const unsigned threads = static_cast<unsigned>(ceil_div(lines, 32 * chunks) * 32), maps = grid_size(s.maps);
       const MapSize size = {FastDivisor(static_cast<uint32_t>(s.width / kLine)), lines, static_cast<int>(s.windows()),
                             static_cast<int>(s.height)};
       const size_t bytes = static_cast<size_t>(lines) * sizeof(float);
@@ -218,7 +216,6 @@ void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x
       });
       return check_launch("low_pass");
     }
-    if (scratch == nullptr) fail("low_pass", "x must be 16-byte aligned where no scratch is given");
     means_any<t()><<<blocks_for(s.maps * s.windows()), kThreads, 0, st>>>(a);
     check_launch("low_pass");
     rest_any<t()><<<blocks_for(code.grid.values), kThreads, 0, st>>>(a, static_cast<float*>(scratch));
@@ -233,8 +230,8 @@ void low_pass_decode(const LowPassShape& s, const BlockCode& code, const uint8_t
   const cudaStream_t st = static_cast<cudaStream_t>(stream);
   const Args a = {s, code, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), const_cast<uint16_t*>(means)};
   const bool quads = s.depth == 1 && s.width % 4 == 0 && s.size % 4 == 0 && code.levels.even && code.grid.block == s.map_values() &&
-                     is_aligned(x) && code.grid.values < (int64_t{1} << 31) &&
-                     (code.grid.span == code.grid.values || code.grid.span % code.grid.block == 0);
+                     is_aligned(x) && is_aligned(codes, code_alignment(code.levels.bits)) && code.grid.values < (int64_t{1} << 31) &&
+                     code.grid.is_straight();
   with_type(type, [&](auto t) {
     if (quads) {
       with_bits(code.levels.bits, [&](auto bits) {

@@ -18,7 +18,7 @@ void side_encode(const SideCode&, const void*, DType, Channel*, const uint64_t*,
 void side_decode(const SideCode&, const uint8_t*, const Channel*, const void*, void*, DType, StreamHandle) { missing("side_decode"); }
 void mask(const void*, DType, int64_t, uint8_t*, StreamHandle) { missing("mask"); }
 void unmask(const uint8_t*, int64_t, uint8_t*, StreamHandle) { missing("unmask"); }
-int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&) { missing("low_pass"); }
+int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&, const void*) { missing("low_pass"); }
 void low_pass_encode(const LowPassShape&, const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, uint16_t*, void*,
                      StreamHandle) {
   missing("low_pass");

@@ -1,5 +1,6 @@
 // Random projection Z = H·P (theory.md 4). The signs of P are drawn into shared memory from counters; H goes through the tensor
-// cores as the sum of up to three bf16 numbers. H is read once, nothing but Z or its codes is written.
+// cores as the sum of up to three bf16 numbers. H is read once, nothing but Z or its codes is written. Sums beyond the range of
+// fp32, and values beyond that of bf16 (3.39e38), come out as NaN or infinity and poison their block.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -106,7 +107,7 @@ __device__ inline void load_row4(const Args& a, int64_t row, int d, float (&v)[4
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = d + j < a.p.columns ? load(a.h, type, at + j) : 0.0f;
   } else if constexpr (type == DType::f32) {
-    // volatile: the loads of all kAhead steps are to be issued before the first product waits for one.
+    // volatile: the loads of all kBatch steps are to be issued before the first product waits for one.
     asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                  : "l"(static_cast<const float*>(a.h) + at));
@@ -275,7 +276,7 @@ template <class Sink>
 void launch_tiles(const Args& a, DType type, cudaStream_t stream) {
   const Projection& p = a.p;
   const int64_t tiles = ceil_div(std::min(p.per_matrix, p.rows), kTileRows), workers = ceil_div(tiles, kTilesEach);
-  const dim3 grid(static_cast<unsigned>(p.matrices() * workers), static_cast<unsigned>(ceil_div(p.width, kMostWidth)));
+  const dim3 grid(grid_size(p.matrices() * workers), static_cast<unsigned>(ceil_div(p.width, kMostWidth)));
   const bool whole = is_aligned(a.h) && p.columns % (32 * kBatch) == 0;
   with_type(type, [&](auto t) {
     if (whole)

@@ -1,57 +1,13 @@
-// Side code (theory.md 10, core/side.h). Where neighbouring values are neighbouring channels, warps walk the tensor in strides
-// that keep every thread on its own 8 channels: their thresholds stay in registers, and so do the sums of the off means.
-#include <algorithm>
-
-#include "satchel/kernels/cuda/device.cuh"
+// Encode of side codes: every thread keeps the thresholds of its 8 channels in registers, and the sums of their off means.
+#include "satchel/kernels/cuda/side.cuh"
 
 namespace satchel::cuda {
+namespace side {
 namespace {
 
 constexpr int kEncodeThreads = 128, kEncodeEach = 6;  // threads a block, blocks a multiprocessor: 80 registers a thread
-
-struct Args {
-  SideCode code;
-  const void* x;
-  Channel* channels;
-  const uint64_t* seed;
-  uint8_t* codes;
-  void* headers;
-  float2* partial;  // off sums and counts, one row of a block's values a thread block
-};
-
-/// A channel as the kernels keep it: γ = 0 (the whole range is one side) is a threshold below everything.
-struct Gate {
-  float threshold, gamma, beta, off_mean;
-};
-
-/// The gates of `count` neighbouring values from value i on, where neighbours are neighbouring channels or there is just one.
-template <int count>
-__device__ inline void load_gates(const SideCode& code, const Channel* channels, int64_t i, Gate (&g)[count]) {
-  int64_t at = i % code.channels;
-#pragma unroll
-  for (int j = 0; j < count; ++j) {
-    const Channel c = channels == nullptr ? relu_channel() : channels[at];
-    g[j] = {c.gamma == 0.0f ? float_of(0xff800000u) : c.threshold, c.gamma, c.beta, off_value(c)};
-    at = at + 1 < code.channels ? at + 1 : 0;
-  }
-}
-
-/// What a block's values share.
-struct Bounds {
-  float low, high, usual;  // a side longer than `usual` is long
-
-  __device__ inline explicit Bounds(Range r) : low(r.low), high(r.high), usual(0.8f * (r.high - r.low)) {}
-};
-
-/// stretch_of() of core/side.h.
-struct Side {
-  float from, far;
-};
-
-__device__ inline Side side_of(const Gate& g, const Bounds& b, bool on) {
-  const bool down = (g.gamma < 0.0f) == on && g.gamma != 0.0f;
-  return {fminf(fmaxf(g.threshold, b.low), b.high), down ? b.low : b.high};
-}
+constexpr int64_t kEncodeBlocks =
+    132 * kEncodeEach;  // all resident at once on an H200; a constant, so that the off means' order never changes
 
 /// What holds for most layers and blocks and spares a value some instructions: every γ is positive, every threshold lies inside
 /// the block's range, and no side is long.
@@ -93,7 +49,7 @@ __device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, fl
   return code;
 }
 
-/// What the sums of a thread's channels' off values have come to.
+/// What the sums of a thread's channels' off values have come to; in fp32, so they overflow where values reach 1e34.
 struct OffSums {
   float sum[8] = {}, count[8] = {};
 };
@@ -117,7 +73,7 @@ __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], cons
     constexpr uint32_t kUnit = 1u << (bits * j);
     const float v = flush_signed(x[j]), u = uniform_at<j>(noise);
     const bool on = fmaf(g[j].gamma, v, g[j].beta) > 0.0f;
-    const Side side = usual ? Side{g[j].threshold, off == 1 || on ? b.high : b.low} : side_of(g[j], b, off == 1 || on);
+    const Reach side = usual ? Reach{g[j].threshold, off == 1 || on ? b.high : b.low} : reach_of(g[j], b, off == 1 || on);
     const float d = fabsf(v - side.from), length = fabsf(side.far - side.from);
     const bool is_long = (!usual || off > 1) && length > b.usual;
     const uint32_t passing = level_code<kOn>(kUnit * off, kUnit, d, length, is_long, t.on_short, t.on_long, u);
@@ -208,15 +164,23 @@ __global__ void __launch_bounds__(kFinishWarps * 32) finish_means(const __grid_c
   a.channels[c].off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
 }
 
-/// Off means of any channels: one thread block a channel.
+constexpr int64_t kMostParts = 64;
+
+/// Thread blocks that share a channel's values; what they sum up fits into the scratch.
+int64_t parts_of(int64_t channels) {
+  const int64_t room = kEncodeBlocks * 256 / 2 / channels;
+  return room < 1 ? 0 : room < kMostParts ? room : kMostParts;
+}
+
+/// Off sums of any channels: one thread block a channel and part of its values. Without parts it writes the mean itself.
 template <DType type>
-__global__ void __launch_bounds__(kThreads) means_any(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kThreads) sums_any(const __grid_constant__ Args a, int64_t parts) {
   __shared__ double2 shared[kThreads / 32];
   const int64_t c = blockIdx.x, inner = a.code.inner, period = inner * a.code.channels;
   const int64_t own = ceil_div(a.code.grid.values, period) * inner;  // at most so many values are of this channel
   double sum = 0, count = 0;
-  for (int64_t k = threadIdx.x; k < own; k += kThreads) {
-    const int64_t i = k / inner * period + c * inner + k % inner;
+  for (int64_t k = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x; k < own; k += static_cast<int64_t>(gridDim.y) * kThreads) {
+    const int64_t row = quotient(k, inner), i = row * period + c * inner + k - row * inner;
     if (i >= a.code.grid.values) continue;
     const float v = flush(load(a.x, type, i));
     if (!is_on(v, a.channels[c])) sum += v, count += 1;
@@ -226,7 +190,31 @@ __global__ void __launch_bounds__(kThreads) means_any(const __grid_constant__ Ar
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (int w = 1; w < kThreads / 32; ++w) sum += shared[w].x, count += shared[w].y;
-  a.channels[c].off_mean = count > 0 ? static_cast<float>(sum / count) : 0.0f;
+  if (parts == 0)
+    a.channels[c].off_mean = count > 0 ? static_cast<float>(sum / count) : 0.0f;
+  else
+    reinterpret_cast<double2*>(a.partial)[c * parts + blockIdx.y] = make_double2(sum, count);
+}
+
+/// Off means from the parts, always in the same order.
+__global__ void __launch_bounds__(kThreads) finish_any(const __grid_constant__ Args a, int64_t parts) {
+  const int64_t c = thread_index();
+  if (c >= a.code.channels) return;
+  double2 total = make_double2(0, 0);
+  for (int64_t p = 0; p < parts; ++p) {
+    const double2 part = reinterpret_cast<const double2*>(a.partial)[c * parts + p];
+    total.x += part.x, total.y += part.y;
+  }
+  a.channels[c].off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
+}
+
+template <DType type>
+void means_of_any(const Args& a, cudaStream_t stream) {
+  const int64_t channels = a.code.channels, parts = parts_of(channels);
+  const dim3 grid(grid_size(channels), static_cast<unsigned>(parts == 0 ? 1 : parts));
+  sums_any<type><<<grid, kThreads, 0, stream>>>(a, parts);
+  check_launch("side_encode");
+  if (parts > 0) finish_any<<<blocks_for(channels), kThreads, 0, stream>>>(a, parts);
 }
 
 /// Headers of any blocks from `first` on: one warp a block of values.
@@ -263,86 +251,6 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ A
   for (int k = 0; k < ceil_div(count * bits, 8); ++k) a.codes[group * bits + k] = static_cast<uint8_t>(eight >> (8 * k));
 }
 
-template <int bits, int off>
-__device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
-  const bool on = code >= off;
-  const Side s = side_of(g, b, off == 1 || on);
-  const float signed_length = s.far - s.from;  // negative where the side lies below its threshold
-  const bool is_long = fabsf(signed_length) > b.usual;
-  const uint32_t level = on ? code - off : off - 1 - code;
-  float position = level == 0 ? 0.0f : 1.0f;
-#pragma unroll
-  for (int i = 1; i + 1 < (1 << bits) - off; ++i) position = on && level == i ? (is_long ? t.on_long[i] : t.on_short[i]) : position;
-  if constexpr (off > 2) {
-#pragma unroll
-    for (int i = 1; i + 1 < off; ++i) position = !on && level == i ? (is_long ? t.off_long[i] : t.off_short[i]) : position;
-  }
-  const float v = flush(fmaf(position, signed_length, s.from));
-  return off == 1 && !on ? g.off_mean : v;
-}
-
-/// Blocks of 256 values, four neighbouring values a thread and step; the channels of a thread never change.
-template <int bits, int off, DType type>
-__global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__ Args a, void* x) {
-  const int64_t quads = a.code.grid.values / 4, step = static_cast<int64_t>(gridDim.x) * kThreads;
-  Gate g[4];
-  load_gates(a.code, a.channels, thread_index() * 4, g);
-  for (int64_t quad = thread_index(); quad < quads; quad += step) {
-    const Range r = load_range(a.headers, a.code.header, quad / 64);
-    const Bounds b(r);
-    uint32_t four;
-    if constexpr (bits == 2)
-      four = __ldg(a.codes + quad);
-    else if constexpr (bits == 4)
-      four = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + quad);
-    else
-      four = (__ldg(a.codes + quad * 3 / 2) | static_cast<uint32_t>(__ldg(a.codes + quad * 3 / 2 + 1)) << 8) >> (quad % 2 * 4);
-    float v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      v[j] = side_value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
-      if (is_poisoned(r)) v[j] = __uint_as_float(kCanonicalNaN);
-    }
-    store4<type>(x, quad * 4, v);
-  }
-}
-
-/// Any values, by the definition.
-template <DType type>
-__global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ Args a, void* x, int64_t first) {
-  const int64_t i = first + thread_index();
-  if (i >= a.code.grid.values) return;
-  const Channel c = a.channels == nullptr ? relu_channel() : a.channels[i / a.code.inner % a.code.channels];
-  const Range r = load_range(a.headers, a.code.header, a.code.grid.block_of(i));
-  store(x, type, i, side_value_of(get_code(a.codes, a.code.table.bits, i), c, r, a.code.table));
-}
-
-template <class F>
-void with_table(const SideTable& t, F&& f) {
-  using std::integral_constant;
-  if (t.bits == 2)
-    return t.off == 1 ? f(integral_constant<int, 2>(), integral_constant<int, 1>())
-                      : f(integral_constant<int, 2>(), integral_constant<int, 2>());
-  if (t.bits == 4) return f(integral_constant<int, 4>(), integral_constant<int, 8>());
-  if (t.off == 1) return f(integral_constant<int, 3>(), integral_constant<int, 1>());
-  if (t.off == 2) return f(integral_constant<int, 3>(), integral_constant<int, 2>());
-  f(integral_constant<int, 3>(), integral_constant<int, 4>());
-}
-
-constexpr int64_t kEncodeBlocks = 132 * kEncodeEach, kDecodeBlocks = 132 * 8;  // thread blocks: all resident at once on the largest GPU
-
-/// Thread blocks for the fixed kernels so that `values_each · blocks` is a multiple of the channels; 0 where that is too many.
-int64_t fixed_blocks(const SideCode& code, bool has_channels, int64_t values_each, int64_t most) {
-  const bool straight = code.grid.span == code.grid.values || code.grid.span % 256 == 0;
-  if (code.grid.block != 256 || !straight || code.grid.values / 256 >= (int64_t{1} << 31) ||
-      (has_channels && code.inner != 1 && code.channels != 1))
-    return 0;
-  int64_t common = values_each, rest = has_channels ? code.channels : 1;
-  while (rest != 0) std::swap(common %= rest, rest);
-  const int64_t unit = (has_channels ? code.channels : 1) / common;
-  return most / unit * unit;
-}
-
 bool needs_means(const SideCode& code, const Channel* channels) { return channels != nullptr && code.table.off == 1; }
 
 /// Codes from block `first` on, whatever its size.
@@ -374,41 +282,23 @@ void encode_typed(const Args& a, cudaStream_t stream) {
     if (means) finish_means<type><<<static_cast<unsigned>(ceil_div(code.channels, 32)), kFinishWarps * 32, 0, stream>>>(a, wanted * 256);
   } else {
     encode_rest<type>(a, 0, stream);
-    if (means) means_any<type><<<static_cast<unsigned>(code.channels), kThreads, 0, stream>>>(a);
+    if (means) means_of_any<type>(a, stream);
   }
   check_launch("side_encode");
 }
 
 }  // namespace
+}  // namespace side
 
 int64_t side_scratch_bytes(const SideCode& code) {
-  return code.table.off == 1 ? kEncodeBlocks * 256 * static_cast<int64_t>(sizeof(float2)) : 0;
+  return code.table.off == 1 ? side::kEncodeBlocks * 256 * static_cast<int64_t>(sizeof(float2)) : 0;
 }
 
 void side_encode(const SideCode& code, const void* x, DType type, Channel* channels, const uint64_t* seed, uint8_t* codes, void* headers,
                  void* scratch, StreamHandle stream) {
   if (code.grid.values == 0) return;
-  const Args a = {code, x, channels, seed, codes, headers, static_cast<float2*>(scratch)};
-  with_type(type, [&](auto t) { encode_typed<t()>(a, static_cast<cudaStream_t>(stream)); });
-}
-
-void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType type,
-                 StreamHandle stream) {
-  if (code.grid.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const Args a = {code, nullptr, const_cast<Channel*>(channels), nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), nullptr};
-  const bool aligned = is_aligned(x) && is_aligned(codes, 4);
-  const int64_t wanted = aligned ? fixed_blocks(code, channels != nullptr, 4 * kThreads, kDecodeBlocks) : 0;
-  with_type(type, [&](auto t) {
-    if (wanted > 0) {
-      with_table(code.table,
-                 [&](auto bits, auto off) { decode_fixed<bits(), off(), t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x); });
-      check_launch("side_decode");
-    }
-    const int64_t done = wanted > 0 ? code.grid.values / 4 * 4 : 0;
-    if (done < code.grid.values) decode_any<t()><<<blocks_for(code.grid.values - done), kThreads, 0, s>>>(a, x, done);
-  });
-  check_launch("side_decode");
+  const side::Args a = {code, x, channels, seed, codes, headers, static_cast<float2*>(scratch)};
+  with_type(type, [&](auto t) { side::encode_typed<t()>(a, static_cast<cudaStream_t>(stream)); });
 }
 
 }  // namespace satchel::cuda

@@ -1,5 +1,5 @@
-// Block code. Encode reads x once where a block fits into a warp's registers: 8 values a thread and chunk, one Philox call,
-// `bits` bytes. Other block sizes take two passes: headers, then codes.
+// Encode of the block code: reads x once where a block fits into a warp's or a thread block's registers: 8 values a thread and
+// chunk, one Philox call, `bits` bytes. Other block sizes take two passes: headers, then codes.
 #include "satchel/kernels/cuda/device.cuh"
 
 namespace satchel::cuda {
@@ -109,72 +109,6 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ A
   for (int k = 0; k < bytes; ++k) a.codes[group * bits + k] = static_cast<uint8_t>(eight >> (8 * k));
 }
 
-/// Where a code sits: by selection for 2 bits, from a table in shared memory (16 banks, no conflicts) for 3 and 4.
-template <int bits>
-__device__ inline float level_at(uint32_t code, const LevelTable& levels, const float* table) {
-  if constexpr (bits == 1 || bits > 4) return static_cast<float>(code);
-  if (levels.even) return static_cast<float>(code);
-  if constexpr (bits > 2) return table[code];
-  const float lower = code == 0 ? 0.0f : levels.at[1], upper = code == 2 ? levels.at[2] : levels.at[3];
-  return code < 2 ? lower : upper;
-}
-
-/// Four codes from bit 4·bits·quad on.
-template <int bits>
-__device__ inline uint32_t load_four(const uint8_t* codes, int64_t quad) {
-  if constexpr (bits == 2) return __ldg(codes + quad);
-  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint16_t*>(codes) + quad);
-  if constexpr (bits == 8) return __ldg(reinterpret_cast<const uint32_t*>(codes) + quad);
-  const int64_t at = quad * bits / 2;  // 4·bits bits are bits/2 bytes: an odd quad may start in the middle of one
-  uint32_t word = 0;
-#pragma unroll
-  for (int k = 0; k < (bits + 1) / 2; ++k) word |= static_cast<uint32_t>(__ldg(codes + at + k)) << (8 * k);
-  return quad * bits % 2 != 0 ? word >> 4 : word;
-}
-
-constexpr int kQuads = 4;  // a thread writes so many quads, 128 bytes apart over the warp
-
-/// Four neighbouring values a thread and step, so that a warp writes 512 contiguous bytes of fp32. Blocks are multiples of 4.
-template <int bits, DType type>
-__global__ void __launch_bounds__(kThreads)
-    decode_quads(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int shift) {
-  __shared__ float table[16];
-  if (bits == 3 || bits == 4) {
-    if (threadIdx.x < 16) table[threadIdx.x] = code.levels.at[threadIdx.x];
-    __syncthreads();
-  }
-  const int64_t quads = code.grid.values / 4, warp = thread_index() / 32;
-  const int64_t first = warp * 32 * kQuads + threadIdx.x % 32;
-#pragma unroll
-  for (int q = 0; q < kQuads; ++q) {
-    const int64_t quad = first + 32 * q;
-    if (quad >= quads) return;
-    const int64_t b = shift >= 0 ? quad >> shift : quad * 4 / code.grid.block;
-    const Header h = load_header(headers, code.header, b);
-    const uint32_t four = load_four<bits>(codes, quad);
-    float v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float level = level_at<bits>(four >> (bits * j) & ((1u << bits) - 1), code.levels, table);
-      v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
-    }
-    store4<type>(x, quad * 4, v);
-  }
-}
-
-/// Any values: one a thread.
-template <DType type>
-__global__ void __launch_bounds__(kThreads)
-    decode_any(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int64_t first) {
-  const int64_t i = first + thread_index();
-  if (i >= code.grid.values) return;
-  const Header h = load_header(headers, code.header, code.grid.block_of(i));
-  store(x, type, i, value_of(get_code(codes, code.levels.bits, i), h, code.levels));
-}
-
-/// Block b is values [b·G, (b + 1)·G).
-bool is_straight(const Grid& grid) { return grid.span == grid.values || grid.span % grid.block == 0; }
-
 /// Threads of a team for this block size and the groups of 8 values each takes; 0 where a warp's registers do not hold it. Two
 /// groups a thread halve what the header costs.
 int team_lanes(int64_t block, int& chunks) {
@@ -204,7 +138,7 @@ template <DType type>
 void encode_typed(const Args& a, cudaStream_t stream) {
   const Grid& grid = a.code.grid;
   const int64_t whole = grid.values / grid.block;
-  const bool fits = whole > 0 && is_aligned(a.x) && is_straight(grid);
+  const bool fits = whole > 0 && is_aligned(a.x) && grid.is_straight();
   int chunks = 1;
   const int lanes = fits ? team_lanes(grid.block, chunks) : 0;
   const bool wide = fits && lanes == 0 && grid.block % 8 == 0 && grid.block > 256 && grid.block <= 8192;
@@ -212,7 +146,7 @@ void encode_typed(const Args& a, cudaStream_t stream) {
   with_levels(a.code.levels, [&](auto bits, auto even) {
     if (wide) {
       const unsigned threads = static_cast<unsigned>(ceil_div(grid.block, 256) * 32);
-      encode_wide<bits(), even(), type><<<static_cast<unsigned>(whole), threads, 0, stream>>>(a, static_cast<int>(grid.block / 8));
+      encode_wide<bits(), even(), type><<<grid_size(whole), threads, 0, stream>>>(a, static_cast<int>(grid.block / 8));
     } else if (chunks == 1) {
       encode_teams<bits(), even(), type, 1><<<blocks_for(whole * lanes), kThreads, 0, stream>>>(a, log2_up(lanes), whole);
     } else if (chunks == 2) {
@@ -232,27 +166,6 @@ bool compiled() { return true; }
 void encode(const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle stream) {
   if (code.grid.values == 0) return;
   with_type(type, [&](auto t) { encode_typed<t()>({code, x, seed, codes, headers}, static_cast<cudaStream_t>(stream)); });
-}
-
-void decode(const BlockCode& code, const uint8_t* codes, const void* headers, void* x, DType type, StreamHandle stream) {
-  const Grid& grid = code.grid;
-  if (grid.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const int64_t quads = is_straight(grid) && grid.block % 4 == 0 && is_aligned(x) && is_aligned(codes, 4) ? grid.values / 4 : 0;
-  int shift = -1;
-  for (int k = 0; k < 40; ++k) shift = grid.block == int64_t{4} << k ? k : shift;
-  with_type(type, [&](auto t) {
-    if (quads > 0) {
-      with_bits(code.levels.bits, [&](auto bits) {
-        decode_quads<bits(), t()><<<blocks_for(ceil_div(quads, kQuads * 32) * 32), kThreads, 0, s>>>(code, codes, headers, x, shift);
-      });
-      check_launch("decode");
-    }
-    if (const int64_t left = grid.values - quads * 4; left > 0) {
-      decode_any<t()><<<blocks_for(left), kThreads, 0, s>>>(code, codes, headers, x, quads * 4);
-      check_launch("decode");
-    }
-  });
 }
 
 }  // namespace satchel::cuda

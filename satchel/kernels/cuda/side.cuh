@@ -1,0 +1,79 @@
+// What encode and decode of side codes share (theory.md 10, core/side.h). Where neighbouring values are neighbouring channels,
+// threads walk the tensor in strides that keep each on its own channels, whose numbers then stay in registers.
+#pragma once
+
+#include <utility>
+
+#include "satchel/kernels/cuda/device.cuh"
+
+namespace satchel::cuda::side {
+
+struct Args {
+  SideCode code;
+  const void* x;
+  Channel* channels;
+  const uint64_t* seed;
+  uint8_t* codes;
+  void* headers;
+  float2* partial;  // off sums and counts, one row of a block's values a thread block
+};
+
+/// A channel as the kernels keep it: γ = 0 (the whole range is one side) is a threshold below everything.
+struct Gate {
+  float threshold, gamma, beta, off_mean;
+};
+
+/// The gates of `count` neighbouring values from value i on, where neighbours are neighbouring channels or there is just one.
+template <int count>
+__device__ inline void load_gates(const SideCode& code, const Channel* channels, int64_t i, Gate (&g)[count]) {
+  int64_t at = i % code.channels;
+#pragma unroll
+  for (int j = 0; j < count; ++j) {
+    const Channel c = channels == nullptr ? relu_channel() : channels[at];
+    g[j] = {c.gamma == 0.0f ? float_of(0xff800000u) : c.threshold, c.gamma, c.beta, off_value(c)};
+    at = at + 1 < code.channels ? at + 1 : 0;
+  }
+}
+
+/// What a block's values share.
+struct Bounds {
+  float low, high, usual;  // a side longer than `usual` is long
+
+  __device__ inline explicit Bounds(Range r) : low(r.low), high(r.high), usual(0.8f * (r.high - r.low)) {}
+};
+
+/// stretch_of() of core/side.h.
+struct Reach {
+  float from, far;
+};
+
+__device__ inline Reach reach_of(const Gate& g, const Bounds& b, bool on) {
+  const bool down = (g.gamma < 0.0f) == on && g.gamma != 0.0f;
+  return {fminf(fmaxf(g.threshold, b.low), b.high), down ? b.low : b.high};
+}
+
+/// Calls f with bits and off codes of a table as integral constants.
+template <class F>
+void with_table(const SideTable& t, F&& f) {
+  using std::integral_constant;
+  if (t.bits == 2)
+    return t.off == 1 ? f(integral_constant<int, 2>(), integral_constant<int, 1>())
+                      : f(integral_constant<int, 2>(), integral_constant<int, 2>());
+  if (t.bits == 4) return f(integral_constant<int, 4>(), integral_constant<int, 8>());
+  if (t.off == 1) return f(integral_constant<int, 3>(), integral_constant<int, 1>());
+  if (t.off == 2) return f(integral_constant<int, 3>(), integral_constant<int, 2>());
+  f(integral_constant<int, 3>(), integral_constant<int, 4>());
+}
+
+/// Thread blocks for the fixed kernels so that `values_each · blocks` is a multiple of the channels; 0 where that is too many.
+inline int64_t fixed_blocks(const SideCode& code, bool has_channels, int64_t values_each, int64_t most) {
+  if (code.grid.block != 256 || !code.grid.is_straight() || code.grid.values / 256 >= (int64_t{1} << 31) ||
+      (has_channels && code.inner != 1 && code.channels != 1))
+    return 0;
+  int64_t common = values_each, rest = has_channels ? code.channels : 1;
+  while (rest != 0) std::swap(common %= rest, rest);
+  const int64_t unit = (has_channels ? code.channels : 1) / common;
+  return most / unit * unit;
+}
+
+}  // namespace satchel::cuda::side

@@ -1,0 +1,82 @@
+// Decode of side codes: four neighbouring values a thread and step, the thread's four channels in registers.
+#include "satchel/kernels/cuda/side.cuh"
+
+namespace satchel::cuda {
+namespace side {
+namespace {
+
+constexpr int64_t kDecodeBlocks = 132 * 8;  // thread blocks: all resident at once on an H200
+
+template <int bits, int off>
+__device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
+  const bool on = code >= off;
+  const Reach s = reach_of(g, b, off == 1 || on);
+  const float signed_length = s.far - s.from;  // negative where the side lies below its threshold
+  const bool is_long = fabsf(signed_length) > b.usual;
+  const uint32_t level = on ? code - off : off - 1 - code;
+  float position = level == 0 ? 0.0f : 1.0f;
+#pragma unroll
+  for (int i = 1; i + 1 < (1 << bits) - off; ++i) position = on && level == i ? (is_long ? t.on_long[i] : t.on_short[i]) : position;
+  if constexpr (off > 2) {
+#pragma unroll
+    for (int i = 1; i + 1 < off; ++i) position = !on && level == i ? (is_long ? t.off_long[i] : t.off_short[i]) : position;
+  }
+  const float v = flush(fmaf(position, signed_length, s.from));
+  return off == 1 && !on ? g.off_mean : v;
+}
+
+/// Blocks of 256 values, four neighbouring values a thread and step; the channels of a thread never change.
+template <int bits, int off, DType type>
+__global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__ Args a, void* x) {
+  const int64_t quads = a.code.grid.values / 4, step = static_cast<int64_t>(gridDim.x) * kThreads;
+  Gate g[4];
+  load_gates(a.code, a.channels, thread_index() * 4, g);
+  for (int64_t quad = thread_index(); quad < quads; quad += step) {
+    const Range r = load_range(a.headers, a.code.header, quad / 64);
+    const Bounds b(r);
+    const uint32_t four = load_four<bits>(a.codes, quad);
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[j] = side_value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
+      if (is_poisoned(r)) v[j] = __uint_as_float(kCanonicalNaN);
+    }
+    store4<type>(x, quad * 4, v);
+  }
+}
+
+/// Any values, by the definition.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ Args a, void* x, int64_t first) {
+  const int64_t i = first + thread_index();
+  if (i >= a.code.grid.values) return;
+  const Channel c = a.channels == nullptr ? relu_channel() : a.channels[i / a.code.inner % a.code.channels];
+  const Range r = load_range(a.headers, a.code.header, a.code.grid.block_of(i));
+  store(x, type, i, side_value_of(get_code(a.codes, a.code.table.bits, i), c, r, a.code.table));
+}
+
+}  // namespace
+}  // namespace side
+
+void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType type,
+                 StreamHandle stream) {
+  if (code.grid.values == 0) return;
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const side::Args a = {code,   nullptr, const_cast<Channel*>(channels), nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers),
+                        nullptr};
+  const bool aligned = is_aligned(x) && is_aligned(codes, code_alignment(code.table.bits));
+  const int64_t wanted = aligned ? side::fixed_blocks(code, channels != nullptr, 4 * kThreads, side::kDecodeBlocks) : 0;
+  with_type(type, [&](auto t) {
+    if (wanted > 0) {
+      side::with_table(code.table, [&](auto bits, auto off) {
+        side::decode_fixed<bits(), off(), t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x);
+      });
+      check_launch("side_decode");
+    }
+    const int64_t done = wanted > 0 ? code.grid.values / 4 * 4 : 0;
+    if (done < code.grid.values) side::decode_any<t()><<<blocks_for(code.grid.values - done), kThreads, 0, s>>>(a, x, done);
+  });
+  check_launch("side_decode");
+}
+
+}  // namespace satchel::cuda
