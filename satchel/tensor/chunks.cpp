@@ -27,7 +27,7 @@ int64_t quantum_of(const Grid& grid) {
 }
 
 void for_chunks(int64_t values, int64_t chunk, const RangeFunction& run) {
-  const int64_t grain = std::max<int64_t>(1, 2 * kChunk / chunk);
+  const int64_t grain = std::max<int64_t>(1, 8 * kChunk / chunk);
   at::parallel_for(0, ceil_div(values, chunk), grain, [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) run(c * chunk, std::min(values, (c + 1) * chunk));
   });
@@ -47,7 +47,7 @@ void encode_in_chunks(const Grid& grid, const RangeFunction& measure, const Rang
   if (has_long_blocks(grid)) {
     measure(0, grid.blocks());
   } else {
-    at::parallel_for(0, grid.blocks(), std::max<int64_t>(1, 2 * kChunk / grid.block), measure);
+    at::parallel_for(0, grid.blocks(), std::max<int64_t>(1, 8 * kChunk / grid.block), measure);
   }
   for_chunks(grid.values, kChunk, encode);
 }

@@ -10,7 +10,7 @@ namespace satchel {
 
 using RangeFunction = std::function<void(int64_t first, int64_t last)>;
 
-constexpr int64_t kChunk = 16384;         // values: 64 KiB of fp32 stay in a core's cache
+constexpr int64_t kChunk = 4096;          // values: 16 KiB of fp32 stay in a core's first cache
 constexpr int64_t kLongestChunk = 65536;  // values that one thread still measures and encodes in one go
 
 /// Least common multiple, at most 2^62.

@@ -14,7 +14,7 @@ namespace satchel::simd {
 
 constexpr int kTile = 64;  // values at a time: 8 noise groups, 8·bits bytes of codes
 
-constexpr int64_t kAhead = 32768;  // bytes
+constexpr int64_t kAhead = 131072;  // bytes
 
 /// Numbers for every value of a tile that spans blocks.
 struct alignas(64) Lane64 {
