@@ -54,15 +54,16 @@ struct OffSums {
   float sum[8] = {}, count[8] = {};
 };
 
-/// Adds an off value to its channel's sum and count: predicated additions where the compiler would select first.
-__device__ inline void add_off(const Gate& g, float v, float& sum, float& count) {
-  asm("{.reg .pred on; .reg .f32 r; fma.rn.f32 r, %2, %4, %3; setp.gt.f32 on, r, 0f00000000;"
-      "@!on add.f32 %0, %0, %4; @!on add.f32 %1, %1, 0f3F800000;}"
-      : "+f"(sum), "+f"(count)
-      : "f"(g.gamma), "f"(g.beta), "f"(v));
+/// An on value adds its code to `codes`, an off value itself to its channel's sum and count: one predicate for all three, where the
+/// compiler would select first.
+__device__ inline void put_or_sum(const Gate& g, float v, uint32_t code, uint32_t& codes, float& sum, float& count) {
+  asm("{.reg .pred on; .reg .f32 r; fma.rn.f32 r, %3, %5, %4; setp.gt.f32 on, r, 0f00000000;"
+      "@on or.b32 %0, %0, %6; @!on add.f32 %1, %1, %5; @!on add.f32 %2, %2, 0f3F800000;}"
+      : "+r"(codes), "+f"(sum), "+f"(count)
+      : "f"(g.gamma), "f"(g.beta), "f"(v), "r"(code));
 }
 
-/// Codes of 8 values, packed.
+/// Codes of 8 values, packed. Sums are wanted only where the off side has a single code.
 template <int bits, int off, bool sums, bool usual>
 __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const SideTable& t, const Words& noise,
                                    OffSums& s) {
@@ -77,10 +78,14 @@ __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], cons
     const float d = fabsf(v - side.from), length = fabsf(side.far - side.from);
     const bool is_long = (!usual || off > 1) && length > b.usual;
     const uint32_t passing = level_code<kOn>(kUnit * off, kUnit, d, length, is_long, t.on_short, t.on_long, u);
-    uint32_t blocked = 0;
-    if constexpr (off > 1) blocked = level_code<off>(kUnit * (off - 1), ~kUnit + 1, d, length, is_long, t.off_short, t.off_long, u);
-    eight |= on ? passing : blocked;
-    if constexpr (sums) add_off(g[j], v, s.sum[j], s.count[j]);
+    if constexpr (sums) {
+      put_or_sum(g[j], v, passing, eight, s.sum[j], s.count[j]);
+    } else if constexpr (off > 1) {
+      const uint32_t blocked = level_code<off>(kUnit * (off - 1), ~kUnit + 1, d, length, is_long, t.off_short, t.off_long, u);
+      eight |= on ? passing : blocked;
+    } else {
+      eight |= on ? passing : 0;
+    }
   };
   one(std::integral_constant<int, 0>()), one(std::integral_constant<int, 1>()), one(std::integral_constant<int, 2>());
   one(std::integral_constant<int, 3>()), one(std::integral_constant<int, 4>()), one(std::integral_constant<int, 5>());
