@@ -3,7 +3,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 type -P clang-format clang-tidy >/dev/null || install_packages clang-format clang-tidy
 
-mapfile -t sources < <(find satchel tools tests examples bench \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) | sort)
+mapfile -t sources < <(find satchel tools tests examples \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) | sort)
 if [[ "${1:-}" == --fix ]]; then
   exec clang-format -i "${sources[@]}"
 fi
