@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,10 +27,24 @@ struct Result {
   double share() const { return copy_seconds / seconds; }
 };
 
+/// Memory that starts where a cache line does, as torch's own.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  explicit LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{64})); }
+  void deallocate(T* p, size_t) { ::operator delete (p, std::align_val_t{64}); }
+  bool operator==(const LineAllocator&) const = default;
+};
+template <class T>
+using Aligned = std::vector<T, LineAllocator<T>>;
+
 /// Standard normal values, as float32 and in the type that is benched.
 struct Values {
-  std::vector<float> f32;
-  std::vector<uint16_t> half;  // empty for f32
+  Aligned<float> f32;
+  Aligned<uint16_t> half;  // empty for f32
   DType type = DType::f32;
 
   int64_t count() const { return static_cast<int64_t>(f32.size()); }

@@ -42,7 +42,7 @@ struct Bench {
   template <class Work>
   void time(const char* op, const Values& x, int bits, int64_t block, double rmse, const Work& work) const {
     if (!s.wants(op)) return;
-    std::vector<float> copy(x.f32.size(), 1.0f);
+    Aligned<float> copy(x.f32.size(), 1.0f);
     std::vector<double> own, copies;
     for (int i = 0; i <= s.repeat; ++i) {
       const double c = seconds_of([&] { std::memcpy(copy.data(), x.f32.data(), x.f32.size() * 4); });
@@ -74,8 +74,8 @@ void bench_block(const Bench& b) {
   const BlockCode& code = b.s.block;
   const Values& x = *b.s.matrix;
   Bytes to(code.grid, code.levels.bits, code.header);
-  std::vector<uint8_t> room(static_cast<size_t>(x.bytes()) + 64);
-  uint8_t* back = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64);  // aligned as torch's memory is
+  Aligned<uint8_t> room(static_cast<size_t>(x.bytes()));
+  uint8_t* back = room.data();
   const auto encode = [&] { encode_blocks(b.k, code, x.source(), b.s.seed, to.headers.data(), to.codes.data()); };
   const auto decode = [&] {
     for_chunks(x.count(), kChunk, [&](int64_t first, int64_t last) {

@@ -70,7 +70,7 @@ int64_t decode_step(const Plan& plan, bool cuda) {
   if (plan.coding == Coding::keep) return 1;
   int64_t step = cuda ? quantum_of(grid_of(plan)) : kGroup;
   if (plan.coding == Coding::low_pass) step = common_multiple(step, plan.maps.map_values());
-  if (cuda && plan.coding == Coding::side) step = common_multiple(step, plan.side.channels * plan.side.inner);
+  if (cuda && plan.coding == Coding::side && plan.side.channels > 1) step = common_multiple(step, plan.side.channels * plan.side.inner);
   return step;
 }
 

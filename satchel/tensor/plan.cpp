@@ -95,7 +95,7 @@ void plan_side(Plan& plan, const CodecSpec& spec, const Grid& grid, int64_t inne
   plan.side = {grid, spec.header, spec.rounding, sides_for(spec.bits, spec.side, spec.levels, grid.block), 1, 1};
   if (plan.channels > 0) {
     plan.side.channels = plan.channels;
-    plan.side.inner = inner;
+    plan.side.inner = plan.channels == 1 ? std::max<int64_t>(1, plan.values) : inner;  // a single channel is one long run
   }
   plan.at = layout_of(grid, spec.bits, spec.header, 0, plan.channels);
 }
