@@ -14,6 +14,7 @@ satchel_test(test_core satchel_core
   tests/core/code_test.cpp
   tests/core/layout_test.cpp
   tests/core/levels_test.cpp
+  tests/core/method_test.cpp
   tests/core/noise_test.cpp
   tests/core/number_test.cpp
   tests/core/projection_test.cpp
@@ -22,19 +23,31 @@ satchel_test(test_core satchel_core
 satchel_test(test_kernels satchel_core
   tests/kernels/block_test.cpp
   tests/kernels/boundary_test.cpp
+  tests/kernels/chain_test.cpp
   tests/kernels/chance_test.cpp
   tests/kernels/edge_test.cpp
   tests/kernels/registry_test.cpp
   tests/kernels/side_chance_test.cpp
   tests/kernels/side_test.cpp
+  tests/kernels/sparse_test.cpp
   tests/kernels/stream_test.cpp
   tests/kernels/transform_test.cpp)
 satchel_test(test_data satchel_core
   tests/data/file_format_test.cpp
-  tests/data/npy_test.cpp)
+  tests/data/graph_folders_test.cpp
+  tests/data/graph_loaders_test.cpp
+  tests/data/npy_test.cpp
+  tests/data/npz_test.cpp
+  tests/data/split_test.cpp
+  tests/data/synthetic_test.cpp
+  tests/train/safetensors_test.cpp)
+target_link_libraries(test_data PRIVATE ZLIB::ZLIB PkgConfig::libzip nlohmann_json::nlohmann_json)
+satchel_test(test_plan satchel_core
+  tests/plan/graph_plan_test.cpp)
 
 if(SATCHEL_TORCH)
   satchel_test(test_tensor satchel
+    tests/tensor/chain_test.cpp
     tests/tensor/chance_test.cpp
     tests/tensor/errors_test.cpp
     tests/tensor/file_test.cpp
@@ -46,16 +59,36 @@ if(SATCHEL_TORCH)
   target_link_libraries(test_tensor PRIVATE ZLIB::ZLIB)
   target_precompile_headers(test_tensor PRIVATE <ATen/ATen.h> <gtest/gtest.h>)  # two thirds of each file's time
 
+  satchel_test(test_autograd satchel
+    tests/autograd/cases.cpp
+    tests/autograd/gradient.cpp
+    tests/autograd/gradient_test.cpp
+    tests/graph/adjacency_test.cpp
+    tests/graph/csr_test.cpp
+    tests/graph/multiply_test.cpp
+    tests/models/graph_model_test.cpp)
+  target_precompile_headers(test_autograd PRIVATE <torch/nn/module.h> <gtest/gtest.h>)
+
+  satchel_test(test_train satchel
+    tests/train/memory_test.cpp
+    tests/train/metrics_test.cpp
+    tests/train/optimizer_test.cpp
+    tests/train/train_test.cpp)
+  target_precompile_headers(test_train REUSE_FROM test_autograd)
+
   satchel_test(test_tools satchel_core
+    tests/tools/plan_command_test.cpp
     tests/tools/tool_test.cpp)
   target_link_libraries(test_tools PRIVATE nlohmann_json::nlohmann_json)
   target_compile_definitions(test_tools PRIVATE SATCHEL_TOOL="$<TARGET_FILE:satchel_tool>")
   add_dependencies(test_tools satchel_tool)
   set_tests_properties(test_tools PROPERTIES COST 100)  # the longest: ctest starts it first
 
-  add_executable(pack_tensor examples/pack_tensor.cpp)
-  target_link_libraries(pack_tensor PRIVATE satchel satchel_flags)
-  add_test(NAME example_pack_tensor COMMAND pack_tensor)
+  foreach(example pack_tensor train_graph)
+    add_executable(${example} examples/${example}.cpp)
+    target_link_libraries(${example} PRIVATE satchel satchel_flags)
+    add_test(NAME example_${example} COMMAND ${example})
+  endforeach()
 
   # What find_package(Satchel) gives a program elsewhere. A sanitized library would force its sanitizers on that program.
   if(NOT SATCHEL_SANITIZE)
@@ -68,7 +101,12 @@ endif()
 if(SATCHEL_TENSOR_CUDA)
   set(launcher "${PROJECT_SOURCE_DIR}/scripts/with_gpu.sh")
   satchel_test(test_cuda satchel
+    tests/autograd/cases.cpp
+    tests/autograd/gradient.cpp
+    tests/cuda/autograd_cuda_test.cpp
+    tests/cuda/chain_cuda_test.cpp
     tests/cuda/pack_cuda_test.cpp
+    tests/cuda/sparse_cuda_test.cpp
     tests/cuda/stream_cuda_test.cpp
     tests/cuda/transform_cuda_test.cpp)
   target_link_libraries(test_cuda PRIVATE CUDA::cudart)

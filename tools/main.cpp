@@ -11,7 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "tools/bench_graph.h"
+#include "tools/plan_commands.h"
 #include "tools/tool.h"
+#include "tools/train_commands.h"
 
 namespace {
 
@@ -91,7 +94,7 @@ void add_codec_commands(CLI::App& app, CodecOptions& o) {
 void add_bench_commands(CLI::App& app, BenchOptions& o) {
   CLI::App* bench = app.add_subcommand("bench", "Benchmarks that check before they time");
   bench->require_subcommand(1);
-  bench->footer("\nExample:\n  satchel bench codec --quick");
+  bench->footer("\nExamples:\n  satchel bench graph\n  satchel bench codec --quick");
   CLI::App* codec = bench->add_subcommand("codec", "Speed and error of the codec beside a plain copy");
   codec->add_option("--device", o.device, "Which kernels")->check(CLI::IsMember({"cpu", "cuda", "all"}))->capture_default_str();
   codec->add_option("--kernel", o.kernel, "CPU kernel: scalar, avx2, avx512, best or all")->capture_default_str();
@@ -126,6 +129,7 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
       "\nExamples:\n  satchel bench codec --quick\n  satchel bench codec --kernel all --json codec.json\n  satchel bench codec --device "
       "cuda");
   codec->callback([&o] { satchel::tool::run_bench_codec(o); });
+  satchel::tool::add_bench_graph(*bench);
 }
 
 /// `satchel: <what>` on stderr, in one line.
@@ -167,8 +171,11 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("satchel " SATCHEL_VERSION));
   app.require_subcommand(0, 1);
   app.footer(
-      "\nExamples:\n  satchel demo\n  satchel inspect x.npy --spec blockwise\n  satchel pack x.npy --spec satchel -o x.satchel\n"
-      "  satchel bench codec --quick\n\nExit codes: 0 done, 1 failure, 2 wrong use. `satchel COMMAND --help` has more.");
+      "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel\n  satchel plan --table arxiv\n"
+      "  satchel inspect x.npy --spec blockwise\n  satchel pack x.npy --spec satchel -o x.satchel\n  satchel bench codec --quick\n\nExit "
+      "codes: 0 done, 1 failure, 2 wrong use, 130 interrupted. `satchel COMMAND --help` has more.");
+  satchel::tool::add_train_commands(app);
+  satchel::tool::add_plan_command(app);
   add_codec_commands(app, codec);
   add_bench_commands(app, bench);
   try {
@@ -180,6 +187,8 @@ int main(int argc, char** argv) {
     return finish();
   } catch (const CLI::ParseError& e) {
     return usage(app, e);
+  } catch (const satchel::tool::Interrupted&) {
+    return finish() == 0 ? 130 : 1;  // as a shell reports SIGINT
   } catch (const satchel::tool::UsageError& e) {
     return report(e.what(), 2);
   } catch (const satchel::Error& e) {

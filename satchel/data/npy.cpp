@@ -1,17 +1,18 @@
 #include "satchel/data/npy.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <string_view>
 
 #include "satchel/core/error.h"
+#include "satchel/data/printable.h"
 #include "satchel/tensor/output.h"
 
 namespace satchel {
@@ -24,27 +25,21 @@ constexpr size_t kMaxHeader = size_t{64} * 1024;  // numpy itself stops at 10,00
 constexpr size_t kMaxDimensions = 64;             // as numpy 2
 constexpr std::string_view kDescrs[] = {"<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1"};
 
-/// `[npy] x.npy: shape (byte 61): rule, got value`.
-[[noreturn]] void refuse(const std::string& name, const char* field, size_t at, const std::string& rule, const std::string& got) {
-  fail(kOp, name + ": " + field + " (byte " + std::to_string(at) + "): " + rule, got.empty() ? std::string("nothing") : got);
-}
+/// Who reads which file, for errors: `[npy] x.npy: shape (byte 61): rule, got value`.
+struct Origin {
+  const char* op;
+  const std::string& name;
+};
 
-/// Bytes of untrusted text made fit for a terminal: at most 24, odd ones as \xNN.
-std::string printable(std::string_view text) {
-  std::string out = "'";
-  for (const char c : text.substr(0, 24)) {
-    const auto byte = static_cast<unsigned char>(c);
-    char hex[5];
-    std::snprintf(hex, sizeof hex, "\\x%02x", byte);
-    out += byte >= 32 && byte < 127 ? std::string(1, c) : std::string(hex);
-  }
-  return out + (text.size() > 24 ? "…'" : "'");
+[[noreturn]] void refuse(const Origin& origin, const char* field, size_t at, const std::string& rule, const std::string& got) {
+  const std::string place = origin.name + ": " + field + " (byte " + std::to_string(at) + "): ";
+  fail(origin.op, place + rule, got.empty() ? std::string("nothing") : got);
 }
 
 /// The Python dict of a header, read left to right.
 class DictReader {
  public:
-  DictReader(std::string_view text, size_t offset, const std::string& name) : text_(text), offset_(offset), name_(name) {}
+  DictReader(std::string_view text, size_t offset, const Origin& origin) : text_(text), offset_(offset), origin_(origin) {}
 
   void read(NpyHeader& header) {
     bool seen[3] = {};
@@ -66,7 +61,7 @@ class DictReader {
   }
 
  private:
-  [[noreturn]] void stop(const char* field, const char* rule, const std::string& got) { refuse(name_, field, offset_ + at_, rule, got); }
+  [[noreturn]] void stop(const char* field, const char* rule, const std::string& got) { refuse(origin_, field, offset_ + at_, rule, got); }
   std::string rest() const { return printable(text_.substr(std::min(at_, text_.size()))); }
 
   char peek() {
@@ -124,18 +119,18 @@ class DictReader {
 
   std::string_view text_;
   size_t offset_;
-  const std::string& name_;
+  const Origin& origin_;
   size_t at_ = 0;
 };
 
 /// Bytes of all values; refuses shapes whose strides would overflow, even where a dimension is 0.
-uint64_t payload_bytes(const NpyHeader& header, const std::string& name, size_t at) {
+uint64_t payload_bytes(const NpyHeader& header, const Origin& origin, size_t at) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   int64_t bytes = header.item_bytes();
   bool empty = false;
   for (const int64_t size : header.shape) {
     empty |= size == 0;
-    if (size > 1 && bytes > kMost / size) refuse(name, "shape", at, "must give less than 2^63 bytes", std::to_string(size) + " in it");
+    if (size > 1 && bytes > kMost / size) refuse(origin, "shape", at, "must give less than 2^63 bytes", std::to_string(size) + " in it");
     bytes *= std::max<int64_t>(size, 1);
   }
   return empty ? 0 : static_cast<uint64_t>(bytes);
@@ -146,20 +141,20 @@ struct Extent {
   size_t start, length;
 };
 
-Extent header_extent(std::span<const std::byte> front, const std::string& name) {
+Extent header_extent(std::span<const std::byte> front, const Origin& origin) {
   const auto byte = [&](size_t i) { return std::to_integer<uint32_t>(front[i]); };
   const std::string_view text(reinterpret_cast<const char*>(front.data()), front.size());
-  if (text.substr(0, kMagic.size()) != kMagic) refuse(name, "magic", 0, "must be \\x93NUMPY", printable(text.substr(0, kMagic.size())));
-  if (front.size() < kPreamble) refuse(name, "version", kMagic.size(), "must be there", "end of file");
+  if (text.substr(0, kMagic.size()) != kMagic) refuse(origin, "magic", 0, "must be \\x93NUMPY", printable(text.substr(0, kMagic.size())));
+  if (front.size() < kPreamble) refuse(origin, "version", kMagic.size(), "must be there", "end of file");
   const uint32_t major = byte(6), minor = byte(7);
   if (major < 1 || major > 3 || minor != 0) {
-    refuse(name, "version", kMagic.size(), "must be 1.0, 2.0 or 3.0", std::to_string(major) + "." + std::to_string(minor));
+    refuse(origin, "version", kMagic.size(), "must be 1.0, 2.0 or 3.0", std::to_string(major) + "." + std::to_string(minor));
   }
   const size_t start = major == 1 ? 10 : 12;
-  if (front.size() < start) refuse(name, "header length", kPreamble, "must be there", "end of file");
+  if (front.size() < start) refuse(origin, "header length", kPreamble, "must be there", "end of file");
   const uint32_t wide = major == 1 ? 0 : byte(10) << 16 | byte(11) << 24;
   const size_t length = byte(8) | byte(9) << 8 | wide;
-  if (length > kMaxHeader) refuse(name, "header length", kPreamble, "must be at most 65536", std::to_string(length));
+  if (length > kMaxHeader) refuse(origin, "header length", kPreamble, "must be at most 65536", std::to_string(length));
   return {start, length};
 }
 
@@ -182,47 +177,52 @@ std::vector<int64_t> NpyHeader::strides() const {
   return out;
 }
 
-NpyHeader parse_npy_header(std::span<const std::byte> front, uint64_t file_bytes, const std::string& name) {
-  const Extent dict = header_extent(front, name);
+NpyHeader parse_npy_header(std::span<const std::byte> front, uint64_t file_bytes, const std::string& name, const char* op) {
+  const Origin origin{op, name};
+  const Extent dict = header_extent(front, origin);
   if (front.size() - dict.start < dict.length) {
-    refuse(name, "header", dict.start, "must have " + std::to_string(dict.length) + " bytes", std::to_string(front.size() - dict.start));
+    refuse(origin, "header", dict.start, "must have " + std::to_string(dict.length) + " bytes", std::to_string(front.size() - dict.start));
   }
   NpyHeader header;
   header.data_offset = static_cast<int64_t>(dict.start + dict.length);
-  DictReader({reinterpret_cast<const char*>(front.data()) + dict.start, dict.length}, dict.start, name).read(header);
-  if (header.descr.starts_with('>')) refuse(name, "descr", dict.start, "must be little-endian", printable(header.descr));
+  DictReader({reinterpret_cast<const char*>(front.data()) + dict.start, dict.length}, dict.start, origin).read(header);
+  if (header.descr.ends_with('O')) {
+    refuse(origin, "descr", dict.start, "must be numbers (pickled Python objects are never loaded)", printable(header.descr));
+  }
+  if (header.descr.starts_with('>')) refuse(origin, "descr", dict.start, "must be little-endian", printable(header.descr));
   if (std::find(std::begin(kDescrs), std::end(kDescrs), header.descr) == std::end(kDescrs)) {
-    refuse(name, "descr", dict.start, "must be a float, integer or boolean type (bfloat16 has none in .npy: save float32)",
+    refuse(origin, "descr", dict.start, "must be a float, integer or boolean type (bfloat16 has none in .npy: save float32)",
            printable(header.descr));
   }
-  const uint64_t expected = payload_bytes(header, name, dict.start), there = file_bytes - static_cast<uint64_t>(header.data_offset);
+  const uint64_t expected = payload_bytes(header, origin, dict.start), there = file_bytes - static_cast<uint64_t>(header.data_offset);
   if (there != expected) {
-    refuse(name, "values", static_cast<size_t>(header.data_offset),
+    refuse(origin, "values", static_cast<size_t>(header.data_offset),
            "must have " + std::to_string(expected) + " bytes, as descr and shape say", std::to_string(there));
   }
   return header;
 }
 
-NpyArray read_npy(const std::string& path) {
-  std::error_code code;
-  if (!std::filesystem::exists(path, code)) fail(kOp, "file must exist", path);
-  if (!std::filesystem::is_regular_file(path, code)) fail(kOp, "path must be a file", path);
+NpyArray read_npy(const std::string& path, const char* op) {
+  const Origin origin{op, path};
+  struct stat about {};
+  if (::stat(path.c_str(), &about) != 0) fail(op, "file must exist", path);
+  if (!S_ISREG(about.st_mode)) fail(op, "path must be a file", path);
   std::ifstream file(path, std::ios::binary);
-  const uint64_t bytes = std::filesystem::file_size(path, code);
-  if (!file || code) fail(kOp, "file must be readable", path);
+  if (!file) fail(op, "file must be readable", path);
+  const auto bytes = static_cast<uint64_t>(about.st_size);
   std::vector<std::byte> front(std::min<uint64_t>(bytes, 12));
   file.read(reinterpret_cast<char*>(front.data()), static_cast<std::streamsize>(front.size()));
-  const Extent dict = header_extent(front, path);
+  const Extent dict = header_extent(front, origin);
   const size_t had = front.size();
   front.resize(std::min<uint64_t>(bytes, std::max(had, dict.start + dict.length)));
   file.read(reinterpret_cast<char*>(front.data()) + had, static_cast<std::streamsize>(front.size() - had));
-  if (!file) fail(kOp, "file must be readable", path);
+  if (!file) fail(op, "file must be readable", path);
   NpyArray array;
-  static_cast<NpyHeader&>(array) = parse_npy_header(front, bytes, path);
+  static_cast<NpyHeader&>(array) = parse_npy_header(front, bytes, path, op);
   array.data.resize(bytes - static_cast<uint64_t>(array.data_offset));
   file.seekg(array.data_offset);
   file.read(reinterpret_cast<char*>(array.data.data()), static_cast<std::streamsize>(array.data.size()));
-  if (!file) fail(kOp, "file must be readable to its end", path);
+  if (!file) fail(op, "file must be readable to its end", path);
   return array;
 }
 
@@ -235,7 +235,7 @@ void write_npy(const std::string& path, const std::string& descr, std::span<cons
   for (const int64_t size : shape) {
     if (size < 0) fail(kOp, "sizes must not be negative", size);
   }
-  const uint64_t bytes = payload_bytes(header, path, kPreamble + 2);
+  const uint64_t bytes = payload_bytes(header, {kOp, path}, kPreamble + 2);
   check_replaceable(path, kOp);
   std::string dict = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': (";
   for (const int64_t size : shape) dict += std::to_string(size) + ", ";
@@ -246,17 +246,15 @@ void write_npy(const std::string& path, const std::string& descr, std::span<cons
   const char front[10] = {
       '\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0, static_cast<char>(dict.size() & 0xff), static_cast<char>(dict.size() >> 8)};
 
-  std::error_code code;
   const std::string temporary = path + ".part" + std::to_string(getpid());
   std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
   if (!file) fail(kOp, std::string("output must be writable (") + std::strerror(errno) + ")", path);
   file.write(front, sizeof front).write(dict.data(), static_cast<std::streamsize>(dict.size()));
   file.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
   file.close();
-  if (file) std::filesystem::rename(temporary, path, code);
-  if (file && !code) return;
-  const std::string why = code ? code.message() : std::strerror(errno);
-  std::filesystem::remove(temporary, code);
+  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
+  const std::string why = std::strerror(errno);
+  std::remove(temporary.c_str());
   fail(kOp, "output must be writable to its end (" + why + ")", path);
 }
 

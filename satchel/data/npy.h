@@ -28,11 +28,12 @@ struct NpyArray : NpyHeader {
   std::vector<std::byte> data;  // as they stand in the file
 };
 
-/// Reads floats (2, 4, 8 bytes), integers and booleans of versions 1 to 3; refuses big-endian, truncated and overlong files.
-NpyArray read_npy(const std::string& path);
+/// Reads floats (2, 4, 8 bytes), integers and booleans of versions 1 to 3; refuses big-endian, truncated and overlong files, and
+/// pickled objects. Errors are `[op] …`.
+NpyArray read_npy(const std::string& path, const char* op = "npy");
 
-/// Header from the front of a file of `file_bytes` bytes; `name` is for errors. The front holds at least the header.
-NpyHeader parse_npy_header(std::span<const std::byte> front, uint64_t file_bytes, const std::string& name);
+/// Header from the front of a file of `file_bytes` bytes; `name` and `op` are for errors. The front holds at least the header.
+NpyHeader parse_npy_header(std::span<const std::byte> front, uint64_t file_bytes, const std::string& name, const char* op = "npy");
 
 /// Writes C-ordered values as version 1.0 through a temporary file beside `path`: whole or not at all. Replaces plain files only.
 void write_npy(const std::string& path, const std::string& descr, std::span<const int64_t> shape, const void* data);

@@ -36,6 +36,9 @@ struct Parts {
 };
 Parts parts_of(const Plan& plan, const at::Tensor& bytes);
 
+/// The channels' numbers as floats (channels × 4: threshold, γ, β, off mean), inside the packed bytes.
+at::Tensor channel_table(const Plan& plan, const at::Tensor& bytes);
+
 /// What encode and decode call, a coding each.
 void encode_block(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place);
 void decode_block(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place);

@@ -15,12 +15,12 @@
 #include "satchel/tensor/rows.h"
 
 namespace satchel {
-namespace {
 
-/// The channels' numbers as floats (channels × 4), inside the packed bytes.
 at::Tensor channel_table(const Plan& plan, const at::Tensor& bytes) {
   return bytes.narrow(0, plan.at.channels, plan.channels * static_cast<int64_t>(sizeof(Channel))).view(at::kFloat).view({plan.channels, 4});
 }
+
+namespace {
 
 /// Without γ and β: one channel with threshold 0.
 void write_channels(const Plan& plan, const at::Tensor& bytes, const at::Tensor& gamma, const at::Tensor& beta) {

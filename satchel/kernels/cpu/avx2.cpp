@@ -1,7 +1,9 @@
 // AVX2 with FMA, F16C and BMI2: 8 lanes.
 #include "satchel/kernels/cpu/vector.h"
+#include "satchel/kernels/cpu/vector_chain.h"
 #include "satchel/kernels/cpu/vector_low_pass.h"
 #include "satchel/kernels/cpu/vector_side.h"
+#include "satchel/kernels/cpu/vector_sparse.h"
 #include "satchel/kernels/cpu/vector_sums.h"
 
 namespace satchel {
@@ -34,6 +36,10 @@ struct Avx2 {
   static M exclusive(M a, M b) { return _mm256_xor_ps(a, b); }
   static M either(M a, M b) { return _mm256_or_ps(a, b); }
   static uint32_t bits(M m) { return static_cast<uint32_t>(_mm256_movemask_ps(m)); }
+  static M mask_of(uint32_t bits) {  // the low 8
+    const I own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(set_i(static_cast<int>(bits)), own), own));
+  }
   static F select(M m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
   static I select_i(M m, I yes, I no) { return _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m)); }
 
@@ -133,6 +139,10 @@ struct Avx2 {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(x) + i), type == DType::f16 ? to_half(v) : to_brain(v));
     }
   }
+  using Part = __m256i;  // the first lanes of a vector
+  static Part part(int count) { return _mm256_cmpgt_epi32(set_i(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
+  static F load_part(const float* p, Part part) { return _mm256_maskload_ps(p, part); }
+  static void store_part(float* p, Part part, F v) { _mm256_maskstore_ps(p, part, v); }
   static void stream(float* p, F v) { _mm256_stream_ps(p, v); }
 
   /// All but NaN saturate; NaN, as the second operand, passes through min and max.
@@ -146,11 +156,11 @@ struct Avx2 {
   }
 
   /// 32 noises from 4 Philox counters, one a 64-bit lane; twice.
-  static void draw(uint64_t seed, uint64_t group, uint16_t* noise) {
+  static void draw(uint64_t seed, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
     for (int half = 0; half < 2; ++half, group += 4, noise += 32) {
       const I counter = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(group)), _mm256_setr_epi64x(0, 2, 1, 3));
       I x0 = counter, x1 = _mm256_srli_epi64(counter, 32);
-      I x2 = _mm256_set1_epi64x(static_cast<long long>(Stream::rounding)), x3 = _mm256_setzero_si256();
+      I x2 = _mm256_set1_epi64x(static_cast<long long>(stream)), x3 = _mm256_setzero_si256();
       uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 7
       for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
@@ -177,11 +187,27 @@ using Block = simd::Codec<Avx2>;
 using Sides = simd::SideCodec<Avx2>;
 using Sums = simd::OffSums<Avx2>;
 using LowPasses = simd::LowPassCodec<Avx2>;
+using Products = simd::SparseProduct<Avx2>;
+using Chains = simd::ChainCodec<Avx2>;
 
 }  // namespace
 
-const CpuKernels kAvx2 = {"avx2",        supported,           Block::measure,     Block::encode,
-                          Block::decode, Block::side_measure, Sides::side_encode, Sides::side_decode,
-                          Block::mask,   Sums::off_sums,      LowPasses::split,   LowPasses::join};
+const CpuKernels kAvx2 = {"avx2",
+                          supported,
+                          Block::measure,
+                          Block::encode,
+                          Block::decode,
+                          Block::side_measure,
+                          Sides::side_encode,
+                          Sides::side_decode,
+                          Block::mask,
+                          Sums::off_sums,
+                          LowPasses::split,
+                          LowPasses::join,
+                          Products::multiply,
+                          Chains::chain,
+                          Chains::chain_back,
+                          Chains::chain_on,
+                          Chains::side_on};
 
 }  // namespace satchel

@@ -1,7 +1,9 @@
 // AVX-512 (F, BW, DQ, VL): 16 lanes.
 #include "satchel/kernels/cpu/vector.h"
+#include "satchel/kernels/cpu/vector_chain.h"
 #include "satchel/kernels/cpu/vector_low_pass.h"
 #include "satchel/kernels/cpu/vector_side.h"
+#include "satchel/kernels/cpu/vector_sparse.h"
 #include "satchel/kernels/cpu/vector_sums.h"
 
 namespace satchel {
@@ -32,6 +34,7 @@ struct Avx512 {
   static M exclusive(M a, M b) { return _kxor_mask16(a, b); }
   static M either(M a, M b) { return _kor_mask16(a, b); }
   static uint32_t bits(M m) { return m; }
+  static M mask_of(uint32_t bits) { return static_cast<M>(bits); }  // the low 16
   static F select(M m, F yes, F no) { return _mm512_mask_mov_ps(no, m, yes); }
   static I select_i(M m, I yes, I no) { return _mm512_mask_mov_epi32(no, m, yes); }
 
@@ -107,6 +110,10 @@ struct Avx512 {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<uint16_t*>(x) + i), type == DType::f16 ? to_half(v) : to_brain(v));
     }
   }
+  using Part = __mmask16;  // the first lanes of a vector
+  static Part part(int count) { return static_cast<Part>((1u << count) - 1); }
+  static F load_part(const float* p, Part part) { return _mm512_maskz_loadu_ps(part, p); }
+  static void store_part(float* p, Part part, F v) { _mm512_mask_storeu_ps(p, part, v); }
   static void stream(float* p, F v) { _mm512_stream_ps(p, v); }
 
   /// All but NaN saturate; NaN, as the second operand, passes through min and max.
@@ -119,10 +126,10 @@ struct Avx512 {
   }
 
   /// 64 noises from 8 Philox counters, one a 64-bit lane. The lanes' order makes the unpacking at the end come out straight.
-  static void draw(uint64_t seed, uint64_t group, uint16_t* noise) {
+  static void draw(uint64_t seed, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
     const I counter = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(group)), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
     I x0 = counter, x1 = _mm512_srli_epi64(counter, 32);
-    I x2 = _mm512_set1_epi64(static_cast<long long>(Stream::rounding)), x3 = _mm512_setzero_si512();
+    I x2 = _mm512_set1_epi64(static_cast<long long>(stream)), x3 = _mm512_setzero_si512();
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 7
     for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
@@ -149,10 +156,14 @@ using Block = simd::Codec<Avx512>;
 using Sides = simd::SideCodec<Avx512>;
 using Sums = simd::OffSums<Avx512>;
 using LowPasses = simd::LowPassCodec<Avx512>;
+using Products = simd::SparseProduct<Avx512>;
+using Chains = simd::ChainCodec<Avx512>;
 
 }  // namespace
 
-const CpuKernels kAvx512 = {"avx512",           supported,          Block::measure, Block::encode,  Block::decode,    Block::side_measure,
-                            Sides::side_encode, Sides::side_decode, Block::mask,    Sums::off_sums, LowPasses::split, LowPasses::join};
+const CpuKernels kAvx512 = {
+    "avx512",           supported,          Block::measure,     Block::encode,    Block::decode,    Block::side_measure,
+    Sides::side_encode, Sides::side_decode, Block::mask,        Sums::off_sums,   LowPasses::split, LowPasses::join,
+    Products::multiply, Chains::chain,      Chains::chain_back, Chains::chain_on, Chains::side_on};
 
 }  // namespace satchel

@@ -5,7 +5,9 @@
 #include <span>
 #include <string_view>
 
+#include "satchel/kernels/chain.h"
 #include "satchel/kernels/codec.h"
+#include "satchel/kernels/sparse.h"
 
 namespace satchel {
 
@@ -47,6 +49,20 @@ struct CpuKernels {
   void (*off_sums)(const SideCode&, Source x, const Channel* channels, double* sums, int64_t first, int64_t last);
   void (*low_pass_split)(const LowPassShape&, Source x, uint16_t* means, float* rest, int64_t first, int64_t last);
   void (*low_pass_join)(const LowPassShape&, const uint16_t* means, const float* rest, Target x, int64_t first, int64_t last);
+
+  /// Rows [first, last) of y = A·x, summed as sparse.h says; x and y have `width` columns, row after row.
+  void (*multiply)(const Sparse&, const float* x, int64_t width, float* y, int64_t first, int64_t last);
+
+  /// The chain of chain.h over places [first, last) of a buffer that starts at the tensor's value `origin`; first is a multiple
+  /// of 8. `gamma` and `beta` are both null for y = x. z may be x, out may be g.
+  void (*chain)(const Chain&, const float* x, const float* gamma, const float* beta, const uint8_t* on, uint64_t seed, float* z,
+                int64_t first, int64_t last);
+  /// out = g·factor; all are on where `on` is null.
+  void (*chain_back)(const Chain&, const float* g, const uint8_t* on, uint64_t seed, float* out, int64_t first, int64_t last);
+  /// One bit a value, 1 where y > 0.
+  void (*chain_on)(const Chain&, const float* x, const float* gamma, const float* beta, uint8_t* on, int64_t first, int64_t last);
+  /// The same bits from a side code's codes.
+  void (*side_on)(const SideCode&, const uint8_t* codes, uint8_t* on, int64_t first, int64_t last);
 };
 
 extern const CpuKernels kScalar, kAvx2, kAvx512;

@@ -26,13 +26,14 @@ Extremes extremes(Source x, int64_t begin, int64_t end) {
 /// Noise for every value of [first, last), drawn a group at a time.
 class Noise {
  public:
-  Noise(uint64_t seed, Rounding rounding) : seed_(seed), nearest_(rounding == Rounding::nearest) {}
+  Noise(uint64_t seed, Rounding rounding, Stream stream = Stream::rounding)
+      : seed_(seed), nearest_(rounding == Rounding::nearest), stream_(stream) {}
 
   uint32_t operator()(int64_t i) {
     if (nearest_) return kNearestNoise;
     if (const int64_t group = i / kGroup; group != group_) {
       group_ = group;
-      words_ = noise_group(seed_, Stream::rounding, static_cast<uint64_t>(group));
+      words_ = noise_group(seed_, stream_, static_cast<uint64_t>(group));
     }
     return noise_of(words_, static_cast<int>(i % kGroup));
   }
@@ -40,6 +41,7 @@ class Noise {
  private:
   uint64_t seed_;
   bool nearest_;
+  Stream stream_;
   int64_t group_ = -1;
   Words words_{};
 };
@@ -127,12 +129,75 @@ void mask(Source x, uint8_t* mask, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) put_code(mask, 1, i, flush(load(x.data, x.type, i - x.origin)) > 0.0f ? 1u : 0u);
 }
 
+/// Column j of a stretch of entries [from, to).
+float stretch_sum(const Sparse& a, const float* x, int64_t width, int64_t from, int64_t to, int64_t j) {
+  float sum = 0.0f;
+  for (int64_t e = from; e < to; ++e) {
+    const int64_t c = a.column[e];
+    const float w = (a.value == nullptr ? 1.0f : a.value[e]) * (a.column_scale == nullptr ? 1.0f : a.column_scale[c]);
+    sum = fmaf(w, x[c * width + j], sum);
+  }
+  return sum;
+}
+
+void multiply(const Sparse& a, const float* x, int64_t width, float* y, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i) {
+    const int64_t begin = a.start[i], end = a.start[i + 1];
+    for (int64_t j = 0; j < width; ++j) {
+      float sum = stretch_sum(a, x, width, begin, std::min(begin + kStretch, end), j);
+      for (int64_t from = begin + kStretch; from < end; from += kStretch) {
+        sum += stretch_sum(a, x, width, from, std::min(from + kStretch, end), j);
+      }
+      y[i * width + j] = a.row_scale == nullptr ? sum : a.row_scale[i] * sum;
+    }
+  }
+}
+
+/// Which values a chain keeps.
+class Kept {
+ public:
+  Kept(const Chain& c, uint64_t seed) : chain_(c), noise_(seed, Rounding::stochastic, Stream::dropout) {}
+  bool operator()(int64_t i) { return chain_.drop == 0 || noise_(chain_.origin + i) >= chain_.drop; }
+
+ private:
+  const Chain& chain_;
+  Noise noise_;
+};
+
+void chain(const Chain& c, const float* x, const float* gamma, const float* beta, const uint8_t* on, uint64_t seed, float* z, int64_t first,
+           int64_t last) {
+  Kept kept(c, seed);
+  for (int64_t i = first; i < last; ++i) {
+    const float y = chain_input(x[i], gamma, beta, (c.origin + i) % c.channels);
+    z[i] = chain_output(y, chain_factor(c, on == nullptr ? y > 0.0f : get_code(on, 1, i) != 0, kept(i)));
+  }
+}
+
+void chain_back(const Chain& c, const float* g, const uint8_t* on, uint64_t seed, float* out, int64_t first, int64_t last) {
+  Kept kept(c, seed);
+  for (int64_t i = first; i < last; ++i) out[i] = g[i] * chain_factor(c, on == nullptr || get_code(on, 1, i) != 0, kept(i));
+}
+
+void chain_on(const Chain& c, const float* x, const float* gamma, const float* beta, uint8_t* on, int64_t first, int64_t last) {
+  clear_codes(on, 1, first, last);
+  for (int64_t i = first; i < last; ++i) {
+    put_code(on, 1, i, chain_input(x[i], gamma, beta, (c.origin + i) % c.channels) > 0.0f ? 1u : 0u);
+  }
+}
+
+void side_on(const SideCode& code, const uint8_t* codes, uint8_t* on, int64_t first, int64_t last) {
+  clear_codes(on, 1, first, last);
+  for (int64_t i = first; i < last; ++i) {
+    put_code(on, 1, i, get_code(codes, code.table.bits, i) >= static_cast<uint32_t>(code.table.off) ? 1u : 0u);
+  }
+}
+
 bool supported() { return true; }
 
 }  // namespace
 
-const CpuKernels kScalar = {"scalar",    supported,   measure, encode,   decode,         side_measure,
-                            side_encode, side_decode, mask,    off_sums, low_pass_split, low_pass_join};
+const CpuKernels kScalar = {"scalar", supported,      measure,       encode,   decode, side_measure, side_encode, side_decode, mask,
+                            off_sums, low_pass_split, low_pass_join, multiply, chain,  chain_back,   chain_on,    side_on};
 
 void off_sums(const SideCode& code, Source x, const Channel* channels, double* sums, int64_t first, int64_t last) {
   for (int64_t begin = first, end; begin < last; begin = end) {

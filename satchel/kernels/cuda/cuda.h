@@ -4,7 +4,9 @@
 
 #include <cstdint>
 
+#include "satchel/kernels/chain.h"
 #include "satchel/kernels/codec.h"
+#include "satchel/kernels/sparse.h"
 
 namespace satchel::cuda {
 
@@ -45,6 +47,19 @@ void draw_projection(const Projection&, const uint64_t* seed, float* matrices, i
 /// Integers as `bits` each above `least` and back.
 void narrow(const int64_t* x, int64_t values, int64_t least, int bits, uint8_t* codes, StreamHandle);
 void widen(const uint8_t* codes, int64_t values, int64_t least, int bits, int64_t* x, StreamHandle);
+
+/// y = A·x, both row after row with `width` columns, to the bit what the CPU gives. `scratch` holds multiply_scratch_values(…)
+/// floats. Rows that `long_row` leaves out are summed by one warp each, however long.
+int64_t multiply_scratch_values(const Sparse&, int64_t width);
+void multiply(const Sparse&, const float* x, int64_t width, float* y, float* scratch, StreamHandle);
+
+/// The chain of chain.h, to the bit what the CPU gives. Null pointers mean what they mean in CpuKernels; `seed` is read only where
+/// values are dropped. z may be x, out may be g.
+void chain(const Chain&, const float* x, const float* gamma, const float* beta, const uint8_t* on, const uint64_t* seed, float* z,
+           StreamHandle);
+void chain_back(const Chain&, const float* g, const uint8_t* on, const uint64_t* seed, float* out, StreamHandle);
+void chain_on(const Chain&, const float* x, const float* gamma, const float* beta, uint8_t* on, StreamHandle);
+void side_on(const SideCode&, const uint8_t* codes, uint8_t* on, StreamHandle);
 
 /// *seed = the next seed of the run: for captured graphs, one thread.
 void advance_seed(uint64_t* seed, StreamHandle);

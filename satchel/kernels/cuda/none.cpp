@@ -34,6 +34,14 @@ void project_encode(const Projection&, const BlockCode&, const void*, DType, con
 void draw_projection(const Projection&, const uint64_t*, float*, int64_t, int64_t, StreamHandle) { missing("project"); }
 void narrow(const int64_t*, int64_t, int64_t, int, uint8_t*, StreamHandle) { missing("narrow"); }
 void widen(const uint8_t*, int64_t, int64_t, int, int64_t*, StreamHandle) { missing("widen"); }
+int64_t multiply_scratch_values(const Sparse&, int64_t) { missing("multiply"); }
+void multiply(const Sparse&, const float*, int64_t, float*, float*, StreamHandle) { missing("multiply"); }
+void chain(const Chain&, const float*, const float*, const float*, const uint8_t*, const uint64_t*, float*, StreamHandle) {
+  missing("chain");
+}
+void chain_back(const Chain&, const float*, const uint8_t*, const uint64_t*, float*, StreamHandle) { missing("chain_back"); }
+void chain_on(const Chain&, const float*, const float*, const float*, uint8_t*, StreamHandle) { missing("chain_on"); }
+void side_on(const SideCode&, const uint8_t*, uint8_t*, StreamHandle) { missing("side_on"); }
 void advance_seed(uint64_t*, StreamHandle) { missing("advance_seed"); }
 
 }  // namespace satchel::cuda

@@ -1,0 +1,68 @@
+#include "satchel/autograd/elu_dropout.h"
+
+#include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/elu.h>
+
+#include <cmath>
+
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/node.h"
+#include "satchel/autograd/shared.h"
+#include "satchel/core/error.h"
+#include "satchel/tensor/pack.h"
+
+namespace satchel {
+namespace {
+
+class EluNode : public SharingNode {
+ public:
+  explicit EluNode(const std::string& layer) : SharingNode("elu", layer) {}
+  double alpha = 1;
+  bool shares = true;  // with the next layer; only names its line
+
+  std::vector<SavedTensor> saved() const override {
+    std::vector<SavedTensor> lines;
+    report(*shared_, layer(), lines);
+    if (!shares) lines.front().kind = "activation";
+    if (shared_->seed.defined()) lines.push_back(saved_line(layer(), "seed", shared_->seed));
+    return lines;
+  }
+
+ protected:
+  variable_list back(at::Tensor g) override {
+    const auto sizes = g.sizes().vec();
+    at::Tensor gradient = own(std::move(g)).view({shared_->rows(), shared_->channels()});
+    const SharedRows rows(*shared_);
+    rows.for_stretches([&](int64_t first, int64_t last) {
+      const at::Tensor part = gradient.narrow(0, first, last - first);
+      rows.gradient_(part, first);
+      part.mul_(rows.values(first, last).add_(alpha).masked_fill_(rows.on(first, last), 1));
+    });
+    return {gradient.view(sizes)};
+  }
+  void release() override { shared_.reset(); }
+};
+
+}  // namespace
+
+at::Tensor elu_dropout(const at::Tensor& x, double alpha, double p, const Saving& saving) {
+  if (!std::isfinite(alpha)) fail("elu", "alpha must be finite", alpha);
+  if (x.dim() == 0 || x.scalar_type() != at::kFloat) fail("elu", "x must be float32 with at least one dimension", x.toString());
+  const auto node = make_node<EluNode>(saving.name, x);
+  const at::Tensor value = at::elu(x.detach(), alpha).contiguous().view({-1, x.size(-1)});
+  const CodecSpec spec = shared_spec(saving.method, Norm::none, Activation::elu, x.size(-1));
+  const at::Tensor seed = fresh_seed(x.device());
+  SharedSave save;
+  save.code = pack(value, spec, seed);
+  if (spec.side == Side::none) save.mask = on_bits(value, {}, {});
+  save.chain = {p, 1};
+  if (p > 0) save.seed = seed;
+  const at::Tensor out = p > 0 ? apply_chain(value, {}, {}, {}, seed, save.chain) : value;
+  node->alpha = alpha;
+  node->shares = saving.method.shared;
+  const at::Tensor result = attach(at::_unsafe_view(out, x.sizes()), node);
+  node->share(std::move(save), result);
+  return result;
+}
+
+}  // namespace satchel

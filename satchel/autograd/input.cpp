@@ -1,0 +1,49 @@
+#include "satchel/autograd/input.h"
+
+#include <ATen/ops/mm.h>
+
+#include "satchel/tensor/pack.h"
+#include "satchel/tensor/project.h"
+
+namespace satchel {
+
+InputSave::InputSave(const at::Tensor& x, const Method& method) {
+  if (method.shared) shared_ = shared_save_of(x);
+  if (shared_ == nullptr) packed_ = pack(x.detach(), method.input, fresh_seed(x.device()));
+}
+
+InputSave InputSave::reference(const at::Tensor& x) {
+  InputSave save;
+  save.reference_.emplace(x.detach(), /*is_output=*/false);
+  return save;
+}
+
+InputSave InputSave::data(const at::Tensor& x, const Method& method) { return method.packs_data ? InputSave(x, method) : reference(x); }
+
+std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Tensor>& gs) const {
+  if (shared_ != nullptr) return satchel::transposed_products(*shared_, gs);
+  std::vector<at::Tensor> products;
+  if (reference_) {
+    const at::Tensor x = reference_->unpack();
+    const at::Tensor rows = x.reshape({-1, x.size(-1)}).t();
+    for (const at::Tensor& g : gs) products.push_back(at::mm(rows, g.reshape({-1, g.size(-1)})));
+  } else {
+    for (const at::Tensor& g : gs) products.push_back(transposed_product(packed_, g));
+  }
+  return products;
+}
+
+void InputSave::report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const {
+  if (packed_.bytes.defined()) satchel::report(packed_, name, kind, lines);
+}
+
+void InputSave::release() { *this = {}; }
+
+void report(const Packed& packed, const std::string& name, const char* kind, std::vector<SavedTensor>& lines) {
+  int64_t values = 1;
+  for (const int64_t size : packed.shape) values *= size;
+  lines.push_back({name, kind, packed.shape, packed.spec.bits, packed.bytes.numel(), 4 * values});
+  if (packed.seed.defined()) lines.push_back(saved_line(name, "seed", packed.seed));
+}
+
+}  // namespace satchel

@@ -1,0 +1,46 @@
+// What a layer keeps of its input for the gradient of its weights: Xᵀ·g. Private to the rooms that define functions.
+#pragma once
+
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "satchel/autograd/saving.h"
+#include "satchel/autograd/shared.h"
+#include "satchel/core/saved.h"
+#include "satchel/tensor/packed.h"
+
+namespace satchel {
+
+class InputSave {
+ public:
+  InputSave() = default;
+
+  /// x as the method keeps it: the save that made it (shared methods), or packed bytes of its own.
+  InputSave(const at::Tensor& x, const Method& method);
+  /// x itself: the data set, which stands in memory anyway. Changing it before backward is an error, as in torch.
+  static InputSave reference(const at::Tensor& x);
+  /// The data set as the method keeps it: packed where it packs data, else a reference.
+  static InputSave data(const at::Tensor& x, const Method& method);
+
+  bool defined() const { return reference_.has_value() || packed_.bytes.defined() || shared_ != nullptr; }
+
+  /// Xᵀ·g for every g: columns of X × columns of g. X of more dimensions counts as rows of its last.
+  std::vector<at::Tensor> transposed_products(const std::vector<at::Tensor>& gs) const;
+
+  /// Adds its lines; none for a reference and for a save that another function made.
+  void report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const;
+  void release();
+
+ private:
+  std::optional<torch::autograd::SavedVariable> reference_;
+  Packed packed_;
+  std::shared_ptr<const SharedSave> shared_;
+};
+
+/// The line of packed bytes, and of their seed where there is one.
+void report(const Packed& packed, const std::string& name, const char* kind, std::vector<SavedTensor>& lines);
+
+}  // namespace satchel

@@ -1,0 +1,51 @@
+#include "satchel/autograd/linear.h"
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/node.h"
+
+namespace satchel {
+namespace {
+
+class LinearNode : public SavingNode {
+ public:
+  explicit LinearNode(const std::string& layer) : SavingNode("linear", layer) {}
+
+  InputSave input;
+  SavedVariable weight;
+
+  std::vector<SavedTensor> saved() const override {
+    std::vector<SavedTensor> lines;
+    input.report(layer(), "input", lines);
+    return lines;
+  }
+
+ protected:
+  variable_list back(at::Tensor g) override {
+    variable_list gradients(3);
+    const at::Tensor rows = g.reshape({-1, g.size(-1)});
+    if (needs(0)) gradients[0] = at::matmul(g, weight.unpack());
+    if (needs(1)) gradients[1] = input.transposed_products({g})[0].t().to(g.scalar_type());
+    if (needs(2)) gradients[2] = rows.sum(0);
+    return gradients;
+  }
+
+  void release() override {
+    input.release();
+    weight.reset_data();
+  }
+};
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
+  if (saving.method.plain || !records(x, weight, bias)) return at::linear(x, weight, bias);
+  const auto node = make_node<LinearNode>(saving.name, x, weight, bias);
+  if (weight.requires_grad()) node->input = InputSave(x, saving.method);
+  if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
+  return attach(at::linear(x.detach(), weight.detach(), bias.defined() ? bias.detach() : bias), node);
+}
+
+}  // namespace satchel

@@ -1,0 +1,20 @@
+// Losses that turn logits into their own gradient in place: nothing else is kept, and no second matrix of that size is made.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "satchel/autograd/saving.h"
+
+namespace satchel {
+
+/// Mean cross-entropy of rows `index` (int64; undefined: all) of logits (rows × classes) against labels (int64, one a row of
+/// logits). Where a gradient is recorded the logits' memory holds their gradient afterwards: read what else you need first.
+/// Indices must not repeat.
+at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& index = {},
+                          const std::string& name = "loss");
+
+/// The same with sigmoids: mean over rows and columns against targets (logits' shape, 0 to 1).
+at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& index = {},
+                                 const std::string& name = "loss");
+
+}  // namespace satchel

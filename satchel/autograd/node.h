@@ -1,0 +1,77 @@
+// The node of a function that keeps packed bytes. Saves are typed members that go when backward has read them.
+// Private to the rooms that define functions.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "satchel/autograd/saving.h"
+#include "satchel/core/saved.h"
+
+namespace satchel {
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+class SavingNode : public torch::autograd::Node {
+ public:
+  SavingNode(const char* op, std::string layer) : op_(op), layer_(std::move(layer)) {}
+
+  /// What it keeps now, a line each.
+  virtual std::vector<SavedTensor> saved() const = 0;
+  std::string name() const override { return std::string("Satchel<") + op_ + ">"; }
+
+ protected:
+  /// Gradients of the inputs, in their order. Runs without recording.
+  virtual variable_list back(at::Tensor gradient) = 0;
+  /// Lets go of everything that was kept.
+  virtual void release() = 0;
+
+  bool needs(size_t input) const { return task_should_compute_output(input); }
+  /// Nobody will ask this node for gradients again: what it keeps may be overwritten.
+  bool is_last_use() const { return last_use_; }
+  const std::string& layer() const { return layer_; }
+
+ private:
+  variable_list apply(variable_list&& gradients) final;
+  void will_release_variables() final { last_use_ = true; }
+  void release_variables() final;
+
+  const char* op_;
+  std::string layer_;
+  bool last_use_ = false, released_ = false;
+};
+
+/// Does any of them need a gradient, and are gradients being recorded?
+template <class... Tensors>
+bool records(const Tensors&... inputs) {
+  return torch::autograd::compute_requires_grad(inputs...);
+}
+
+/// A node with edges to the inputs' own, in their order.
+template <class NodeType, class... Tensors>
+std::shared_ptr<NodeType> make_node(const std::string& layer, const Tensors&... inputs) {
+  std::shared_ptr<NodeType> node(new NodeType(layer), torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+  return node;
+}
+
+/// `out`, a fresh tensor without a history, as the node's output.
+inline at::Tensor attach(at::Tensor out, const std::shared_ptr<torch::autograd::Node>& node) {
+  torch::autograd::set_history(out, node);
+  return out;
+}
+
+/// The line of something that is kept as it is.
+SavedTensor saved_line(const std::string& name, const char* kind, const at::Tensor& kept);
+
+/// The gradient to work in: g itself where nobody else holds it, else a copy; contiguous.
+at::Tensor own(at::Tensor&& g);
+
+}  // namespace satchel

@@ -1,0 +1,24 @@
+// Norm → activation → dropout as one function with one save, which the next layer finds and shares (theory.md 10).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "satchel/autograd/norm.h"
+#include "satchel/autograd/saving.h"
+#include "satchel/core/layer.h"
+
+namespace satchel {
+
+struct NormActOptions {
+  Norm norm = Norm::batch;
+  Activation activation = Activation::relu;
+  double slope = 0.01;  // LeakyReLU's, or ELU's α
+  double dropout = 0;   // none unless training
+  NormOptions statistics;
+  bool training() const { return statistics.training; }
+};
+
+/// The next layer's input from rows × channels. Methods that do not share go through batch_norm, relu, dropout …
+at::Tensor norm_act(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const Saving& saving = {});
+
+}  // namespace satchel

@@ -1,0 +1,95 @@
+#include "satchel/autograd/shared.h"
+
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "satchel/autograd/input.h"
+#include "satchel/tensor/check.h"
+#include "satchel/tensor/coders.h"
+#include "satchel/tensor/pack.h"
+
+namespace satchel {
+namespace {
+
+int64_t rows_a_stretch(int64_t channels, bool cuda) {
+  const int64_t values = cuda ? stretch_values(true) : int64_t{1} << 18;
+  return std::max<int64_t>(kGroup, values / std::max<int64_t>(channels, 1) / kGroup * kGroup);
+}
+
+}  // namespace
+
+SharedRows::SharedRows(const SharedSave& save)
+    : save_(save),
+      place_(save.code.bytes.device(), "restore"),
+      plan_(check_packed(save.code, "restore")),
+      rows_(plan_, save.code.bytes, place_) {
+  on_ = save.mask;
+  gamma_ = save.gamma;
+  beta_ = save.beta;
+  if (save.code.spec.side == Side::none) return;
+  on_ = on_bits(save.code);
+  if (plan_.channels == save.channels()) {
+    const at::Tensor table = channel_table(plan_, save.code.bytes);
+    gamma_ = table.select(1, 1).contiguous();
+    beta_ = table.select(1, 2).contiguous();
+  }
+}
+
+void SharedRows::for_stretches(const std::function<void(int64_t first, int64_t last)>& run) const {
+  const int64_t some = rows_a_stretch(save_.channels(), place_.cuda());
+  for (int64_t first = 0; first < save_.rows(); first += some) run(first, std::min(first + some, save_.rows()));
+}
+
+at::Tensor SharedRows::values(int64_t first, int64_t last) const { return rows_.read(first, last); }
+
+at::Tensor SharedRows::bits(int64_t first, int64_t last) const {
+  if (!on_.defined()) return {};
+  const int64_t begin = first * save_.channels() / 8;
+  return on_.narrow(0, begin, ceil_div(last * save_.channels(), 8) - begin);
+}
+
+at::Tensor SharedRows::input(const at::Tensor& values, int64_t first) const {
+  return apply_chain(values, gamma_, beta_, bits(first, first + values.size(0)), save_.seed, save_.chain, first * save_.channels());
+}
+
+at::Tensor SharedRows::gradient(const at::Tensor& g, int64_t first) const {
+  return chain_gradient(g, bits(first, first + g.size(0)), save_.seed, save_.chain, first * save_.channels());
+}
+
+void SharedRows::gradient_(const at::Tensor& g, int64_t first) const {
+  chain_gradient_(g, bits(first, first + g.size(0)), save_.seed, save_.chain, first * save_.channels());
+}
+
+at::Tensor SharedRows::on(int64_t first, int64_t last) const {
+  if (!on_.defined()) return at::ones({last - first, save_.channels()}, save_.code.bytes.options().dtype(at::kBool));
+  return unpack_mask({bits(first, last), {last - first, save_.channels()}});
+}
+
+std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::vector<at::Tensor>& gs) {
+  std::vector<at::Tensor> sums;
+  for (const at::Tensor& g : gs) sums.push_back(at::zeros({save.channels(), g.size(-1)}, g.options()));
+  const SharedRows rows(save);
+  rows.for_stretches([&](int64_t first, int64_t last) {
+    const at::Tensor z = rows.input(rows.values(first, last), first).t();
+    for (size_t i = 0; i < gs.size(); ++i) sums[i].addmm_(z, gs[i].reshape({-1, gs[i].size(-1)}).narrow(0, first, last - first));
+  });
+  return sums;
+}
+
+void report(const SharedSave& save, const std::string& name, std::vector<SavedTensor>& lines) {
+  report(save.code, name, "shared", lines);
+  if (save.mask.defined()) lines.push_back({name, "mask", save.code.shape, 1, save.mask.numel(), save.rows() * save.channels()});
+  if (save.gamma.defined()) {
+    const int64_t bytes = 2 * static_cast<int64_t>(save.gamma.nbytes());
+    lines.push_back({name, "affine", {2, save.gamma.numel()}, 32, bytes, bytes});
+  }
+}
+
+std::shared_ptr<const SharedSave> shared_save_of(const at::Tensor& x) {
+  const auto* maker = dynamic_cast<const SharingNode*>(x.grad_fn().get());
+  return maker != nullptr && x._version() == maker->output_version() ? maker->shared() : nullptr;
+}
+
+}  // namespace satchel

@@ -1,0 +1,94 @@
+// The one thing that norm → activation → dropout → next layer keeps (theory.md 10): normalised or activated values, packed once,
+// from which each reader rebuilds what it needs. Private to the rooms that define functions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "satchel/autograd/node.h"
+#include "satchel/core/saved.h"
+#include "satchel/tensor/chain.h"
+#include "satchel/tensor/device.h"
+#include "satchel/tensor/packed.h"
+#include "satchel/tensor/plan.h"
+#include "satchel/tensor/rows.h"
+
+namespace satchel {
+
+struct SharedSave {
+  Packed code;             // rows × channels
+  at::Tensor mask;         // one bit a value, on or off; undefined where the code itself tells, or nothing is off
+  at::Tensor gamma, beta;  // fp32 copies made at forward; undefined: the identity, or inside a side code
+  at::Tensor seed;         // of the dropout
+  ChainOptions chain;
+
+  int64_t rows() const { return code.shape[0]; }
+  int64_t channels() const { return code.shape[1]; }
+};
+
+/// A node whose output the next layer may rebuild from what the node keeps, instead of packing it once more.
+class SharingNode : public SavingNode {
+ public:
+  using SavingNode::SavingNode;
+  std::shared_ptr<const SharedSave> shared() const { return shared_; }
+  uint32_t output_version() const { return version_; }
+  /// Takes the save and marks `out`, untouched from here on, as what it stands for.
+  void share(SharedSave save, const at::Tensor& out) {
+    shared_ = std::make_shared<const SharedSave>(std::move(save));
+    version_ = out._version();
+  }
+
+ protected:
+  std::shared_ptr<const SharedSave> shared_;
+
+ private:
+  uint32_t version_ = 0;
+};
+
+/// Rows of a shared save, a stretch at a time: decoded values, and what its readers make of them. Lives as long as the save.
+/// `first` is a multiple of 8, as for_stretches() gives it.
+class SharedRows {
+ public:
+  explicit SharedRows(const SharedSave& save);
+
+  /// Calls run(first, last) for stretches of rows that stay in the cache (CPU) or are few (CUDA).
+  void for_stretches(const std::function<void(int64_t first, int64_t last)>& run) const;
+
+  /// Normalised or activated values.
+  at::Tensor values(int64_t first, int64_t last) const;
+  /// The next layer's input, kept · act(γ·values + β) · scale, for decoded rows from `first` on.
+  at::Tensor input(const at::Tensor& values, int64_t first) const;
+  /// g (rows from `first` on) where it passes activation and dropout; and the same in place.
+  at::Tensor gradient(const at::Tensor& g, int64_t first) const;
+  void gradient_(const at::Tensor& g, int64_t first) const;
+  /// Which values are on; all where nothing tells.
+  at::Tensor on(int64_t first, int64_t last) const;
+
+  /// Of the forward pass; undefined for the identity.
+  const at::Tensor& gamma() const { return gamma_; }
+
+ private:
+  at::Tensor bits(int64_t first, int64_t last) const;
+
+  const SharedSave& save_;
+  Place place_;
+  Plan plan_;
+  mutable Rows rows_;
+  at::Tensor on_, gamma_, beta_;
+};
+
+/// Zᵀ·g for every g, Z being the next layer's input: channels × columns of g each. Rows are rebuilt once for all.
+std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::vector<at::Tensor>& gs);
+
+/// Lines of the code, its mask and its affine numbers.
+void report(const SharedSave& save, const std::string& name, std::vector<SavedTensor>& lines);
+
+/// The shared save that made x, where x is the untouched output of such a function; else null.
+std::shared_ptr<const SharedSave> shared_save_of(const at::Tensor& x);
+
+}  // namespace satchel

@@ -1,0 +1,12 @@
+// The names of layer kinds, for plans and for layers.
+#pragma once
+
+#include <cstdint>
+
+namespace satchel {
+
+enum class Conv : uint8_t { gcn, sage };
+enum class Norm : uint8_t { none, batch, layer };
+enum class Activation : uint8_t { none, relu, leaky_relu, elu };
+
+}  // namespace satchel

@@ -1,0 +1,69 @@
+// Method: what the layers of a model keep for backward, and how each of it is packed. A value, as CodecSpec is; a published
+// method is a line of data. Layers get it as an argument; there is no global one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "satchel/core/layer.h"
+#include "satchel/core/spec.h"
+
+namespace satchel {
+
+struct Method {
+  std::string name = "satchel";  // as it was given
+  bool plain = false;            // torch's own functions and saves: fp32
+  CodecSpec input;               // what the gradients of weights read: inputs of linear and graph layers; no side code
+  CodecSpec norm;                // what a norm reads: its input (layer by layer) or the normalised values (shared); no transform
+  int64_t longest_block = 0;     // norm blocks given in rows are cut to this many values; 0: never
+  bool shared = true;            // norm → activation → dropout → next layer keeps one thing (theory.md 10), else each its own
+  bool keeps_aggregate = false;  // A·x is kept beside x, as EXACT and block-wise do; else recovered by algebra (theory.md 9)
+  bool packs_data = false;       // the data set's own features are packed too; else a reference to them is kept
+  bool keeps_dropout = false;    // dropout's mask is kept, a bit a value; else redrawn from its counter
+  bool operator==(const Method&) const = default;
+};
+
+struct MethodPreset {
+  std::string_view name;
+  std::string_view summary;  // one line for help texts
+  Method method;
+};
+
+/// fp32, exact, blockwise, projection, satchel: in this order.
+///   fp32        torch's own functions
+///   exact       as the EXACT paper: x and A·x projected 8:1 in 2 bits by row, norm inputs in 2 bits by row, two masks
+///   blockwise   as the block-wise paper: the same in blocks of 64 rows (norms: at most 1024 values), optimal levels
+///   projection  inputs projected 8:1 with a fresh matrix every 64 rows and kept in full precision; norms too
+///   satchel     one shared save a layer, one-sided code, 2 bits in all
+std::span<const MethodPreset> method_presets();
+
+/// "blockwise,levels=even,block=16rows": a preset's name and what differs from its `input` spec, as parse_spec() reads it; or
+/// a spec alone ("bits=4,block=128", "gact"): that spec in shared saves. Options go to `input` and `norm` alike, but for a
+/// projection (inputs only) and a side (norms only). fp32 takes no options. A spec with a projection cannot be shared: each
+/// layer keeps its own. A low-pass does not fit a graph layer. The text becomes the method's name.
+Method parse_method(std::string_view text);
+
+/// Several methods in one text: "fp32,blockwise,block=16rows,satchel". A part without `=` starts a method, one with `=` belongs
+/// to the method before it; `;` ends a method in any case ("bits=4,block=128;bits=2").
+std::vector<Method> parse_methods(std::string_view text);
+
+/// The method's spec for what a norm alone keeps of rows of `width` values: no side code; blocks given in rows become
+/// values, at most longest_block.
+CodecSpec norm_spec(const Method& method, int64_t width);
+
+/// The spec of the one thing that norm → activation → dropout → next layer keeps (shared methods). Which side code fits:
+///   ReLU after a norm            the method's own (`one_sided`, `both`), or none, with a mask beside it
+///   ReLU without a norm          `relu` where the method has a side code, at most 3 bits
+///   LeakyReLU                    `both` with one more bit (both sides pass gradients), at most 4, where the method has a side code
+///   ELU                          the same, of ELU's output: its norm keeps norm_spec() apart. Layer by layer: always
+///   no activation                no side code
+/// More than 4 bits never have a side code; where there is none, a mask stands beside the values.
+CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, int64_t width);
+
+/// Throws `[op] rule, got value` unless specs and flags fit each other.
+void validate(const Method& method, const char* op);
+
+}  // namespace satchel

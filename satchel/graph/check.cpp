@@ -1,0 +1,62 @@
+#include "satchel/graph/check.h"
+
+#include <ATen/ops/mm.h>
+
+#include "satchel/core/error.h"
+#include "satchel/graph/spmm.h"
+
+namespace satchel {
+namespace {
+
+std::string sizes_of(const at::Tensor& t) {
+  if (!t.defined()) return "nothing";
+  std::string text = std::string(c10::toString(t.scalar_type())) + " [";
+  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+  return text + "] on " + t.device().str();
+}
+
+void check_matrix(const at::Tensor& t, int64_t rows, int64_t columns, const Adjacency& a, const char* name, const char* op) {
+  const bool fits = t.defined() && t.dim() == 2 && (rows < 0 || t.size(0) == rows) && (columns < 0 || t.size(1) == columns) &&
+                    t.scalar_type() == at::kFloat && t.device() == a.matrix.device();
+  if (fits) return;
+  const auto size = [](int64_t n) { return n < 0 ? std::string("any") : std::to_string(n); };
+  fail(op, std::string(name) + " must be float32 [" + size(rows) + ", " + size(columns) + "] on " + a.matrix.device().str(), sizes_of(t));
+}
+
+void check_bias(const at::Tensor& weight, const at::Tensor& bias, const char* op) {
+  if (!bias.defined()) return;
+  if (bias.dim() == 1 && bias.size(0) == weight.size(0) && bias.scalar_type() == at::kFloat && bias.device() == weight.device()) return;
+  fail(op, "bias must be float32 [" + std::to_string(weight.size(0)) + "] on " + weight.device().str(), sizes_of(bias));
+}
+
+}  // namespace
+
+void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
+  check_matrix(x, a.nodes(), -1, a, "x", op);
+  check_matrix(weight, -1, x.size(1), a, "weight", op);
+  check_bias(weight, bias, op);
+}
+
+void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
+  if (!input.is_sparse()) {
+    check_layer(input.x, a, weight, bias, op);
+    if (input.aggregated.defined()) check_matrix(input.aggregated, a.nodes(), input.x.size(1), a, "aggregated x", op);
+    return;
+  }
+  if (input.sparse.matrix.rows != a.nodes()) fail(op, "x must have " + std::to_string(a.nodes()) + " rows", input.sparse.matrix.rows);
+  check_matrix(weight, -1, input.sparse.matrix.columns, a, "weight", op);
+  check_bias(weight, bias, op);
+}
+
+at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight) {
+  if (!input.is_sparse()) return at::mm(input.x, weight.t());
+  return spmm(input.sparse, weight.t().contiguous());
+}
+
+GraphInput with_aggregated(GraphInput input, const Adjacency& a) {
+  if (input.is_sparse()) fail("with_aggregated", "features must be dense", "sparse ones");
+  input.aggregated = multiply(a.matrix, input.x);
+  return input;
+}
+
+}  // namespace satchel

@@ -1,0 +1,18 @@
+// The rules of graph layers, each once. Private to this room.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "satchel/graph/csr.h"
+#include "satchel/graph/input.h"
+
+namespace satchel {
+
+/// x: nodes × columns of the weight, float32, all on the adjacency's device; bias one number a row of the weight, or undefined.
+void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op);
+void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op);
+
+/// X·Wᵀ of a data set, sparse or dense.
+at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight);
+
+}  // namespace satchel

@@ -1,0 +1,57 @@
+// Sparse matrices by rows, and a graph's adjacency with its transpose.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace satchel {
+
+/// Entry (i, j) is row_scale[i]·value·column_scale[j]; what is undefined is all ones. Made by the functions below, which check
+/// every index; tensors are on one device.
+struct Csr {
+  int64_t rows = 0, columns = 0;
+  at::Tensor start;                    // int64[rows + 1]
+  at::Tensor column;                   // int32[entries]
+  at::Tensor value;                    // float32[entries]
+  at::Tensor row_scale, column_scale;  // float32
+  at::Tensor long_row, long_start;     // rows of many entries, see kernels/sparse.h: int32, int64
+  int64_t long_stretches = 0;          // long_start's last number, known without asking a GPU
+
+  int64_t entries() const { return column.numel(); }
+  at::Device device() const { return start.device(); }
+};
+
+/// From pairs (row, column) in any order; equal pairs are merged, their values added. Indices are int32 or int64 on the CPU.
+Csr csr_from_coo(const at::Tensor& row, const at::Tensor& column, int64_t rows, int64_t columns, const at::Tensor& value = {});
+/// From CSR arrays as they are: order and repeats within a row are kept.
+Csr csr_from_csr(const at::Tensor& start, const at::Tensor& column, int64_t columns, const at::Tensor& value = {});
+
+Csr transposed(const Csr& a);
+/// A with every edge in both directions, once each, all ones. Values and scales are dropped.
+Csr made_symmetric(const Csr& a);
+/// With exactly one (all ones) or no entry on the diagonal.
+Csr with_self_loops(const Csr& a);
+Csr without_self_loops(const Csr& a);
+Csr to_device(const Csr& a, at::Device device);
+
+/// The fixed matrix A of a graph layer and its transpose, made once. A symmetric structure is stored once for both.
+struct Adjacency {
+  Csr matrix, transpose;
+  int64_t nodes() const { return matrix.rows; }
+};
+/// Any matrix as it is.
+Adjacency adjacency(const Csr& a);
+/// Rows that average: D⁻¹·A. Rows without entries stay zero.
+Adjacency mean_adjacency(const Csr& a);
+/// Kipf and Welling's D^−½·(A + I)·D^−½.
+Adjacency gcn_adjacency(const Csr& a);
+Adjacency to_device(const Adjacency& a, at::Device device);
+
+/// Bytes it holds in memory; shared arrays once.
+int64_t bytes_of(const Adjacency& a);
+
+/// A·x without gradients; x is float32, columns × any width, on A's device.
+at::Tensor multiply(const Csr& a, const at::Tensor& x);
+
+}  // namespace satchel

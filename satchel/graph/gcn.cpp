@@ -1,0 +1,125 @@
+#include "satchel/graph/gcn.h"
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/init.h>
+
+#include <algorithm>
+#include <ostream>
+
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/node.h"
+#include "satchel/core/error.h"
+#include "satchel/graph/check.h"
+#include "satchel/graph/spmm.h"
+
+namespace satchel {
+namespace {
+
+/// Inputs: x, weight, bias.
+class GcnNode : public SavingNode {
+ public:
+  explicit GcnNode(const std::string& layer) : SavingNode("gcn", layer) {}
+  Csr transpose;
+  InputSave x;
+  bool aggregated = false;  // what is kept is A·X of the data set
+  SavedVariable weight;
+
+  std::vector<SavedTensor> saved() const override {
+    std::vector<SavedTensor> lines;
+    x.report(layer(), "input", lines);
+    return lines;
+  }
+
+ protected:
+  variable_list back(at::Tensor gradient) override {
+    const at::Tensor g = gradient.contiguous();
+    variable_list gradients(3);
+    if (needs(2)) gradients[2] = g.sum(0);
+    if (aggregated) {
+      if (needs(1)) gradients[1] = x.transposed_products({g})[0].t();
+      return gradients;
+    }
+    const at::Tensor w = weight.unpack();
+    if (!needs(1) && needs(0) && w.size(1) < w.size(0)) {
+      gradients[0] = multiply(transpose, at::mm(g, w));
+      return gradients;
+    }
+    const at::Tensor ag = needs(0) || needs(1) ? multiply(transpose, g) : at::Tensor();
+    if (needs(1)) gradients[1] = x.transposed_products({ag})[0].t();
+    if (needs(0)) gradients[0] = at::mm(ag, w);
+    return gradients;
+  }
+
+  void release() override {
+    x.release();
+    weight.reset_data();
+  }
+};
+
+at::Tensor detached(const at::Tensor& t) { return t.defined() ? t.detach() : t; }
+
+/// A·x·Wᵀ + bias without gradients, on the narrower side.
+at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor w = weight.detach();
+  if (w.size(0) >= w.size(1)) return at::linear(multiply(a.matrix, x), w, detached(bias));
+  at::Tensor out = multiply(a.matrix, at::mm(x, w.t()));
+  return bias.defined() ? out.add_(detached(bias)) : out;
+}
+
+at::Tensor plus(const at::Tensor& x, const at::Tensor& bias) { return bias.defined() ? x + bias : x; }
+
+}  // namespace
+
+at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
+  check_layer(x, a, weight, bias, "gcn");
+  if (saving.method.plain) return plus(spmm(a, at::linear(x, weight)), bias);
+  const at::Tensor rows = x.detach().contiguous();
+  if (!records(x, weight, bias)) return combine(rows, a, weight, bias);
+  const auto node = make_node<GcnNode>(saving.name, x, weight, bias);
+  node->transpose = a.transpose;
+  node->weight = SavedVariable(weight, /*is_output=*/false);
+  if (weight.requires_grad()) node->x = InputSave(x, saving.method);
+  return attach(combine(rows, a, weight, bias), node);
+}
+
+at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
+  check_layer(input, a, weight, bias, "gcn");
+  if (input.is_sparse()) return plus(spmm(a, times_transposed(input, weight)), bias);
+  if (saving.method.plain || saving.method.packs_data) return gcn(input.x, a, weight, bias, saving);
+  const bool aggregated = input.aggregated.defined();
+  const auto forward = [&] {
+    return aggregated ? at::linear(input.aggregated, weight.detach(), detached(bias)) : combine(input.x, a, weight, bias);
+  };
+  if (!records(weight, bias)) return forward();
+  const auto node = make_node<GcnNode>(saving.name, at::Tensor(), weight, bias);
+  node->transpose = a.transpose;
+  node->weight = SavedVariable(weight, /*is_output=*/false);
+  node->x = InputSave::reference(aggregated ? input.aggregated : input.x);
+  node->aggregated = aggregated;
+  return attach(forward(), node);
+}
+
+GcnConvImpl::GcnConvImpl(const GcnOptions& given) : options(given) {
+  if (options.in < 1 || options.out < 1) fail("gcn", "in and out must be at least 1", std::min(options.in, options.out));
+  lin_ = register_module("lin", torch::nn::Linear(torch::nn::LinearOptions(options.in, options.out).bias(false)));
+  if (options.bias) bias_ = register_parameter("bias", at::zeros({options.out}));
+  reset_parameters();
+}
+
+void GcnConvImpl::reset_parameters() {
+  torch::nn::init::xavier_uniform_(lin_->weight);
+  if (bias_.defined()) torch::nn::init::zeros_(bias_);
+}
+
+at::Tensor GcnConvImpl::forward(const at::Tensor& x, const Adjacency& a) { return gcn(x, a, lin_->weight, bias_, options.saving); }
+at::Tensor GcnConvImpl::forward_data(const GraphInput& input, const Adjacency& a) {
+  return gcn(input, a, lin_->weight, bias_, options.saving);
+}
+
+void GcnConvImpl::pretty_print(std::ostream& stream) const {
+  stream << "satchel::GcnConv(" << options.in << ", " << options.out << ", method=" << options.saving.method.name << ")";
+}
+
+}  // namespace satchel

@@ -1,0 +1,156 @@
+#include "satchel/graph/sage.h"
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <ostream>
+
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/node.h"
+#include "satchel/core/error.h"
+#include "satchel/graph/check.h"
+#include "satchel/graph/spmm.h"
+
+namespace satchel {
+namespace {
+
+/// Inputs: x, neighbour weight, own weight, bias.
+class SageNode : public SavingNode {
+ public:
+  explicit SageNode(const std::string& layer) : SavingNode("sage", layer) {}
+  Csr transpose;
+  InputSave x, aggregated;  // aggregated: only where a method keeps it, or the data set's own
+  Csr sparse_transpose;     // of the data set, where that is sparse
+  SavedVariable neighbour, self;
+
+  std::vector<SavedTensor> saved() const override {
+    std::vector<SavedTensor> lines;
+    x.report(layer(), "input", lines);
+    aggregated.report(layer(), "aggregate", lines);
+    return lines;
+  }
+
+ protected:
+  variable_list back(at::Tensor gradient) override {
+    const at::Tensor g = gradient.contiguous();
+    variable_list gradients(4);
+    if (needs(3)) gradients[3] = g.sum(0);
+    const bool from_x = needs(1) && !aggregated.defined();  // (A·x)ᵀ·g = xᵀ·(Aᵀ·g)
+    at::Tensor ag;
+    if (from_x || (needs(0) && !input_is_narrower())) ag = multiply(transpose, g);
+    if (needs(1) && aggregated.defined()) gradients[1] = aggregated.transposed_products({g})[0].t();
+    add_products(from_x, ag, g, gradients);
+    if (needs(0)) gradients[0] = input_gradient(ag, g);
+    return gradients;
+  }
+
+  void release() override {
+    x.release();
+    aggregated.release();
+    neighbour.reset_data();
+    self.reset_data();
+  }
+
+ private:
+  bool input_is_narrower() const { return neighbour.unpack().size(1) < neighbour.unpack().size(0); }
+
+  void add_products(bool from_x, const at::Tensor& ag, const at::Tensor& g, variable_list& gradients) const {
+    std::vector<at::Tensor> gs;
+    if (from_x) gs.push_back(ag);
+    if (needs(2)) gs.push_back(g);
+    if (gs.empty()) return;
+    std::vector<at::Tensor> products;
+    if (sparse_transpose.start.defined()) {
+      for (const at::Tensor& each : gs) products.push_back(multiply(sparse_transpose, each));
+    } else {
+      products = x.transposed_products(gs);
+    }
+    if (from_x) gradients[1] = products.front().t();
+    if (needs(2)) gradients[2] = products.back().t();
+  }
+
+  /// Aᵀ·g·Wl + g·Wr; `ag` is undefined where aggregating after the product is narrower and nothing else needed it.
+  at::Tensor input_gradient(const at::Tensor& ag, const at::Tensor& g) const {
+    const at::Tensor wl = neighbour.unpack();
+    at::Tensor out = ag.defined() ? at::mm(ag, wl) : multiply(transpose, at::mm(g, wl));
+    return out.addmm_(g, self.unpack());
+  }
+};
+
+/// bias + x·Wrᵀ + A·x·Wlᵀ without gradients, on the narrower side; or through `aggregated`.
+at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adjacency& a, const SageWeights& w) {
+  const at::Tensor wl = w.neighbour.detach();
+  at::Tensor out = at::linear(x, w.self.detach(), w.bias.defined() ? w.bias.detach() : w.bias);
+  if (aggregated.defined()) return out.addmm_(aggregated, wl.t());
+  if (wl.size(0) < wl.size(1)) return out.add_(multiply(a.matrix, at::mm(x, wl.t())));
+  return out.addmm_(multiply(a.matrix, x), wl.t());
+}
+
+void check_weights(const SageWeights& w, const char* op) {
+  if (!w.self.defined() || !w.neighbour.defined() || w.self.sizes() != w.neighbour.sizes()) fail(op, "both weights must have one shape");
+}
+
+std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const Saving& saving) {
+  auto node = make_node<SageNode>(saving.name, x, w.neighbour, w.self, w.bias);
+  node->transpose = a.transpose;
+  node->neighbour = SavedVariable(w.neighbour, /*is_output=*/false);
+  node->self = SavedVariable(w.self, /*is_output=*/false);
+  return node;
+}
+
+}  // namespace
+
+at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const Saving& saving) {
+  check_weights(w, "sage");
+  check_layer(x, a, w.neighbour, w.bias, "sage");
+  const Method& method = saving.method;
+  if (method.plain) return at::linear(spmm(a, x), w.neighbour, w.bias) + at::linear(x, w.self);
+  const at::Tensor rows = x.detach().contiguous();
+  if (!records(x, w.neighbour, w.self, w.bias)) return combine(rows, {}, a, w);
+  const auto node = make_sage_node(x, a, w, saving);
+  const at::Tensor aggregated = method.keeps_aggregate ? multiply(a.matrix, rows) : at::Tensor();
+  const bool needs_x = w.self.requires_grad() || (w.neighbour.requires_grad() && !method.keeps_aggregate);
+  if (needs_x) node->x = InputSave(x, method);
+  if (method.keeps_aggregate && w.neighbour.requires_grad()) node->aggregated = InputSave(aggregated, method);
+  return attach(combine(rows, aggregated, a, w), node);
+}
+
+at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& w, const Saving& saving) {
+  check_weights(w, "sage");
+  check_layer(input, a, w.neighbour, w.bias, "sage");
+  if (input.is_sparse()) {
+    const at::Tensor own = times_transposed(input, w.self);
+    const at::Tensor out = own + spmm(a, times_transposed(input, w.neighbour));
+    return w.bias.defined() ? out + w.bias : out;
+  }
+  const Method& method = saving.method;
+  if (method.plain || method.packs_data) return sage(input.x, a, w, saving);
+  if (!records(w.neighbour, w.self, w.bias)) return combine(input.x, input.aggregated, a, w);
+  const auto node = make_sage_node({}, a, w, saving);
+  node->x = InputSave::reference(input.x);
+  if (input.aggregated.defined()) node->aggregated = InputSave::reference(input.aggregated);
+  return attach(combine(input.x, input.aggregated, a, w), node);
+}
+
+SageConvImpl::SageConvImpl(const SageOptions& given) : options(given) {
+  if (options.in < 1 || options.out < 1) fail("sage", "in and out must be at least 1", std::min(options.in, options.out));
+  lin_l_ = register_module("lin_l", torch::nn::Linear(torch::nn::LinearOptions(options.in, options.out).bias(options.bias)));
+  lin_r_ = register_module("lin_r", torch::nn::Linear(torch::nn::LinearOptions(options.in, options.out).bias(false)));
+}
+
+void SageConvImpl::reset_parameters() {
+  lin_l_->reset_parameters();
+  lin_r_->reset_parameters();
+}
+
+SageWeights SageConvImpl::weights() const { return {lin_l_->weight, lin_r_->weight, lin_l_->bias}; }
+
+at::Tensor SageConvImpl::forward(const at::Tensor& x, const Adjacency& a) { return sage(x, a, weights(), options.saving); }
+at::Tensor SageConvImpl::forward_data(const GraphInput& input, const Adjacency& a) { return sage(input, a, weights(), options.saving); }
+
+void SageConvImpl::pretty_print(std::ostream& stream) const {
+  stream << "satchel::SageConv(" << options.in << ", " << options.out << ", method=" << options.saving.method.name << ")";
+}
+
+}  // namespace satchel

@@ -1,0 +1,48 @@
+// GraphSAGE with means: (A·x)·Wlᵀ + x·Wrᵀ + b. A·x is never kept (theory.md 9), x once for both weights.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include "satchel/autograd/saving.h"
+#include "satchel/graph/csr.h"
+#include "satchel/graph/input.h"
+
+namespace satchel {
+
+struct SageWeights {
+  at::Tensor neighbour, self;  // out × in
+  at::Tensor bias;             // out, or undefined
+};
+
+/// x is nodes × in on the adjacency's device. Aggregates on the narrower side, forward and backward.
+at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& weights, const Saving& saving = {});
+/// The first layer: reads the data set (and its A·X, where that stands there), keeps references.
+at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& weights, const Saving& saving = {});
+
+struct SageOptions {
+  int64_t in = 0, out = 0;
+  bool bias = true;
+  Saving saving = {};
+};
+
+/// Parameters as PyG's SAGEConv names them: lin_l.weight and lin_l.bias (neighbours), lin_r.weight (the node itself).
+class SageConvImpl : public torch::nn::Module {
+ public:
+  explicit SageConvImpl(const SageOptions& options);
+  void reset_parameters();
+  at::Tensor forward(const at::Tensor& x, const Adjacency& a);
+  /// The first layer's: keeps references to the data set.
+  at::Tensor forward_data(const GraphInput& input, const Adjacency& a);
+  void pretty_print(std::ostream& stream) const override;
+
+  SageWeights weights() const;
+  SageOptions options;
+
+ private:
+  torch::nn::Linear lin_l_ = nullptr, lin_r_ = nullptr;
+};
+TORCH_MODULE(SageConv);
+
+}  // namespace satchel

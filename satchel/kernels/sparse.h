@@ -1,0 +1,28 @@
+// A sparse matrix by rows, as raw pointers, and the order in which every backend sums a row.
+//
+//   entry (i, j) = row_scale[i] · value · column_scale[j]       a null pointer stands for all ones
+//   y[i] = row_scale[i] · (stretch 0 + stretch 1 + …)           stretches of kStretch entries, added in their order
+//   stretch = Σ w·x[column], w = value · column_scale, as fmaf(w, x, sum) from 0 in the entries' order; x alone where w is 1
+#pragma once
+
+#include <cstdint>
+
+namespace satchel {
+
+/// Entries of a row that are summed in one go. A longer row's stretches are summed apart, so that a GPU can share a hub out.
+constexpr int64_t kStretch = 256;
+
+struct Sparse {
+  int64_t rows = 0, columns = 0;
+  const int64_t* start = nullptr;   // rows + 1
+  const int32_t* column = nullptr;  // start[rows]
+  const float* value = nullptr;
+  const float* row_scale = nullptr;
+  const float* column_scale = nullptr;
+  // Rows of more than kStretch entries, and where each one's stretches begin in a list of all of them; for the GPU.
+  int64_t long_rows = 0, long_stretches = 0;
+  const int32_t* long_row = nullptr;    // long_rows
+  const int64_t* long_start = nullptr;  // long_rows + 1
+};
+
+}  // namespace satchel

@@ -1,0 +1,55 @@
+#include "satchel/models/graph_model.h"
+
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "satchel/core/error.h"
+
+namespace satchel {
+namespace {
+
+void check_shape(const GraphShape& s) {
+  constexpr const char* op = "graph_model";
+  if (s.layers < 1) fail(op, "layers must be at least 1", s.layers);
+  if (s.features < 1) fail(op, "features must be at least 1", s.features);
+  if (s.hidden < 1) fail(op, "hidden must be at least 1", s.hidden);
+  if (s.classes < 1) fail(op, "classes must be at least 1", s.classes);
+  check_dropout(s.dropout, op);
+}
+
+}  // namespace
+
+GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(options) {
+  const GraphShape& s = options_.shape;
+  check_shape(s);
+  validate(options_.method, "graph_model");
+  const auto convs = register_module("convs", torch::nn::ModuleList());
+  const auto norms = register_module("norms", torch::nn::ModuleList());
+  for (int64_t i = 0; i < s.layers; ++i) {
+    const bool last = i + 1 == s.layers;
+    const int64_t in = i == 0 ? s.features : s.hidden, out = last ? s.classes : s.hidden;
+    const Saving saving{options_.method, "convs." + std::to_string(i)};
+    if (s.conv == Conv::sage) {
+      sages_.emplace_back(SageOptions{in, out, true, saving});
+      convs->push_back(sages_.back());
+    } else {
+      gcns_.emplace_back(GcnOptions{in, out, true, saving});
+      convs->push_back(gcns_.back());
+    }
+    if (last) break;
+    norms_.emplace_back(nn::NormActOptions{out, s.norm, s.activation, s.slope, s.dropout, 1e-5, 0.1,
+                                           Saving{options_.method, "norms." + std::to_string(i)}});
+    norms->push_back(norms_.back());
+  }
+}
+
+at::Tensor GraphModelImpl::forward(const GraphInput& input, const Adjacency& a) {
+  const bool sage = !sages_.empty();
+  at::Tensor x = sage ? sages_[0]->forward_data(input, a) : gcns_[0]->forward_data(input, a);
+  for (size_t i = 0; i < norms_.size(); ++i) {
+    x = norms_[i]->forward(x);
+    x = sage ? sages_[i + 1]->forward(x, a) : gcns_[i + 1]->forward(x, a);
+  }
+  return x;
+}
+
+}  // namespace satchel

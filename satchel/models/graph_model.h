@@ -1,0 +1,40 @@
+// A stack of graph layers: conv → norm → activation → dropout, and a last conv that gives the logits.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <vector>
+
+#include "satchel/core/method.h"
+#include "satchel/graph/csr.h"
+#include "satchel/graph/gcn.h"
+#include "satchel/graph/input.h"
+#include "satchel/graph/sage.h"
+#include "satchel/nn/norm_act.h"
+#include "satchel/plan/graph_plan.h"
+
+namespace satchel {
+
+struct GraphModelOptions {
+  GraphShape shape;  // plan/graph_plan.h: conv, layers, widths, norm, activation, dropout
+  Method method;
+};
+
+/// Modules convs.0, norms.0, convs.1 …; plan_graph() tells what it keeps.
+class GraphModelImpl : public torch::nn::Module {
+ public:
+  explicit GraphModelImpl(const GraphModelOptions& options);
+  /// Logits, nodes × classes. In training mode and with gradients enabled, keeps what the method keeps.
+  at::Tensor forward(const GraphInput& input, const Adjacency& a);
+  const GraphModelOptions& options() const { return options_; }
+
+ private:
+  GraphModelOptions options_;
+  std::vector<SageConv> sages_;  // one of the two
+  std::vector<GcnConv> gcns_;
+  std::vector<nn::NormAct> norms_;
+};
+TORCH_MODULE(GraphModel);
+
+}  // namespace satchel

@@ -1,0 +1,172 @@
+#include "satchel/tensor/chain.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "satchel/core/error.h"
+#include "satchel/tensor/check.h"
+#include "satchel/tensor/chunks.h"
+#include "satchel/tensor/coders.h"
+
+namespace satchel {
+namespace {
+
+constexpr int64_t kNoises = 1 << 16;
+
+void check_rows(const at::Tensor& x, const char* op) {
+  check_tensor(x, op);
+  if (x.scalar_type() != at::kFloat) fail(op, "tensor must be float32", c10::toString(x.scalar_type()));
+  if (x.dim() != 2) fail(op, "tensor must be rows x channels", x.sizes());
+  if (!x.is_contiguous() || x.is_neg()) fail(op, "tensor must be contiguous", x.is_neg() ? "a negated view" : "other strides");
+}
+
+/// γ and β as pointers; null where both are undefined.
+struct Affine {
+  const float *gamma = nullptr, *beta = nullptr;
+
+  Affine(const at::Tensor& x, const at::Tensor& g, const at::Tensor& b, const char* op) {
+    if (g.defined() != b.defined()) fail(op, "gamma and beta must be given together", g.defined() ? "gamma alone" : "beta alone");
+    gamma = checked(x, g, "gamma", op);
+    beta = checked(x, b, "beta", op);
+  }
+
+ private:
+  static const float* checked(const at::Tensor& x, const at::Tensor& t, const std::string& name, const char* op) {
+    if (!t.defined()) return nullptr;
+    if (t.scalar_type() != at::kFloat) fail(op, name + " must be float32", c10::toString(t.scalar_type()));
+    if (t.device() != x.device()) fail(op, name + " must be on the tensor's device", t.device());
+    if (t.layout() != at::kStrided) fail(op, name + " must be strided", t.layout());
+    if (t.dim() != 1 || t.numel() != x.size(1) || !t.is_contiguous()) {
+      fail(op, name + " must hold " + std::to_string(x.size(1)) + " contiguous values, one a channel", t.sizes());
+    }
+    return t.const_data_ptr<float>();
+  }
+};
+
+const uint8_t* check_on(const at::Tensor& x, const at::Tensor& on, const char* op) {
+  if (!on.defined()) return nullptr;
+  const int64_t bytes = ceil_div(x.numel(), 8);
+  if (on.scalar_type() != at::kByte) fail(op, "on must be uint8", c10::toString(on.scalar_type()));
+  if (on.device() != x.device()) fail(op, "on must be on the tensor's device", on.device());
+  if (on.layout() != at::kStrided || !on.is_contiguous() || on.numel() != bytes) {
+    fail(op, "on must be " + std::to_string(bytes) + " contiguous bytes", on.sizes());
+  }
+  return on.const_data_ptr<uint8_t>();
+}
+
+Chain make_chain(const at::Tensor& x, const ChainOptions& options, const at::Tensor& seed, int64_t origin, const char* op) {
+  if (!(options.dropout >= 0 && options.dropout < 1)) fail(op, "dropout must be in [0, 1)", options.dropout);
+  const auto drop = static_cast<int64_t>(std::llround(options.dropout * static_cast<double>(kNoises)));
+  if (drop == kNoises) fail(op, "dropout must leave 1 of 2^16 values", options.dropout);
+  if (!std::isfinite(static_cast<float>(options.slope))) fail(op, "slope must be finite", options.slope);
+  if (origin < 0 || origin % kGroup != 0) fail(op, "origin must be a multiple of 8", origin);
+  if (drop > 0) check_seed(seed, x.device(), op);
+  Chain c;
+  c.values = x.numel();
+  c.channels = x.size(1);
+  c.slope = static_cast<float>(options.slope);
+  c.drop = static_cast<uint32_t>(drop);
+  c.scale = static_cast<float>(static_cast<double>(kNoises) / static_cast<double>(kNoises - drop));
+  c.origin = origin;
+  return c;
+}
+
+/// Chunks in which the channels' table that a kernel makes first is the smaller part.
+int64_t chunk_for(const Chain& c) { return std::max(kChunk, ceil_div(4 * c.channels, kGroup) * kGroup); }
+
+void multiply_gradient(const at::Tensor& g, const at::Tensor& on, const at::Tensor& seed, const ChainOptions& options, int64_t origin,
+                       const at::Tensor& out, const char* op) {
+  const Chain c = make_chain(g, options, seed, origin, op);
+  const uint8_t* bits = check_on(g, on, op);
+  if (c.values == 0) return;
+  const Place place(g.device(), op);
+  float* to = out.mutable_data_ptr<float>();  // first: it may move memory that g shares with copies
+  const float* from = g.const_data_ptr<float>();
+  if (place.cuda()) return cuda::chain_back(c, from, bits, c.drop > 0 ? seed_pointer(seed) : nullptr, to, place.stream());
+  const uint64_t number = c.drop > 0 ? seed_value(seed) : 0;
+  for_chunks(c.values, kChunk, [&](int64_t first, int64_t last) { best_cpu_kernel().chain_back(c, from, bits, number, to, first, last); });
+}
+
+}  // namespace
+
+at::Tensor apply_chain(const at::Tensor& x, const at::Tensor& gamma, const at::Tensor& beta, const at::Tensor& on, const at::Tensor& seed,
+                       const ChainOptions& options, int64_t origin) {
+  constexpr const char* op = "apply_chain";
+  check_rows(x, op);
+  const Chain c = make_chain(x, options, seed, origin, op);
+  const Affine affine(x, gamma, beta, op);
+  const uint8_t* bits = check_on(x, on, op);
+  const Place place(x.device(), op);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  if (c.values == 0) return out;
+  const float* from = x.const_data_ptr<float>();
+  float* to = out.mutable_data_ptr<float>();
+  if (place.cuda()) {
+    cuda::chain(c, from, affine.gamma, affine.beta, bits, c.drop > 0 ? seed_pointer(seed) : nullptr, to, place.stream());
+    return out;
+  }
+  const uint64_t number = c.drop > 0 ? seed_value(seed) : 0;
+  for_chunks(c.values, chunk_for(c), [&](int64_t first, int64_t last) {
+    best_cpu_kernel().chain(c, from, affine.gamma, affine.beta, bits, number, to, first, last);
+  });
+  return out;
+}
+
+at::Tensor chain_gradient(const at::Tensor& g, const at::Tensor& on, const at::Tensor& seed, const ChainOptions& options, int64_t origin) {
+  constexpr const char* op = "chain_gradient";
+  check_rows(g, op);
+  at::Tensor out = at::empty(g.sizes(), g.options());
+  multiply_gradient(g, on, seed, options, origin, out, op);
+  return out;
+}
+
+void chain_gradient_(const at::Tensor& g, const at::Tensor& on, const at::Tensor& seed, const ChainOptions& options, int64_t origin) {
+  constexpr const char* op = "chain_gradient_";
+  check_rows(g, op);
+  multiply_gradient(g, on, seed, options, origin, g, op);
+  if (!g.is_inference()) g.unsafeGetTensorImpl()->bump_version();  // whoever saved g sees that it changed
+}
+
+at::Tensor on_bits(const at::Tensor& x, const at::Tensor& gamma, const at::Tensor& beta) {
+  constexpr const char* op = "on_bits";
+  check_rows(x, op);
+  const Affine affine(x, gamma, beta, op);
+  const Place place(x.device(), op);
+  at::Tensor bits = at::empty({ceil_div(x.numel(), 8)}, x.options().dtype(at::kByte));
+  if (x.numel() == 0) return bits;
+  const Chain c = make_chain(x, {}, {}, 0, op);
+  const float* from = x.const_data_ptr<float>();
+  auto* to = bits.mutable_data_ptr<uint8_t>();
+  if (place.cuda()) {
+    cuda::chain_on(c, from, affine.gamma, affine.beta, to, place.stream());
+    return bits;
+  }
+  for_chunks(c.values, chunk_for(c),
+             [&](int64_t first, int64_t last) { best_cpu_kernel().chain_on(c, from, affine.gamma, affine.beta, to, first, last); });
+  return bits;
+}
+
+at::Tensor on_bits(const Packed& side_code) {
+  constexpr const char* op = "on_bits";
+  const Plan plan = check_packed(side_code, op);
+  if (plan.coding != Coding::side) fail(op, "packed tensor must be a side code", to_string(side_code.spec));
+  if (side_code.strides != contiguous_strides(side_code.shape))
+    fail(op, "packed tensor must be contiguous", at::IntArrayRef(side_code.strides));
+  const Place place(side_code.bytes.device(), op);
+  at::Tensor bits = at::empty({ceil_div(plan.values, 8)}, side_code.bytes.options());
+  if (plan.values == 0) return bits;
+  const uint8_t* codes = side_code.bytes.const_data_ptr<uint8_t>() + plan.at.codes;
+  auto* to = bits.mutable_data_ptr<uint8_t>();
+  if (place.cuda()) {
+    cuda::side_on(plan.side, codes, to, place.stream());
+    return bits;
+  }
+  for_chunks(plan.values, kLongestChunk,
+             [&](int64_t first, int64_t last) { best_cpu_kernel().side_on(plan.side, codes, to, first, last); });
+  return bits;
+}
+
+}  // namespace satchel

@@ -1,0 +1,68 @@
+// Checkpoints of graph training: a safetensors file, so that Python reads the weights with one line.
+//
+//   model.<name>              weights and buffers after the last epoch
+//   best.<name>               the same at the epoch of the best validation metric; none where no evaluation was due yet
+//   optimizer.step, optimizer.<parameter>.<field>
+//   metadata: format, options (what defines the run), data (name, sizes, a digest of the content), state; the last three as JSON
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "satchel/train/train.h"
+
+namespace satchel {
+
+struct Scores {
+  double train = 0, valid = 0, test = 0;  // percent
+};
+
+/// What a step of a run costs. Memory as RunResult has it.
+struct Measured {
+  int64_t saved_bytes = 0, loss_bytes = 0, peak_bytes = 0;
+  double epoch_seconds = 0;
+};
+
+/// Where a run stands between two epochs.
+struct RunState {
+  int64_t epoch = 0;  // epochs done
+  double loss = 0;
+  Scores last;             // of the last evaluation that was due
+  Scores best;             // of the first of those with the best validation metric
+  int64_t best_epoch = 0;  // 0: none was due yet
+  int64_t since_best = 0;  // evaluations
+  bool caches = false;     // A·X was made once: (A·X)·W and A·(X·W) round differently
+  bool use_last = false;   // the last epoch's weights serve predictions, not best.*
+  Measured measured;
+};
+
+using TensorMap = std::map<std::string, at::Tensor>;
+
+struct Checkpoint {
+  std::string options, data;  // JSON
+  RunState state;
+  TensorMap model, best, optimizer;
+};
+
+/// All that defines a run, as flat JSON; files and the number of epochs are left out. The shape has features and classes.
+std::string describe_options(const TrainOptions& options);
+TrainOptions parse_options(const std::string& json);
+std::string describe_data(const GraphData& data);
+
+/// Throws unless every field but the name is equal: `[resume] lr must be the checkpoint's, 0.01, got 0.02`.
+void check_equal(const std::string& checkpoint, const std::string& now, const char* what);
+
+void write_checkpoint(const std::string& path, const Checkpoint& checkpoint);
+/// Throws where anything is missing or not what it should be.
+Checkpoint read_checkpoint(const std::string& path);
+
+/// Copies of parameters and buffers by name, on the CPU.
+TensorMap weights_of(const torch::nn::Module& model);
+/// Throws unless names, shapes and types are the model's own.
+void set_weights(torch::nn::Module& model, const TensorMap& weights);
+
+}  // namespace satchel

@@ -1,0 +1,142 @@
+#include "satchel/train/graph_task.h"
+
+#include <ATen/ops/binary_cross_entropy_with_logits.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/index_select.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "satchel/autograd/loss.h"
+#include "satchel/core/error.h"
+#include "satchel/train/memory.h"
+#include "satchel/train/metrics.h"
+#include "satchel/train/options.h"
+
+namespace satchel {
+namespace {
+
+template <class T>
+at::Tensor copied(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType type, at::Device device) {
+  if (values.empty()) return at::empty(shape, at::TensorOptions().dtype(type).device(device));
+  return at::from_blob(const_cast<T*>(values.data()), shape, type).clone().to(device);
+}
+
+int64_t length(const auto& values) { return static_cast<int64_t>(values.size()); }
+
+void check_nodes(const GraphData& data, const std::vector<int64_t>& nodes, const char* part) {
+  if (nodes.empty()) fail("data", std::string("the split must have ") + part + " nodes", 0);
+  const int64_t most = data.task == Task::single_label ? data.classes - 1 : 1;
+  if (std::adjacent_find(nodes.begin(), nodes.end(), std::greater_equal<>()) != nodes.end())
+    fail("data", std::string(part) + " nodes must rise", "others");
+  for (const int64_t node : nodes) {
+    if (node < 0 || node >= data.nodes) fail("data", std::string(part) + " nodes must be 0 to " + std::to_string(data.nodes - 1), node);
+    if (data.task == Task::multi_label) continue;
+    const int32_t label = data.labels[static_cast<size_t>(node)];
+    if (label < 0 || label > most)
+      fail("data", "label of " + std::string(part) + " node " + std::to_string(node) + " must be 0 to " + std::to_string(most), label);
+  }
+}
+
+void check_features(const Features& x, int64_t nodes) {
+  if (x.rows != nodes) fail("data", "features must have a row a node, " + std::to_string(nodes), x.rows);
+  if (x.columns < 1) fail("data", "features must have columns", x.columns);
+  if (!x.sparse() && length(x.dense) != x.rows * x.columns) fail("data", "dense features must be rows × columns values", x.dense.size());
+  if (x.sparse() && (length(x.start) != x.rows + 1 || x.column.size() != x.value.size()))
+    fail("data", "sparse features must have rows + 1 starts and a value an entry", x.start.size());
+}
+
+at::Tensor label_tensor(const GraphData& data, at::Device device) {
+  switch (data.task) {
+    case Task::single_label: return copied(data.labels, {data.nodes}, at::kInt, at::kCPU).to(device, at::kLong);
+    case Task::binary: return copied(data.labels, {data.nodes, 1}, at::kInt, at::kCPU).to(device, at::kFloat);
+    case Task::multi_label: return copied(data.targets, {data.nodes, data.classes}, at::kByte, at::kCPU).to(device, at::kFloat);
+  }
+  return {};
+}
+
+Adjacency adjacency_of(const GraphData& data, const TrainOptions& options) {
+  const Csr edges = csr_from_csr(copied(data.start, {data.nodes + 1}, at::kLong, at::kCPU),
+                                 copied(data.target, {length(data.target)}, at::kInt, at::kCPU), data.nodes);
+  const Csr graph = without_self_loops(made_symmetric(edges));
+  if (options.shape.conv == Conv::gcn) return gcn_adjacency(graph);
+  return mean_adjacency(options.self_loops ? with_self_loops(graph) : graph);
+}
+
+GraphInput input_of(const Features& x, at::Device device) {
+  GraphInput input;
+  if (!x.sparse()) {
+    input.x = copied(x.dense, {x.rows, x.columns}, at::kFloat, device);
+    return input;
+  }
+  const int64_t entries = length(x.column);
+  input.sparse =
+      to_device(adjacency(csr_from_csr(copied(x.start, {x.rows + 1}, at::kLong, at::kCPU), copied(x.column, {entries}, at::kInt, at::kCPU),
+                                       x.columns, copied(x.value, {entries}, at::kFloat, at::kCPU))),
+                device);
+  return input;
+}
+
+}  // namespace
+
+void validate(const GraphData& data, const Split& split) {
+  if (data.nodes < 1) fail("data", "a graph must have nodes", data.nodes);
+  if (length(data.start) != data.nodes + 1) fail("data", "edges must have a start a node and one more", data.start.size());
+  check_features(data.features, data.nodes);
+  if (data.classes < 1 || (data.task == Task::binary && data.classes != 1))
+    fail("data", "classes must be at least 1, and 1 for a binary task", data.classes);
+  const int64_t known = data.task == Task::multi_label ? length(data.targets) : length(data.labels);
+  const int64_t wanted = data.task == Task::multi_label ? data.nodes * data.classes : data.nodes;
+  if (known != wanted) fail("data", "labels must be " + std::to_string(wanted) + " in all", known);
+  check_nodes(data, split.train, "training");
+  check_nodes(data, split.valid, "validation");
+  check_nodes(data, split.test, "test");
+}
+
+GraphShape shape_for(const GraphData& data, GraphShape shape) {
+  shape.features = data.features.columns;
+  shape.classes = data.classes;
+  return shape;
+}
+
+GraphTask make_task(const GraphData& data, const TrainOptions& options) {
+  const at::Device device = device_of(options.device);
+  const Split split = split_of(data, options.seed, options.split);
+  validate(data, split);
+  GraphTask task;
+  task.kind = data.task;
+  task.a = to_device(adjacency_of(data, options), device);
+  task.input = input_of(data.features, device);
+  task.labels = label_tensor(data, device);
+  task.train = copied(split.train, {length(split.train)}, at::kLong, device);
+  task.valid = copied(split.valid, {length(split.valid)}, at::kLong, device);
+  task.test = copied(split.test, {length(split.test)}, at::kLong, device);
+  if (options.method.plain) task.train_labels = at::index_select(task.labels, 0, task.train);
+  return task;
+}
+
+bool caches_aggregate(const GraphTask& task, const TrainOptions& options) {
+  const at::Tensor& x = task.input.x;
+  if (!options.cache_aggregate || !x.defined() || options.method.plain || options.method.packs_data) return false;
+  return static_cast<int64_t>(x.nbytes()) <= free_memory(x.device()) / 4;
+}
+
+double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tensor& index) {
+  switch (task.kind) {
+    case Task::single_label: return accuracy(logits, task.labels, index);
+    case Task::multi_label: return micro_f1(logits, task.labels, index);
+    case Task::binary: return roc_auc(logits.flatten(), task.labels.flatten(), index);
+  }
+  return 0;
+}
+
+at::Tensor loss_of(const GraphTask& task, const at::Tensor& logits, bool plain) {
+  const bool single = task.kind == Task::single_label;
+  if (!plain) return single ? cross_entropy_(logits, task.labels, task.train) : binary_cross_entropy_(logits, task.labels, task.train);
+  const at::Tensor rows = at::index_select(logits, 0, task.train);
+  return single ? at::cross_entropy_loss(rows, task.train_labels) : at::binary_cross_entropy_with_logits(rows, task.train_labels);
+}
+
+}  // namespace satchel

@@ -1,0 +1,41 @@
+// A graph data set on a device, as training reads it: adjacency, features, what is to be learned, and the split.
+// Private to this room and tools.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "satchel/data/graph_data.h"
+#include "satchel/models/graph_model.h"
+#include "satchel/train/train.h"
+
+namespace satchel {
+
+struct GraphTask {
+  Adjacency a;
+  GraphInput input;
+  Task kind = Task::single_label;
+  at::Tensor labels;              // int64, one a node (single label); float32, nodes × outputs (multi-label and binary)
+  at::Tensor train, valid, test;  // nodes: int64
+  at::Tensor train_labels;        // those of `train`, for torch's own losses; undefined unless asked for
+};
+
+/// Throws `[data] rule, got value` unless sizes, labels and the split fit each other.
+void validate(const GraphData& data, const Split& split);
+
+/// GraphShape with features and classes of the data.
+GraphShape shape_for(const GraphData& data, GraphShape shape);
+
+/// Without A·X.
+GraphTask make_task(const GraphData& data, const TrainOptions& options);
+
+/// Should A·X be made once and kept? Not for torch's own functions, which compute it in every step, nor where the method packs
+/// the data, where X is sparse, or where it would take more than a quarter of the free memory.
+bool caches_aggregate(const GraphTask& task, const TrainOptions& options);
+
+/// The task's metric over nodes `index`, in percent.
+double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tensor& index);
+
+/// The loss over training nodes. Methods of this library use the logits' memory for their gradient; plain ones torch's losses.
+at::Tensor loss_of(const GraphTask& task, const at::Tensor& logits, bool plain);
+
+}  // namespace satchel

@@ -1,0 +1,47 @@
+// Built where CUDA was found; memory_cuda_off.cpp stands in elsewhere.
+#include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+
+#include "satchel/core/error.h"
+#include "satchel/train/memory_parts.h"
+
+namespace satchel {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+/// The device's number. Torch's allocator answers only once CUDA has been started.
+c10::DeviceIndex started(c10::Device device) {
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+  const c10::DeviceIndex index = device.has_index() ? device.index() : c10::cuda::current_device();
+  if (index >= c10::cuda::device_count()) fail("memory", "device must be one that is there", device);
+  return index;
+}
+
+const c10::CachingAllocator::Stat& total(const c10::CachingAllocator::StatArray& stats) {
+  return stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+}
+
+}  // namespace
+
+CudaMemory cuda_memory(c10::Device device) {
+  const auto stats = allocator::getDeviceStats(started(device));
+  return {total(stats.allocated_bytes).current, total(stats.allocated_bytes).peak};
+}
+
+void reset_cuda_peak(c10::Device device) { allocator::resetPeakStats(started(device)); }
+
+int64_t cuda_free_memory(c10::Device device) {
+  const c10::DeviceIndex index = started(device);
+  const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, index));
+  size_t free = 0, all = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &all));
+  const auto stats = allocator::getDeviceStats(index);
+  return static_cast<int64_t>(free) + total(stats.reserved_bytes).current - total(stats.allocated_bytes).current;
+}
+
+}  // namespace satchel

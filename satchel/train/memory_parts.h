@@ -1,0 +1,23 @@
+// What memory.cpp asks for. Private to this room.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+
+namespace satchel {
+
+struct CudaMemory {
+  int64_t allocated = 0, peak = 0;  // bytes of tensors, now and the most since the last reset
+};
+
+/// memory_cuda_on.cpp asks torch's allocator, memory_cuda_off.cpp throws "[memory] built without CUDA".
+CudaMemory cuda_memory(c10::Device device);
+void reset_cuda_peak(c10::Device device);
+int64_t cuda_free_memory(c10::Device device);
+
+/// Free memory as /proc and /sys under `root` say; `root` is empty but in tests.
+int64_t host_free_memory(const std::string& root);
+
+}  // namespace satchel

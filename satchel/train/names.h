@@ -1,0 +1,66 @@
+// The words for what a run is made of, as commands and checkpoints spell them.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "satchel/core/error.h"
+#include "satchel/core/layer.h"
+#include "satchel/data/graph_data.h"
+#include "satchel/train/train.h"
+
+namespace satchel {
+
+template <class Enum>
+struct Names;
+template <>
+struct Names<Conv> {
+  static constexpr const char* what = "model";
+  static constexpr std::array all{std::pair{"sage", Conv::sage}, std::pair{"gcn", Conv::gcn}};
+};
+template <>
+struct Names<Norm> {
+  static constexpr const char* what = "norm";
+  static constexpr std::array all{std::pair{"batch", Norm::batch}, std::pair{"layer", Norm::layer}, std::pair{"none", Norm::none}};
+};
+template <>
+struct Names<Activation> {
+  static constexpr const char* what = "activation";
+  static constexpr std::array all{std::pair{"relu", Activation::relu}, std::pair{"leaky_relu", Activation::leaky_relu},
+                                  std::pair{"elu", Activation::elu}, std::pair{"none", Activation::none}};
+};
+template <>
+struct Names<Optimizer> {
+  static constexpr const char* what = "optimizer";
+  static constexpr std::array all{std::pair{"adam", Optimizer::adam}, std::pair{"adamw", Optimizer::adamw},
+                                  std::pair{"sgd", Optimizer::sgd}};
+};
+template <>
+struct Names<Task> {
+  static constexpr const char* what = "task";
+  static constexpr std::array all{std::pair{"single_label", Task::single_label}, std::pair{"multi_label", Task::multi_label},
+                                  std::pair{"binary", Task::binary}};
+};
+
+template <class Enum>
+std::string name_of(Enum value) {
+  for (const auto& [name, known] : Names<Enum>::all) {
+    if (known == value) return name;
+  }
+  fail("train", std::string(Names<Enum>::what) + " must be a known one", static_cast<int>(value));
+}
+
+/// Throws `[op] what must be a, b or c, got text`.
+template <class Enum>
+Enum from_name(std::string_view text, const char* op) {
+  std::string known;
+  for (const auto& [name, value] : Names<Enum>::all) {
+    if (text == name) return value;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  fail(op, std::string(Names<Enum>::what) + " must be one of " + known, "'" + std::string(text) + "'");
+}
+
+}  // namespace satchel

@@ -1,0 +1,99 @@
+#include "satchel/train/optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <utility>
+
+#include "satchel/core/error.h"
+
+namespace satchel {
+namespace {
+
+constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8;
+
+}  // namespace
+
+ParameterStep::ParameterStep(const TrainOptions& options, std::vector<at::Tensor> parameters)
+    : options_(options), parameters_(std::move(parameters)) {
+  if (parameters_.empty()) fail("train", "a model must have parameters", 0);
+  const at::NoGradGuard guard;
+  const bool adam = options_.optimizer != Optimizer::sgd;
+  for (const at::Tensor& p : parameters_) {
+    if (adam || options_.momentum > 0) mean_.push_back(at::zeros_like(p));
+    if (adam) square_.push_back(at::zeros_like(p));
+  }
+  steps_ = at::zeros({}, parameters_.front().options());
+}
+
+int64_t ParameterStep::clear_gradients() {
+  int64_t bytes = 0;
+  for (at::Tensor& p : parameters_) {
+    if (p.grad().defined()) bytes += static_cast<int64_t>(p.grad().nbytes());
+    p.mutable_grad() = at::Tensor();
+  }
+  return bytes;
+}
+
+void ParameterStep::clip(std::vector<at::Tensor>& gradients) const {
+  const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
+  at::_foreach_mul_(gradients, norm.add(1e-6).reciprocal().mul(options_.clip).clamp_max(1));  // 1e-6: as torch's clip_grad_norm_
+}
+
+void ParameterStep::step() {
+  const at::NoGradGuard guard;
+  std::vector<at::Tensor> moved, gradients, mean, square;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].grad().defined()) continue;
+    moved.push_back(parameters_[i]);
+    gradients.push_back(parameters_[i].grad());
+    if (!mean_.empty()) mean.push_back(mean_[i]);
+    if (!square_.empty()) square.push_back(square_[i]);
+  }
+  if (moved.empty()) return;
+  if (options_.clip > 0) clip(gradients);
+  steps_.add_(1);
+  const std::vector<at::Tensor> steps(moved.size(), steps_);
+  switch (options_.optimizer) {
+    case Optimizer::adam:
+      at::_fused_adam_(moved, gradients, mean, square, {}, steps, options_.lr, kBeta1, kBeta2, options_.weight_decay, kEps, false, false);
+      break;
+    case Optimizer::adamw:
+      at::_fused_adamw_(moved, gradients, mean, square, {}, steps, options_.lr, kBeta1, kBeta2, options_.weight_decay, kEps, false, false);
+      break;
+    case Optimizer::sgd:  // momentum starts as zeros: its first value is the gradient, as torch's
+      at::_fused_sgd_(moved, gradients, mean, options_.weight_decay, options_.momentum, options_.lr, 0, false, false, false);
+      break;
+  }
+}
+
+std::map<std::string, at::Tensor> ParameterStep::state() const {
+  std::map<std::string, at::Tensor> all{{"step", steps_}};
+  const bool adam = options_.optimizer != Optimizer::sgd;
+  for (size_t i = 0; i < mean_.size(); ++i) all[std::to_string(i) + (adam ? ".exp_avg" : ".momentum")] = mean_[i];
+  for (size_t i = 0; i < square_.size(); ++i) all[std::to_string(i) + ".exp_avg_sq"] = square_[i];
+  return all;
+}
+
+void ParameterStep::restore(const std::map<std::string, at::Tensor>& state) {
+  const at::NoGradGuard guard;
+  const std::map<std::string, at::Tensor> own = this->state();
+  if (state.size() != own.size()) fail("resume", "optimizer must have " + std::to_string(own.size()) + " tensors", state.size());
+  for (const auto& [name, tensor] : own) {
+    const auto found = state.find(name);
+    if (found == state.end()) fail("resume", "checkpoint must hold optimizer." + name, "none");
+    if (found->second.sizes() != tensor.sizes() || found->second.scalar_type() != tensor.scalar_type())
+      fail("resume", "optimizer." + name + " must have the parameter's shape and type", found->second.sizes());
+    tensor.copy_(found->second);
+  }
+}
+
+}  // namespace satchel

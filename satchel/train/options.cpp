@@ -1,0 +1,55 @@
+#include "satchel/train/options.h"
+
+#include <ATen/Context.h>
+
+#include <cmath>
+
+#include "satchel/core/error.h"
+
+namespace satchel {
+namespace {
+
+constexpr int64_t kMostLayers = 1000, kMostWidth = int64_t{1} << 20;  // a checkpoint is a file: what it asks for has a limit
+
+void between(const char* what, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most)
+    fail("train", std::string(what) + " must be " + std::to_string(least) + " to " + std::to_string(most), value);
+}
+
+void at_least(const char* what, int64_t value, int64_t least) {
+  if (value < least) fail("train", std::string(what) + " must be at least " + std::to_string(least), value);
+}
+
+void finite(const char* what, double value, bool above_zero) {
+  if (!std::isfinite(value) || value < 0 || (above_zero && value == 0))
+    fail("train", std::string(what) + " must be finite and " + (above_zero ? "above 0" : "at least 0"), value);
+}
+
+}  // namespace
+
+void validate(const TrainOptions& o) {
+  between("layers", o.shape.layers, 1, kMostLayers);
+  between("hidden", o.shape.hidden, 1, kMostWidth);
+  if (!(o.shape.dropout >= 0 && o.shape.dropout < 1)) fail("train", "dropout must be at least 0 and below 1", o.shape.dropout);
+  if (!std::isfinite(o.shape.slope)) fail("train", "slope must be finite", o.shape.slope);
+  validate(o.method, "train");
+  at_least("epochs", o.epochs, 1);
+  finite("lr", o.lr, true);
+  finite("weight decay", o.weight_decay, false);
+  finite("clip", o.clip, false);
+  if (!(o.momentum >= 0 && o.momentum < 1)) fail("train", "momentum must be at least 0 and below 1", o.momentum);
+  at_least("epochs between evaluations", o.eval_every, 1);
+  at_least("patience", o.patience, 0);
+  at_least("split", o.split, 0);
+  at_least("epochs between checkpoints", o.checkpoint_every, 0);
+  if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) fail("train", "resume and checkpoint_every need a checkpoint", "none");
+}
+
+at::Device device_of(const std::string& name) {
+  if (name == "cpu") return at::kCPU;
+  if (name != "cuda") fail("train", "device must be cpu or cuda", "'" + name + "'");
+  if (!at::hasCUDA()) fail("train", "device cuda needs a GPU that torch can use", "none");
+  return {at::kCUDA, 0};
+}
+
+}  // namespace satchel

@@ -1,0 +1,208 @@
+#include "satchel/train/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "satchel/core/error.h"
+#include "satchel/tensor/output.h"
+
+namespace satchel {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "values and the header's length are copied as they are in memory");
+
+constexpr const char* kOp = "checkpoint";
+constexpr uint64_t kMaxHeader = 100'000'000;  // as Python's safetensors
+constexpr size_t kPiece = size_t{1} << 30;    // Linux moves less than 2^31 bytes at once
+
+std::string reason() { return std::string(" (") + std::strerror(errno) + ")"; }
+
+/// An open file; closed when it goes.
+class Descriptor {
+ public:
+  Descriptor(const std::string& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
+  ~Descriptor() { close(); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  explicit operator bool() const { return fd_ >= 0; }
+  int get() const { return fd_; }
+  bool close() { return fd_ < 0 || ::close(std::exchange(fd_, -1)) == 0; }
+
+  /// Moves all bytes, or says that it could not.
+  bool write(const void* data, size_t count) {
+    const char* from = static_cast<const char*>(data);
+    while (count > 0) {
+      const ssize_t moved = ::write(fd_, from, std::min(count, kPiece));
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved <= 0) return false;
+      from += moved;
+      count -= static_cast<size_t>(moved);
+    }
+    return true;
+  }
+  bool read(void* data, size_t count, uint64_t place) {
+    char* to = static_cast<char*>(data);
+    while (count > 0) {
+      const ssize_t moved = ::pread(fd_, to, std::min(count, kPiece), static_cast<off_t>(place));
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved == 0) errno = ENODATA;  // the file became shorter
+      if (moved <= 0) return false;
+      to += moved;
+      place += static_cast<uint64_t>(moved);
+      count -= static_cast<size_t>(moved);
+    }
+    return true;
+  }
+
+ private:
+  int fd_;
+};
+
+/// A new file beside `path` that becomes it in one step, or is gone.
+class Replacement {
+ public:
+  explicit Replacement(const std::string& path) : path_(path), temporary_(free_name(path)), out_(temporary_, O_WRONLY | O_CREAT | O_EXCL) {
+    if (!out_) fail(kOp, path_ + ": output must be writable" + reason(), "'" + path_ + "'");
+  }
+  ~Replacement() {
+    if (out_ || closed_) ::unlink(temporary_.c_str());
+  }
+  Replacement(const Replacement&) = delete;
+  Replacement& operator=(const Replacement&) = delete;
+
+  void write(const void* data, size_t count) {
+    if (!out_.write(data, count)) stop();
+  }
+  void finish() {
+    if (::fsync(out_.get()) != 0) stop();
+    closed_ = true;
+    if (!out_.close() || std::rename(temporary_.c_str(), path_.c_str()) != 0) stop();
+    closed_ = false;
+    // The new name reaches the disk too; some file systems cannot do that for a folder, and the file is whole either way.
+    const size_t slash = path_.rfind('/');
+    const Descriptor folder(slash == std::string::npos ? "." : path_.substr(0, slash + 1), O_RDONLY | O_DIRECTORY);
+    if (folder) static_cast<void>(::fsync(folder.get()));
+  }
+
+ private:
+  static std::string free_name(const std::string& path) {
+    std::string name;
+    struct stat about {};
+    for (int i = 0; i < 1000; ++i) {
+      name = path + ".tmp." + std::to_string(::getpid()) + "." + std::to_string(i);
+      if (::lstat(name.c_str(), &about) != 0) break;
+    }
+    return name;
+  }
+  [[noreturn]] void stop() const { fail(kOp, path_ + ": output must be writable to its end" + reason(), "'" + path_ + "'"); }
+
+  std::string path_, temporary_;
+  Descriptor out_;
+  bool closed_ = false;  // and not yet renamed
+};
+
+/// Where each tensor's values begin: larger items first, else in order, so that each offset is a multiple of its item.
+std::vector<const StoredTensor*> data_order(const TensorFile& file) {
+  std::vector<const StoredTensor*> order;
+  for (const StoredTensor& tensor : file.tensors) order.push_back(&tensor);
+  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return size_of(a->type) > size_of(b->type); });
+  return order;
+}
+
+std::string header_of(const TensorFile& file, const std::string& path) {
+  std::map<const StoredTensor*, uint64_t> begin;
+  uint64_t at = 0;
+  for (const StoredTensor* tensor : data_order(file)) {
+    begin[tensor] = at;
+    at += tensor->bytes.size();
+  }
+  const auto text = [&](const std::string& s) {
+    try {
+      return nlohmann::json(s).dump();
+    } catch (const nlohmann::json::exception&) {
+      fail(kOp, path + ": names and metadata must be UTF-8", std::to_string(s.size()) + " bytes that are not");
+    }
+  };
+  std::string out = "{";
+  if (!file.metadata.empty()) {
+    out += "\"__metadata__\":{";
+    for (const auto& [key, value] : file.metadata) out += text(key) + ":" + text(value) + ",";
+    out.back() = '}';
+    out += ',';
+  }
+  for (const StoredTensor& tensor : file.tensors) {
+    if (tensor.name == "__metadata__") fail(kOp, path + ": a tensor must have another name", tensor.name);
+    const nlohmann::json shape = tensor.shape, offsets = {begin[&tensor], begin[&tensor] + tensor.bytes.size()};
+    out += text(tensor.name) + ":{\"dtype\":\"" + name_of(tensor.type) + "\",\"shape\":" + shape.dump() +
+           ",\"data_offsets\":" + offsets.dump() + "},";
+  }
+  if (out.size() > 1) out.pop_back();
+  out += '}';
+  out.append((8 - out.size() % 8) % 8, ' ');
+  if (out.size() > kMaxHeader) fail(kOp, path + ": header must be at most 100000000 bytes", out.size());
+  parse_safetensors_header(out, at, path);  // what is written can be read
+  return out;
+}
+
+}  // namespace
+
+const StoredTensor* TensorFile::find(std::string_view name) const {
+  const auto it = std::find_if(tensors.begin(), tensors.end(), [&](const StoredTensor& t) { return t.name == name; });
+  return it == tensors.end() ? nullptr : &*it;
+}
+
+void write_safetensors(const std::string& path, const TensorFile& file) {
+  check_replaceable(path, kOp);
+  const std::string header = header_of(file, path);
+  const uint64_t length = header.size();
+  Replacement out(path);
+  out.write(&length, sizeof length);
+  out.write(header.data(), header.size());
+  for (const StoredTensor* tensor : data_order(file)) out.write(tensor->bytes.data(), tensor->bytes.size());
+  out.finish();
+}
+
+TensorFile read_safetensors(const std::string& path) {
+  struct stat about {};
+  if (::stat(path.c_str(), &about) != 0) fail(kOp, path + ": file must exist" + reason(), "'" + path + "'");
+  if (!S_ISREG(about.st_mode)) fail(kOp, path + ": path must be a file", "'" + path + "'");
+  Descriptor in(path, O_RDONLY | O_NONBLOCK);
+  if (!in || ::fstat(in.get(), &about) != 0 || !S_ISREG(about.st_mode))
+    fail(kOp, path + ": file must be readable" + reason(), "'" + path + "'");
+  const auto bytes = static_cast<uint64_t>(about.st_size);
+  uint64_t length = 0;
+  if (bytes < sizeof length) fail(kOp, path + ": file must have 8 bytes or more", bytes);
+  const auto read = [&](void* to, size_t count, uint64_t place) {
+    if (!in.read(to, count, place)) fail(kOp, path + ": file must be readable to its end" + reason(), "'" + path + "'");
+  };
+  read(&length, sizeof length, 0);
+  if (length > kMaxHeader) fail(kOp, path + ": header must be at most 100000000 bytes", length);
+  if (length > bytes - sizeof length) fail(kOp, path + ": header must lie within the file's " + std::to_string(bytes) + " bytes", length);
+  std::string json(length, '\0');
+  read(json.data(), json.size(), sizeof length);
+  const uint64_t data = sizeof length + length;
+  StoredHeader header = parse_safetensors_header(json, bytes - data, path);
+  TensorFile out;
+  out.metadata = std::move(header.metadata);
+  for (StoredEntry& entry : header.entries) {
+    StoredTensor& tensor = out.tensors.emplace_back();
+    tensor.name = std::move(entry.name);
+    tensor.type = entry.type;
+    tensor.shape = std::move(entry.shape);
+    tensor.bytes.resize(entry.end - entry.begin);
+    read(tensor.bytes.data(), tensor.bytes.size(), data + entry.begin);
+  }
+  return out;
+}
+
+}  // namespace satchel

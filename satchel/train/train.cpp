@@ -1,0 +1,219 @@
+#include "satchel/train/train.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "satchel/core/error.h"
+#include "satchel/core/noise.h"
+#include "satchel/tensor/output.h"
+#include "satchel/train/checkpoint.h"
+#include "satchel/train/graph_task.h"
+#include "satchel/train/options.h"
+#include "satchel/train/step.h"
+
+namespace satchel {
+namespace {
+
+constexpr uint32_t kWeights = 1;  // rank of the seed of initial weights; steps have rank 0
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+GraphModel make_model(const TrainOptions& options, at::Device device) {
+  at::manual_seed(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
+  GraphModel model(GraphModelOptions{options.shape, options.method});
+  model->to(device);
+  return model;
+}
+
+Scores evaluate(GraphModel& model, const GraphTask& task) {
+  const at::NoGradGuard guard;
+  model->eval();
+  const at::Tensor logits = model->forward(task.input, task.a);
+  model->train();
+  return {score_of(task, logits, task.train), score_of(task, logits, task.valid), score_of(task, logits, task.test)};
+}
+
+TrainOptions checked(const GraphData& data, TrainOptions options) {
+  options.shape = shape_for(data, options.shape);
+  validate(options);
+  if (!options.checkpoint.empty()) check_replaceable(options.checkpoint, "train");
+  return options;
+}
+
+class Run {
+ public:
+  Run(const GraphData& data, const TrainOptions& asked)
+      : options_(checked(data, asked)),
+        device_(device_of(options_.device)),
+        task_(make_task(data, options_)),
+        model_(make_model(options_, device_)),
+        optimizer_(options_, model_->parameters()) {
+    if (!options_.checkpoint.empty()) data_ = describe_data(data);
+    state_.caches = caches_aggregate(task_, options_);
+    if (options_.resume) resume();
+    if (state_.caches) task_.input = with_aggregated(std::move(task_.input), task_.a);
+    parts_ = {[this] { return model_->forward(task_.input, task_.a); },
+              [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain); }};
+  }
+  Run(const Run&) = delete;
+
+  bool goes_on() const { return state_.epoch < options_.epochs && (options_.patience == 0 || state_.since_best < options_.patience); }
+
+  void epoch() {
+    const bool measures = steps_ == 1 || steps_ == 2 || (steps_ == 0 && state_.epoch + 1 == options_.epochs);
+    StepCost cost;
+    const auto start = std::chrono::steady_clock::now();
+    const uint64_t seed = derive_seed(options_.seed, static_cast<uint64_t>(state_.epoch + 1), 0, 0);
+    const at::Tensor loss = train_step(parts_, optimizer_, device_, seed, measures ? &cost : nullptr);
+    state_.loss = loss.item<double>();
+    last_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    ++state_.epoch;
+    ++steps_;
+    if (!std::isfinite(state_.loss))
+      fail("train", "loss must be finite", (std::isnan(state_.loss) ? "nan" : "infinity") + (" at epoch " + std::to_string(state_.epoch)));
+    (measures ? watched_seconds_ : seconds_).push_back(last_seconds_);
+    if (measures) keep(std::move(cost));
+  }
+
+  /// Where one is due; the last epoch's is extra otherwise, and a resumed run goes on as if it had not been.
+  void evaluate_if_due() {
+    extra_.reset();
+    if (state_.epoch % options_.eval_every != 0) {
+      if (state_.epoch == options_.epochs) extra_ = evaluate(model_, task_);
+      return;
+    }
+    state_.last = evaluate(model_, task_);
+    ++state_.since_best;
+    if (!is_better(state_.last)) return;
+    state_.best = state_.last;
+    state_.best_epoch = state_.epoch;
+    state_.since_best = 0;
+    if (!options_.checkpoint.empty()) best_ = weights_of(*model_);
+  }
+
+  Progress progress() const {
+    const Scores& last = extra_ ? *extra_ : state_.last;
+    const double best = extra_ && is_better(*extra_) ? extra_->valid : state_.best.valid;
+    return {state_.epoch,
+            options_.epochs,
+            state_.loss,
+            last.train,
+            last.valid,
+            last.test,
+            best,
+            last_seconds_,
+            state_.measured.saved_bytes,
+            state_.measured.peak_bytes};
+  }
+
+  void checkpoint_if_due() {
+    if (options_.checkpoint_every > 0 && state_.epoch % options_.checkpoint_every == 0) write();
+  }
+
+  RunResult finish(bool interrupted) {
+    if (state_.epoch % options_.eval_every != 0 && !extra_) extra_ = evaluate(model_, task_);
+    write();
+    const bool last = extra_ && is_better(*extra_);
+    const Scores& best = last ? *extra_ : state_.best;
+    RunResult r;
+    r.method = options_.method.name;
+    r.seed = options_.seed;
+    r.device = options_.device;
+    r.test = best.test;
+    r.valid = best.valid;
+    r.train = best.train;
+    r.best_epoch = last ? state_.epoch : state_.best_epoch;
+    r.epochs = state_.epoch;
+    r.loss = state_.loss;
+    r.epoch_seconds = measured().epoch_seconds;
+    r.saved_bytes = measured().saved_bytes;
+    r.loss_bytes = measured().loss_bytes;
+    r.peak_bytes = measured().peak_bytes;
+    r.cached_bytes = cached_bytes();
+    r.tensors = options_.method.plain || tensors_.empty()
+                    ? plan_graph(options_.shape, task_.input.nodes(), options_.method, !task_.input.x.defined())
+                    : tensors_;
+    r.interrupted = interrupted;
+    return r;
+  }
+
+ private:
+  bool is_better(const Scores& s) const { return state_.best_epoch == 0 || s.valid > state_.best.valid; }
+  int64_t cached_bytes() const { return state_.caches ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0; }
+
+  Measured measured() const {
+    Measured m = state_.measured;
+    if (!seconds_.empty() || !watched_seconds_.empty()) m.epoch_seconds = median(seconds_.empty() ? watched_seconds_ : seconds_);
+    return m;
+  }
+
+  void keep(StepCost cost) {
+    state_.measured = {cost.saved_bytes, cost.loss_bytes,
+                       std::max(steps_ > 2 ? state_.measured.peak_bytes : 0, cost.peak_bytes + cached_bytes()), 0};
+    std::erase_if(cost.tensors, [](const SavedTensor& s) { return s.kind == "loss"; });
+    tensors_ = std::move(cost.tensors);
+  }
+
+  void resume() {
+    const Checkpoint c = read_checkpoint(options_.checkpoint);
+    check_equal(c.options, describe_options(options_), "options");
+    check_equal(c.data, data_, "data");
+    if (c.state.epoch > options_.epochs)
+      fail("resume", "epochs must be at least the " + std::to_string(c.state.epoch) + " done", options_.epochs);
+    state_ = c.state;
+    best_ = c.best;
+    set_weights(*model_, c.model);
+    optimizer_.restore(c.optimizer);
+  }
+
+  void write() const {
+    if (options_.checkpoint.empty()) return;
+    Checkpoint c{describe_options(options_), data_, state_, weights_of(*model_), best_, {}};
+    for (const auto& [name, tensor] : optimizer_.state()) c.optimizer[name] = tensor.to(at::kCPU);
+    c.state.measured = measured();
+    c.state.use_last = extra_ ? is_better(*extra_) : state_.best_epoch == 0;
+    write_checkpoint(options_.checkpoint, c);
+  }
+
+  TrainOptions options_;
+  at::Device device_;
+  GraphTask task_;
+  GraphModel model_;
+  ParameterStep optimizer_;
+  StepParts parts_;
+  std::string data_;
+  RunState state_;
+  TensorMap best_;
+  std::optional<Scores> extra_;  // of the last epoch, where none was due
+  std::vector<SavedTensor> tensors_;
+  std::vector<double> seconds_, watched_seconds_;  // of steps whose memory was not, or was, measured
+  double last_seconds_ = 0;
+  int64_t steps_ = 0;  // of this session
+};
+
+}  // namespace
+
+RunResult train_graph(const GraphData& data, const TrainOptions& options, const std::function<bool(const Progress&)>& progress) {
+  Run run(data, options);
+  bool stopped = false;
+  while (!stopped && run.goes_on()) {
+    run.epoch();
+    run.evaluate_if_due();
+    stopped = progress && !progress(run.progress());
+    run.checkpoint_if_due();
+  }
+  return run.finish(stopped);
+}
+
+}  // namespace satchel

@@ -1,0 +1,74 @@
+// Full-graph training: one call a run. The library reports by callback and throws; it prints nothing.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "satchel/core/method.h"
+#include "satchel/core/saved.h"
+#include "satchel/data/graph_data.h"
+#include "satchel/plan/graph_plan.h"
+
+namespace satchel {
+
+enum class Optimizer : uint8_t { adam, adamw, sgd };
+
+struct TrainOptions {
+  GraphShape shape;  // features and classes are taken from the data
+  Method method;
+  int64_t epochs = 200;
+  Optimizer optimizer = Optimizer::adam;
+  double lr = 0.01, weight_decay = 0, momentum = 0.9;  // momentum: sgd
+  double clip = 0;                                     // largest norm of all gradients together; 0: none
+  int64_t eval_every = 1;                              // epochs between evaluations; the last epoch always has one
+  int64_t patience = 0;                                // evaluations without a better validation metric before it stops; 0: never
+  uint64_t seed = 0;
+  int64_t split = 0;            // which of the data's splits
+  std::string device = "cpu";   // cpu, cuda
+  bool self_loops = false;      // sage: a node averages itself too (gcn always does)
+  bool cache_aggregate = true;  // A·X of dense features once, where it takes at most a quarter of free memory
+  std::string checkpoint;       // file to write when it ends, is stopped, or every checkpoint_every epochs
+  int64_t checkpoint_every = 0;
+  bool resume = false;  // go on from `checkpoint`
+};
+
+struct Progress {
+  int64_t epoch = 0, epochs = 0;  // epochs done
+  double loss = 0;
+  double train = 0, valid = 0, test = 0;  // of the last evaluation, in percent
+  double best_valid = 0;
+  double epoch_seconds = 0;  // of this epoch's training step
+  int64_t saved_bytes = 0, peak_bytes = 0;
+};
+
+struct RunResult {
+  std::string method;
+  uint64_t seed = 0;
+  std::string device;
+  double test = 0, valid = 0, train = 0;  // percent, at the epoch of the best validation metric
+  int64_t best_epoch = 0, epochs = 0;     // done in all, earlier sessions of a resumed run included
+  double loss = 0;                        // of the last epoch
+  double epoch_seconds = 0;               // median of a training step: forward, loss, backward, optimizer; evaluation not counted
+  int64_t saved_bytes = 0;                // measured: allocated after the model's forward − before, less the logits
+  int64_t loss_bytes = 0;                 // measured: the logits and what the loss added
+  int64_t peak_bytes = 0;                 // measured: the most allocated during a step − what stood before; a cached A·X counts
+  int64_t cached_bytes = 0;               // of it: A·X
+  std::vector<SavedTensor> tensors;       // read from the autograd graph (fp32: from the plan)
+  bool interrupted = false;               // progress said stop
+};
+
+/// Trains; `progress` is called after every epoch and returns false to stop. Equal options give equal results on one machine
+/// (for one number of threads), and a resumed run continues bit for bit.
+RunResult train_graph(const GraphData& data, const TrainOptions& options, const std::function<bool(const Progress&)>& progress = {});
+
+struct Prediction {
+  int64_t nodes = 0, outputs = 0;
+  std::vector<float> scores;     // nodes × outputs: softmax or sigmoid
+  std::vector<int64_t> classes;  // single label and binary: one a node; multi-label: nodes × outputs of 0 and 1
+  double test = 0;               // percent, on the split of the run
+};
+Prediction predict_graph(const GraphData& data, const std::string& checkpoint, const std::string& device = "cpu");
+
+}  // namespace satchel

@@ -1,0 +1,49 @@
+// The one test that every function passes (theory.md 12; tiny-cuda-nn's habit): a case says how to call it and what torch would do.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "satchel/autograd/saving.h"
+
+namespace satchel::test {
+
+using Inputs = std::vector<at::Tensor>;
+
+struct GradientCase {
+  at::Device device;
+  std::string name;
+  /// Leaves that need gradients; fresh ones every call.
+  std::function<Inputs()> inputs;
+  /// The function under test. It is called right after manual_seed(seed).
+  std::function<at::Tensor(const Inputs&, const Saving&)> ours;
+  /// The same from torch's own functions in float64; `seed` is the one that ours draws first after manual_seed(seed).
+  std::function<at::Tensor(const Inputs&, const at::Tensor& seed)> torchs;
+  std::vector<std::string> exact_methods;  // at 32 bits: gradients equal torch's
+  std::vector<std::string> noisy_methods;  // right on average
+  /// The gradient of inputs[0] that is expected of a norm, whose formula reads its values twice (theory.md 8); none: torch's.
+  std::function<at::Tensor(const Inputs&, const at::Tensor& g, const at::Tensor& seed, const Method&)> expected_first = {};
+};
+
+std::vector<GradientCase> autograd_cases(at::Device device = at::kCPU);
+
+/// Sets torch's generator and gives the seed that the first save will draw.
+at::Tensor first_seed(uint64_t seed, at::Device device);
+
+/// What dropout multiplies with: 0 or 1/keep, for that seed, as float64 of this shape.
+at::Tensor dropout_factors(const at::Tensor& seed, at::IntArrayRef shape, double p);
+
+/// Gradients of Σ out·g with respect to the inputs.
+std::vector<at::Tensor> gradients_of(const at::Tensor& out, const at::Tensor& g, const Inputs& inputs, bool retain = false);
+
+/// The parts of the shared test.
+void expect_exact(const GradientCase& c, const std::string& method);
+void expect_unbiased(const GradientCase& c, const std::string& method);
+void expect_retained(const GradientCase& c, const std::string& method);
+void expect_bytes(const GradientCase& c, const std::string& method);
+void expect_nothing_without_gradients(const GradientCase& c, const std::string& method);
+
+}  // namespace satchel::test

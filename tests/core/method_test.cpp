@@ -1,0 +1,220 @@
+#include "satchel/core/method.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "satchel/core/error.h"
+
+namespace satchel {
+namespace {
+
+template <class Work>
+std::string error_of(const Work& work) {
+  try {
+    work();
+    return "no error";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+std::string parse_error(std::string_view text) {
+  return error_of([text] { parse_method(text); });
+}
+
+/// The flags that are set.
+std::string flags_of(const Method& m) {
+  std::string text;
+  if (m.plain) text += " plain";
+  if (m.shared) text += " shared";
+  if (m.keeps_aggregate) text += " aggregate";
+  if (m.packs_data) text += " data";
+  if (m.keeps_dropout) text += " dropout";
+  if (m.longest_block != 0) text += " " + std::to_string(m.longest_block);
+  return text.substr(text.empty() ? 0 : 1);
+}
+
+void expect_method(std::string_view text, std::string_view input, std::string_view norm, std::string_view flags) {
+  const Method m = parse_method(text);
+  EXPECT_EQ(m.input, parse_spec(input)) << text << ": " << to_string(m.input);
+  EXPECT_EQ(m.norm, parse_spec(norm)) << text << ": " << to_string(m.norm);
+  EXPECT_EQ(flags_of(m), flags) << text;
+}
+
+/// Alike but for the name.
+void expect_alike(std::string_view text, std::string_view other) {
+  Method m = parse_method(text);
+  m.name = other;
+  EXPECT_EQ(m, parse_method(other)) << text;
+}
+
+TEST(Method, PresetsAreThePublishedMethods) {
+  std::vector<std::string_view> names;
+  for (const MethodPreset& p : method_presets()) {
+    names.push_back(p.name);
+    EXPECT_EQ(p.name, p.method.name);
+    EXPECT_FALSE(p.summary.empty());
+    EXPECT_NO_THROW(validate(p.method, "test"));
+    EXPECT_EQ(parse_method(p.name), p.method);
+  }
+  EXPECT_EQ(names, (std::vector<std::string_view>{"fp32", "exact", "blockwise", "projection", "satchel"}));
+  expect_method("fp32", "bits=32", "bits=32", "plain");
+  expect_method("exact", "exact", "block=row,levels=even", "aggregate data dropout 1024");
+  expect_method("blockwise", "blockwise", "block=64rows", "aggregate data dropout 1024");
+  expect_method("projection", "bits=32,project=8,rows=64", "bits=32", "");
+  expect_method("satchel", "bits=2", "satchel", "shared");
+}
+
+TEST(Method, TheNameIsTheTextGiven) {
+  for (const char* text : {"satchel", "satchel,bits=3", "blockwise,levels=even,block=16rows", "gact", "bits=4,block=128,levels=even"}) {
+    const Method m = parse_method(text);
+    EXPECT_EQ(m.name, text);
+    EXPECT_EQ(parse_method(m.name), m);
+  }
+  EXPECT_EQ(parse_method("  exact , bits=4 ").name, "exact , bits=4");
+}
+
+TEST(Method, OptionsGoToInputAndNormAlike) {
+  expect_method("blockwise,levels=even,block=16rows", "exact,block=16rows", "block=16rows,levels=even", "aggregate data dropout 1024");
+  expect_method("satchel,bits=3,block=128", "bits=3,block=128", "satchel,bits=3,block=128", "shared");
+  expect_method("satchel,header=f32,round=nearest", "round=nearest,header=f32", "satchel,round=nearest,header=f32", "shared");
+  expect_method("projection,bits=4,block=64", "bits=4,block=64,project=8,rows=64", "bits=4,block=64", "");
+}
+
+TEST(Method, ProjectionsAreOfInputsAndSidesOfNorms) {
+  expect_method("exact,project=4,rows=64,hadamard=yes", "exact,project=4,hadamard=yes,rows=64", "block=row,levels=even",
+                "aggregate data dropout 1024");
+  expect_method("satchel,side=both", "bits=2", "side=both", "shared");
+  expect_method("satchel,side=both,bits=4", "bits=4", "bits=4,side=both", "shared");
+  expect_method("satchel,side=none", "bits=2", "bits=2", "shared");
+  expect_alike("exact,side=none", "exact");
+}
+
+TEST(Method, AProjectionCannotBeShared) {
+  expect_method("satchel,project=8", "project=8", "bits=2", "");
+  expect_alike("satchel,project=none", "satchel");
+  expect_method("bits=2,project=8", "project=8", "bits=2", "");
+  EXPECT_EQ(parse_error("satchel,project=8,side=one"), "[method] side codes need shared saves, got 'satchel,project=8,side=one'");
+}
+
+TEST(Method, AProjectionCanBeTakenAway) {
+  expect_method("exact,project=none", "block=row,levels=even", "block=row,levels=even", "aggregate data dropout 1024");
+  expect_method("projection,project=none", "bits=32", "bits=32", "");
+  EXPECT_EQ(parse_error("projection,project=none,rows=64"),
+            "[method] rows needs a projection (project=RATIO), got 'projection,project=none,rows=64'");
+}
+
+TEST(Method, ThirtyTwoBitsHaveNoSide) {
+  expect_method("satchel,bits=32", "bits=32", "bits=32", "shared");
+  expect_alike("satchel,bits=32,side=none", "satchel,bits=32");
+  EXPECT_EQ(parse_error("satchel,bits=32,side=one"), "[method] side=one takes 2 or 3 bits, got 'satchel,bits=32,side=one'");
+}
+
+TEST(Method, ASpecAloneIsShared) {
+  expect_method("gact", "gact", "gact", "shared");
+  expect_method("actnn", "actnn", "actnn", "shared");
+  expect_method("bits=4,block=128,levels=even", "gact,block=128", "gact,block=128", "shared");
+  expect_method("bits=3,side=one", "bits=3", "satchel,bits=3", "shared");
+  expect_method("division,lowpass=none", "block=map,levels=even", "block=map,levels=even", "shared");
+}
+
+TEST(Method, ErrorsNameRuleAndText) {
+  EXPECT_EQ(parse_error("nonsense"),
+            "[method] a method must be one of fp32, exact, blockwise, projection, satchel, actnn, gact, or options (key=value), got "
+            "'nonsense'");
+  EXPECT_EQ(parse_error(""), parse_error("nonsense").substr(0, parse_error("nonsense").size() - 10) + "''");
+  EXPECT_EQ(parse_error("fp32,bits=4"), "[method] fp32 takes no options, got 'fp32,bits=4'");
+  EXPECT_EQ(parse_error("division"), "[method] a low-pass does not fit a graph layer, got 'division'");
+  EXPECT_EQ(parse_error("satchel,lowpass=8"), "[method] a low-pass does not fit a graph layer, got 'satchel,lowpass=8'");
+  EXPECT_EQ(parse_error("satchel,bits=9"), "[method] bits must be 1 to 8 or 32, got 'satchel,bits=9'");
+  EXPECT_EQ(parse_error("satchel,bits=4"), "[method] side=one takes 2 or 3 bits, got 'satchel,bits=4'");
+  EXPECT_EQ(parse_error("satchel,bits=2,bits=3"), "[method] an option may be given once, got 'satchel,bits=2,bits=3'");
+  EXPECT_EQ(parse_error("exact,satchel"), "[method] after a method's name come options (key=value), got 'exact,satchel'");
+  EXPECT_EQ(parse_error("exact,"), "[method] after a method's name come options (key=value), got 'exact,'");
+  EXPECT_EQ(parse_error("exact,side=one"), "[method] side codes need shared saves, got 'exact,side=one'");
+  EXPECT_EQ(parse_error("satchel,rows=64"), "[method] rows needs a projection (project=RATIO), got 'satchel,rows=64'");
+  EXPECT_EQ(parse_error("satchel,side=relu"),
+            "[method] side must be none, one or both; relu comes by itself without a norm, got 'satchel,side=relu'");
+  EXPECT_EQ(parse_error("satchel,colour=red").rfind("[method] option must be one of bits, ", 0), 0u);
+}
+
+TEST(Method, SeveralInOneText) {
+  const auto names = [](std::string_view text) {
+    std::vector<std::string> out;
+    for (const Method& m : parse_methods(text)) out.push_back(m.name);
+    return out;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(names("satchel"), Names{"satchel"});
+  EXPECT_EQ(names("fp32,exact,blockwise,satchel"), (Names{"fp32", "exact", "blockwise", "satchel"}));
+  EXPECT_EQ(names("fp32, blockwise,block=16rows,levels=even, satchel,bits=3"),
+            (Names{"fp32", "blockwise,block=16rows,levels=even", "satchel,bits=3"}));
+  EXPECT_EQ(names("bits=4,block=128;bits=2;gact"), (Names{"bits=4,block=128", "bits=2", "gact"}));
+  EXPECT_EQ(names("bits=4,block=128,satchel"), (Names{"bits=4,block=128", "satchel"}));
+  for (const char* text : {"", "fp32,,exact", "fp32;", ";fp32", "fp32,exact,"}) {
+    EXPECT_NE(error_of([text] { parse_methods(text); }), "no error") << text;
+  }
+}
+
+TEST(Method, NormBlocksInRowsBecomeValues) {
+  const auto block = [](const char* method, int64_t width) { return norm_spec(parse_method(method), width).block; };
+  EXPECT_EQ(block("exact", 128), 128);
+  EXPECT_EQ(block("exact", 4096), 1024);
+  EXPECT_EQ(block("blockwise", 128), 1024);
+  EXPECT_EQ(block("blockwise,block=4rows", 128), 512);
+  EXPECT_EQ(block("blockwise,block=100000", 128), 100000);  // in values already
+  EXPECT_EQ(block("satchel", 128), 256);
+  EXPECT_EQ(block("bits=2,block=64rows", 128), 64 * 128);  // a spec alone is never cut
+  EXPECT_EQ(block("bits=2,block=map", 128), kMap);
+  EXPECT_EQ(block("bits=2,block=1099511627776rows", int64_t{1} << 31), int64_t{1} << 40);
+  EXPECT_EQ(norm_spec(parse_method("satchel"), 128).side, Side::none);
+  EXPECT_EQ(error_of([] { norm_spec(Method{}, 0); }), "[method] a norm's rows must have 1 value or more, got 0");
+}
+
+TEST(Method, EveryLayerHasTheSideCodeThatFits) {
+  const auto expect_spec = [](const char* method, Norm norm, Activation activation, const char* expected) {
+    const CodecSpec made = shared_spec(parse_method(method), norm, activation, 128);
+    EXPECT_EQ(made, parse_spec(expected)) << method << ": " << to_string(made);
+  };
+  using enum Activation;
+  expect_spec("satchel", Norm::batch, relu, "satchel");
+  expect_spec("satchel", Norm::layer, relu, "satchel");
+  expect_spec("satchel,bits=3", Norm::batch, relu, "satchel,bits=3");
+  expect_spec("satchel,side=both", Norm::batch, relu, "side=both");
+  expect_spec("satchel", Norm::none, relu, "side=relu");
+  expect_spec("satchel,side=both,bits=4", Norm::none, relu, "bits=3,side=relu");
+  expect_spec("satchel", Norm::batch, leaky_relu, "bits=3,side=both");
+  expect_spec("satchel,bits=3", Norm::none, leaky_relu, "bits=4,side=both");
+  expect_spec("satchel,side=both,bits=4", Norm::batch, leaky_relu, "bits=4,side=both");
+  expect_spec("satchel", Norm::batch, elu, "bits=3,side=both");
+  expect_spec("satchel", Norm::batch, none, "bits=2");
+  for (const Activation activation : {none, relu, leaky_relu, elu}) {
+    expect_spec("satchel,bits=32", Norm::batch, activation, "bits=32");
+    expect_spec("gact", Norm::batch, activation, "gact");  // a mask stands beside it
+  }
+  expect_spec("exact", Norm::batch, elu, "bits=3,block=128,levels=even,side=both");
+  expect_spec("exact", Norm::batch, relu, "block=128,levels=even");
+  expect_spec("exact,bits=4", Norm::batch, elu, "bits=4,block=128,levels=even,side=both");
+  expect_spec("exact,bits=8", Norm::batch, elu, "bits=8,block=128,levels=even");
+  expect_spec("projection", Norm::batch, elu, "bits=32");
+}
+
+TEST(Method, FlagsMustFit) {
+  const auto error = [](const char* text, const auto& change) {
+    Method m = parse_method(text);
+    change(m);
+    return error_of([&m] { validate(m, "layer"); });
+  };
+  EXPECT_EQ(error("satchel", [](Method& m) { m.norm.bits = 9; }), "[layer] bits must be 1 to 8 or 32, got 9");
+  EXPECT_EQ(error("satchel", [](Method& m) { m.input.side = Side::both; }), "[layer] inputs of layers take no side code, got side=both");
+  EXPECT_EQ(error("exact", [](Method& m) { m.shared = true; }), "[layer] shared saves take no projection, got exact");
+  EXPECT_EQ(error("exact", [](Method& m) { m.norm.transform = RandomProjection{}; }), "[layer] norms take no transform, got exact");
+  EXPECT_EQ(error("satchel", [](Method& m) { m.keeps_aggregate = true; }), "[layer] shared saves keep no aggregate, got satchel");
+  EXPECT_EQ(error("exact", [](Method& m) { m.longest_block = -1; }), "[layer] longest_block must be 1 to 2^40, or 0 for any, got -1");
+  EXPECT_EQ(error("satchel", [](Method& m) { m.packs_data = m.keeps_dropout = true; }), "no error");
+}
+
+}  // namespace
+}  // namespace satchel

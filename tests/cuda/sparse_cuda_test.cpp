@@ -1,0 +1,89 @@
+// A·x on CUDA: the bits of the CPU, for every width, every kind of entry, hubs and empty rows.
+#include "cuda_fixture.h"
+#include "satchel/graph/csr.h"
+#include "satchel/kernels/sparse.h"
+
+namespace satchel {
+namespace {
+
+using reference::normal;
+using reference::same;
+
+/// With the list of long rows, as the graph room makes it.
+Csr listed(Csr a) {
+  const at::Tensor count = a.start.diff(), row = (count > kStretch).nonzero().view({-1});
+  const at::Tensor stretches = at::ceil(count.index_select(0, row).to(at::kDouble) / static_cast<double>(kStretch)).to(at::kLong);
+  a.long_row = row.to(at::kInt);
+  a.long_start = at::cat({at::zeros({1}, at::kLong), stretches.cumsum(0)});
+  a.long_stretches = a.long_start[-1].item<int64_t>();
+  return a;
+}
+
+/// Row 1 is a hub of a quarter of the entries, row 2 is empty, row 3 has exactly one stretch and row 4 one entry more.
+Csr random_csr(int64_t rows, int64_t columns, int64_t entries, int parts) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(uint64_t{41});
+  const at::Tensor others = at::randint(5, rows, {entries}, generator, at::TensorOptions(at::kLong));
+  const auto repeated = [](int64_t row, int64_t times) { return at::full({times}, row, at::kLong); };
+  const at::Tensor row = std::get<0>(at::cat({others, repeated(1, entries / 4), repeated(3, kStretch), repeated(4, kStretch + 1)}).sort());
+  Csr a;
+  a.rows = rows;
+  a.columns = columns;
+  a.start = at::cat({at::zeros({1}, at::kLong), at::bincount(row, {}, rows).cumsum(0)});
+  a.column = at::randint(0, columns, {row.numel()}, generator, at::TensorOptions(at::kInt));
+  if ((parts & 1) != 0) a.value = normal({row.numel()}, 42);
+  if ((parts & 2) != 0) a.row_scale = normal({rows}, 43);
+  if ((parts & 4) != 0) a.column_scale = normal({columns}, 44);
+  return a;
+}
+
+Csr there(Csr a) {
+  for (at::Tensor* t : {&a.start, &a.column, &a.value, &a.row_scale, &a.column_scale, &a.long_row, &a.long_start}) {
+    if (t->defined()) *t = t->cuda();
+  }
+  return a;
+}
+
+TEST_F(Cuda, MultiplyGivesTheBitsOfTheCpu) {
+  for (int parts = 0; parts < 8; ++parts) {
+    const Csr plain = random_csr(2000, 1500, 20000, parts), a = listed(plain), gpu = there(a);
+    for (const int64_t width : {0,  1,  2,  3,   4,   6,   7,   8,   12,  15,  16,  17,  24,  32,  33,  40, 47,
+                                50, 64, 96, 100, 127, 128, 130, 132, 160, 192, 200, 256, 257, 260, 512, 640}) {
+      const at::Tensor x = normal({1500, width}, 45), cpu = multiply(a, x);
+      EXPECT_TRUE(same(multiply(gpu, x.cuda()).cpu(), cpu)) << "parts " << parts << ", width " << width;
+      if (width == 40 || width == 47) {
+        EXPECT_TRUE(same(multiply(there(plain), x.cuda()).cpu(), cpu)) << "without a list of long rows, width " << width;
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, MultiplyOfMisalignedRows) {
+  const Csr a = listed(random_csr(300, 200, 3000, 0));
+  const at::Tensor line = normal({1 + 200 * 40}, 46), x = line.narrow(0, 1, 200 * 40).view({200, 40});
+  EXPECT_TRUE(same(multiply(there(a), line.cuda().narrow(0, 1, 200 * 40).view({200, 40})).cpu(), multiply(a, x)));
+}
+
+TEST_F(Cuda, MultiplyShowsWhatIsNotANumber) {
+  const Csr a = listed(random_csr(300, 200, 3000, 7));
+  at::Tensor x = normal({200, 40}, 47);
+  x[7][11] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(at::equal(multiply(there(a), x.cuda()).cpu().isnan(), multiply(a, x).isnan()));
+}
+
+TEST_F(Cuda, MultiplyWithoutEntries) {
+  Csr a;
+  a.rows = 4;
+  a.columns = 5;
+  a.start = at::zeros({5}, at::kLong);
+  a.column = at::zeros({0}, at::kInt);
+  EXPECT_TRUE(at::equal(multiply(there(a), normal({5, 3}, 48).cuda()).cpu(), at::zeros({4, 3})));
+}
+
+TEST_F(Cuda, MultiplyNamesALongListThatDoesNotFit) {
+  Csr a = there(listed(random_csr(300, 200, 3000, 0)));
+  a.long_stretches = 0;
+  reference::expect_error([&] { multiply(a, normal({200, 8}, 49).cuda()); }, "[multiply] long_stretches must be");
+}
+
+}  // namespace
+}  // namespace satchel

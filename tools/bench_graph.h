@@ -1,0 +1,25 @@
+// `satchel bench graph`: the whole training step beside plain torch's.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <string>
+
+#include "satchel/plan/graph_plan.h"
+
+namespace satchel::tool {
+
+struct BenchGraphCommand {
+  std::string data = "synthetic:arxiv,scale=0.1";
+  std::string model = "sage", norm = "batch", activation = "relu", methods = "fp32,exact,blockwise,satchel";
+  GraphShape shape;
+  int64_t steps = 15;
+  std::string device = "cpu";
+  int64_t threads = 0;
+  std::string json;
+};
+
+void add_bench_graph(CLI::App& bench);
+void run_bench_graph(const BenchGraphCommand& command);
+
+}  // namespace satchel::tool

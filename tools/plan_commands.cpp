@@ -1,0 +1,163 @@
+#include "tools/plan_commands.h"
+
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <charconv>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "tools/plan_text.h"
+#include "tools/tool.h"
+
+namespace satchel::tool {
+namespace {
+
+std::string footer() {
+  std::string text = "\nMethods: NAME[,OPTION=VALUE…], or a spec's options alone (see `satchel presets --help`)\n";
+  for (const MethodPreset& p : method_presets()) text += fmt::format("  {:<11} {}\n", p.name, p.summary);
+  return text +
+         "  Several: repeat --method, or separate them by commas; a part with = belongs to the method before it.\n"
+         "\n  bytes        kept from forward to backward: codes, headers, channels, masks, statistics, seeds\n"
+         "  float32 MiB  the same values in float32 (masks: a byte a value, as torch keeps them)\n"
+         "  smaller      fp32's bytes for the same model / these bytes\n"
+         "\nExamples:\n"
+         "  satchel plan --nodes 169343 --features 128 --classes 40\n"
+         "  satchel plan --model gcn --nodes 2708 --features 1433 --hidden 64 --classes 7 --layers 2 --norm none --sparse\n"
+         "  satchel plan --nodes 2449029 --features 100 --hidden 256 --classes 47 --method fp32,blockwise,block=16rows,satchel --json -\n"
+         "  satchel plan --table arxiv";
+}
+
+constexpr int64_t kNotGiven = std::numeric_limits<int64_t>::min();
+
+struct PlanOptions {
+  PlanOptions() { shape.features = shape.classes = kNotGiven; }
+  GraphShape shape;
+  int64_t nodes = kNotGiven, training_nodes = kNotGiven;
+  bool sparse = false;
+  std::vector<std::string> methods;
+  std::string table;
+  std::string json;
+};
+
+/// CLI11's own conversion reads 010 as 8: it gets the digits of what was read here.
+std::string read_count(std::string& text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, code] = std::from_chars(text.data(), end, value);
+  if (text.empty() || code != std::errc() || stop != end) return "must be a whole number, got '" + text + "'";
+  text = std::to_string(value);
+  return "";
+}
+
+template <class T>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, T& to, const std::map<std::string, T>& values, const std::string& help) {
+  std::string shown, names;
+  for (const auto& [key, value] : values) {
+    names += (names.empty() ? "" : "|") + key;
+    if (value == to) shown = key;
+  }
+  const auto choose = [&to, values, names, name](const CLI::results_t& given) {
+    const auto found = values.find(given.back());
+    if (found == values.end()) throw UsageError(fmt::format("[plan] {} must be {}, got '{}'", name, names, given.back()));
+    to = found->second;
+    return true;
+  };
+  return app.add_option(name, choose, help)->type_name(names)->default_str(shown);
+}
+
+CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, const std::string& help) {
+  return app.add_option(name, to, help)->transform(CLI::Validator(read_count, "", "count"))->type_name("N");
+}
+
+std::vector<Method> methods_of(const std::vector<std::string>& texts) {
+  std::vector<Method> methods;
+  for (const std::string& text : texts) {
+    for (Method& m : parse_methods(text)) methods.push_back(std::move(m));
+  }
+  return methods.empty() ? parse_methods("satchel") : methods;
+}
+
+void write_json(const std::string& path, const nlohmann::ordered_json& json) {
+  const std::string temporary = path + ".part";
+  std::ofstream file(temporary);
+  file << json.dump(2) << '\n';
+  file.close();
+  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
+  std::remove(temporary.c_str());
+  fail("plan", "--json must name a file that can be written", path);
+}
+
+struct Output {
+  std::string text;
+  nlohmann::ordered_json json;
+};
+
+/// Sizes and methods that do not fit are wrong use.
+Output make_output(const PlanOptions& o) {
+  try {
+    const std::vector<Method> methods = methods_of(o.methods);
+    if (!o.table.empty()) return {published_text(o.table, methods), published_json(o.table, methods)};
+    const std::pair<const char*, int64_t> needed[] = {
+        {"--nodes", o.nodes}, {"--features", o.shape.features}, {"--classes", o.shape.classes}};
+    for (const auto& [name, value] : needed) {
+      if (value == kNotGiven) fail("plan", fmt::format("{} must be given (or --table)", name), "nothing");
+    }
+    const ModelPlan plan = plan_model(o.shape, o.nodes, o.training_nodes == kNotGiven ? o.nodes : o.training_nodes, o.sparse, methods);
+    return {plan_text(plan), plan_json(plan)};
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+}
+
+void run_plan(const PlanOptions& o) {
+  const bool to_file = !o.json.empty() && o.json != "-";
+  const Output output = make_output(o);
+  if (to_file) check_output(o.json, "plan");
+  fmt::print("{}", o.json == "-" ? output.json.dump(2) + "\n" : output.text);
+  if (to_file) write_json(o.json, output.json);
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app) {
+  const auto o = std::make_shared<PlanOptions>();
+  CLI::App* plan = app.add_subcommand("plan", "What a graph model keeps for backward under a method, from sizes alone");
+  GraphShape& s = o->shape;
+  const std::vector<CLI::Option*> of_model = {
+      add_choice<Conv>(*plan, "--model", s.conv, {{"gcn", Conv::gcn}, {"sage", Conv::sage}}, "Kind of the layers"),
+      add_count(*plan, "--nodes", o->nodes, "Nodes of the graph"),
+      add_count(*plan, "--features", s.features, "Features of a node"),
+      add_count(*plan, "--hidden", s.hidden, "Width of the hidden layers")->capture_default_str(),
+      add_count(*plan, "--classes", s.classes, "Classes: width of the logits"),
+      add_count(*plan, "--layers", s.layers, "Graph layers")->capture_default_str(),
+      add_choice<Norm>(*plan, "--norm", s.norm, {{"none", Norm::none}, {"batch", Norm::batch}, {"layer", Norm::layer}},
+                       "After each layer but the last"),
+      add_choice<Activation>(
+          *plan, "--activation", s.activation,
+          {{"none", Activation::none}, {"relu", Activation::relu}, {"leaky_relu", Activation::leaky_relu}, {"elu", Activation::elu}},
+          "After the norm"),
+      plan->add_option("--dropout", s.dropout, "After the activation; 0: none")->capture_default_str(),
+      add_count(*plan, "--train-nodes", o->training_nodes, "Nodes that the loss reads (default: all); fp32 keeps only their part"),
+      plan->add_flag("--sparse", o->sparse, "The features are a sparse matrix, which is never packed")};
+  plan->add_option("--method", o->methods, "A method, or several; may be repeated (default: satchel)")
+      ->type_name("METHOD")
+      ->allow_extra_args(false);
+  plan->add_option("--table", o->table, "Instead of sizes: a published table beside the byte model and the own layout, MiB")
+      ->check(CLI::IsMember({"arxiv", "products"}));
+  plan->add_option("--json", o->json, "Write the plan to this file too; - prints it instead of the tables")->type_name("FILE");
+  plan->footer(footer());
+  plan->callback([o, of_model] {
+    for (const CLI::Option* option : of_model) {
+      if (!o->table.empty() && option->count() > 0) throw UsageError("[plan] --table has its own sizes, got " + option->get_name());
+    }
+    run_plan(*o);
+  });
+}
+
+}  // namespace satchel::tool

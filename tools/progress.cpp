@@ -1,0 +1,97 @@
+#include "tools/progress.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace satchel::tool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWidestBar = 24, kNarrowestBar = 6;
+constexpr auto kBetweenDraws = std::chrono::milliseconds(100);
+
+int terminal_width() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+std::string bar_of(double share, int width) {
+  const int full = std::clamp(static_cast<int>(share * width + 0.5), 0, width);
+  std::string bar;
+  for (int i = 0; i < width; ++i) bar += i < full ? "█" : "░";
+  return bar;
+}
+
+/// Cuts UTF-8 text to `width` characters.
+std::string cut(const std::string& text, int width) {
+  int shown = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool starts = (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80;
+    if (starts && shown++ == width) return text.substr(0, i);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string bytes_text(int64_t bytes) {
+  const double size = static_cast<double>(bytes);
+  if (bytes < int64_t{1} << 10) return fmt::format("{} B", bytes);
+  if (bytes < int64_t{1} << 20) return fmt::format("{:.1f} KiB", size * 0x1p-10);
+  if (bytes < int64_t{1} << 30) return fmt::format("{:.2f} MiB", size * 0x1p-20);
+  return fmt::format("{:.2f} GiB", size * 0x1p-30);
+}
+
+ProgressView::Style ProgressView::best_style() { return ::isatty(STDOUT_FILENO) == 1 ? Style::bar : Style::lines; }
+
+double ProgressView::epochs_per_second(const Progress& p) {
+  const auto now = Clock::now();
+  if (first_ == Clock::time_point{}) {  // the first epoch warms up: the count starts after it
+    first_ = now;
+    first_epoch_ = p.epoch;
+    return p.epoch_seconds > 0 ? 1 / p.epoch_seconds : 0;
+  }
+  const double seconds = std::chrono::duration<double>(now - first_).count();
+  return seconds > 0 ? static_cast<double>(p.epoch - first_epoch_) / seconds : 0;
+}
+
+void ProgressView::draw(const Progress& p) {
+  const std::string head = fmt::format("{} ", title_);
+  const std::string tail = fmt::format(" {}/{}  loss {:.4f}  valid {:.2f} %  {:.1f} epochs/s  saved {}  peak {}", p.epoch, p.epochs, p.loss,
+                                       p.valid, epochs_per_second(p), bytes_text(p.saved_bytes), bytes_text(p.peak_bytes));
+  const int room = terminal_width() - 1 - static_cast<int>(head.size() + tail.size());
+  const std::string bar = bar_of(static_cast<double>(p.epoch) / static_cast<double>(p.epochs), std::clamp(room, kNarrowestBar, kWidestBar));
+  fmt::print("\r\x1b[2K{}", cut(head + bar + tail, terminal_width() - 1));
+  std::fflush(stdout);
+  open_ = true;
+}
+
+void ProgressView::show(const Progress& p) {
+  if (style_ == Style::silent) return;
+  if (style_ == Style::bar) {
+    const auto now = Clock::now();
+    if (p.epoch < p.epochs && now - drawn_ < kBetweenDraws) return;
+    drawn_ = now;
+    draw(p);
+    return;
+  }
+  const double speed = epochs_per_second(p);
+  if (p.epoch != p.epochs && p.epoch * 10 / p.epochs == (p.epoch - 1) * 10 / p.epochs) return;
+  fmt::print("{:<16} epoch {:>5}/{}  loss {:.4f}  valid {:6.2f} %  {:.1f} epochs/s  saved {}  peak {}\n", title_, p.epoch, p.epochs, p.loss,
+             p.valid, speed, bytes_text(p.saved_bytes), bytes_text(p.peak_bytes));
+  std::fflush(stdout);
+}
+
+void ProgressView::end() {
+  if (!open_) return;
+  fmt::print("\n");
+  std::fflush(stdout);
+  open_ = false;
+}
+
+}  // namespace satchel::tool

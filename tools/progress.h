@@ -1,0 +1,41 @@
+// How a run goes: a bar on a terminal, a line every tenth of the epochs elsewhere.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "satchel/train/train.h"
+
+namespace satchel::tool {
+
+/// 11.73 MiB.
+std::string bytes_text(int64_t bytes);
+
+class ProgressView {
+ public:
+  enum class Style { silent, lines, bar };
+  /// A bar where stdout is a terminal.
+  static Style best_style();
+
+  /// `title` names the run: "satchel seed 3".
+  ProgressView(std::string title, Style style) : title_(std::move(title)), style_(style) {}
+  ~ProgressView() { end(); }
+  ProgressView(const ProgressView&) = delete;
+  ProgressView& operator=(const ProgressView&) = delete;
+
+  void show(const Progress& progress);
+  /// Leaves the bar where it stands and goes to a new line.
+  void end();
+
+ private:
+  void draw(const Progress& progress);
+  double epochs_per_second(const Progress& progress);
+
+  std::string title_;
+  Style style_;
+  std::chrono::steady_clock::time_point first_{}, drawn_{};
+  int64_t first_epoch_ = 0;
+  bool open_ = false;  // a bar stands on the current line
+};
+
+}  // namespace satchel::tool

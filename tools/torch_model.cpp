@@ -1,0 +1,94 @@
+#include "tools/torch_model.h"
+
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/elu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/sparse_csr_tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <string>
+
+namespace satchel::tool {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// torch warns that its sparse CSR tensors are in beta.
+struct Silence : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+struct TorchSpmm : torch::autograd::Function<TorchSpmm> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& matrix, const at::Tensor& transpose) {
+    context->saved_data["transpose"] = transpose;
+    return at::matmul(matrix, x);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& g) {
+    return {at::matmul(context->saved_data["transpose"].toTensor(), g[0].contiguous()), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor spmm(const TorchAdjacency& a, const at::Tensor& x) {
+  if (!x.requires_grad()) return at::matmul(a.matrix, x);
+  return TorchSpmm::apply(x, a.matrix, a.transpose);
+}
+
+at::Tensor activated(const at::Tensor& x, const GraphShape& shape) {
+  switch (shape.activation) {
+    case Activation::relu: return at::relu(x);
+    case Activation::leaky_relu: return at::leaky_relu(x, shape.slope);
+    case Activation::elu: return at::elu(x, shape.slope);
+    case Activation::none: break;
+  }
+  return x;
+}
+
+}  // namespace
+
+at::Tensor torch_csr(const Csr& a) {
+  at::Tensor value = a.value.defined() ? a.value : at::ones({a.entries()}, a.start.options().dtype(at::kFloat));
+  if (a.row_scale.defined()) value = value * at::repeat_interleave(a.row_scale, a.start.diff());
+  if (a.column_scale.defined()) value = value * a.column_scale.index_select(0, a.column);
+  Silence silence;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  const bool short_indices = a.entries() <= INT32_MAX;  // MKL's and cuSPARSE's own
+  const at::ScalarType type = short_indices ? at::kInt : at::kLong;
+  return at::sparse_csr_tensor(a.start.to(type), a.column.to(type), value, {a.rows, a.columns}, value.options().layout(at::kSparseCsr));
+}
+
+at::Tensor torch_forward(const GraphModel& model, const at::Tensor& input, const TorchAdjacency& a) {
+  const GraphShape& shape = model->options().shape;
+  const auto parameters = model->named_parameters();
+  const auto buffers = model->named_buffers();
+  at::Tensor x = input;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::string conv = "convs." + std::to_string(layer) + ".", norm = "norms." + std::to_string(layer) + ".";
+    if (shape.conv == Conv::sage) {
+      x = at::linear(spmm(a, x), parameters[conv + "lin_l.weight"], parameters[conv + "lin_l.bias"]) +
+          at::linear(x, parameters[conv + "lin_r.weight"]);
+    } else {
+      x = spmm(a, at::linear(x, parameters[conv + "lin.weight"])) + parameters[conv + "bias"];
+    }
+    if (layer + 1 == shape.layers) break;
+    if (shape.norm == Norm::batch) {
+      x = at::batch_norm(x, parameters[norm + "weight"], parameters[norm + "bias"], buffers[norm + "running_mean"],
+                         buffers[norm + "running_var"], true, 0.1, 1e-5, false);
+    } else if (shape.norm == Norm::layer) {
+      x = at::layer_norm(x, {shape.hidden}, parameters[norm + "weight"], parameters[norm + "bias"]);
+    }
+    x = activated(x, shape);
+    if (shape.dropout > 0) x = at::dropout(x, shape.dropout, true);
+  }
+  return x;
+}
+
+}  // namespace satchel::tool

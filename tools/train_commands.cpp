@@ -1,0 +1,253 @@
+#include "tools/train_commands.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "satchel/data/npy.h"
+#include "satchel/train/names.h"
+#include "satchel/train/options.h"
+#include "tools/progress.h"
+#include "tools/tool.h"
+#include "tools/train_report.h"
+
+namespace satchel::tool {
+namespace {
+
+constexpr const char* kDataHelp =
+    "\nData: a folder (GraphSAINT, OGB raw), an npz file (gnn-benchmark, heterophilous), or generated:\n"
+    "  synthetic:arxiv[,scale=0.1]   synthetic:nodes=10000,edges=50000,features=64,classes=8   needs no file\n";
+constexpr const char* kMethodHelp =
+    "\nMethods, separated by commas, each with its options behind it (see `satchel presets`):\n"
+    "  fp32        torch's own functions and saves\n"
+    "  exact       EXACT: projected 8:1, 2 bits, a header a row\n"
+    "  blockwise   the block-wise paper: blocks of 64 rows, optimal levels\n"
+    "  projection  inputs projected 8:1 and kept in full precision\n"
+    "  satchel     one shared save a layer, 2 bits in all\n"
+    "  blockwise,levels=even,satchel,bits=3      options belong to the method before them\n";
+constexpr const char* kTrainNotes =
+    "\nEvery run of a seed starts from the same weights and the same split, whatever the method. Several methods or seeds end\n"
+    "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and `satchel predict` read.\n"
+    "Ctrl-C ends after the epoch: checkpoint, table and JSON are written, exit code 130; a second one kills.\n"
+    "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel --epochs 50\n"
+    "  satchel train --data cora.npz --model gcn --layers 2 --norm none --method fp32,exact,satchel --seeds 16 --json cora.json\n"
+    "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda";
+
+volatile std::sig_atomic_t stop_asked = 0;
+
+/// The first SIGINT is noted, the next one kills, for as long as this lives.
+class StopOnInterrupt {
+ public:
+  StopOnInterrupt() {
+    stop_asked = 0;
+    struct sigaction action {};
+    action.sa_handler = [](int) { stop_asked = 1; };
+    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, &before_);
+  }
+  ~StopOnInterrupt() { sigaction(SIGINT, &before_, nullptr); }
+  StopOnInterrupt(const StopOnInterrupt&) = delete;
+  StopOnInterrupt& operator=(const StopOnInterrupt&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
+TrainOptions options_of(const TrainCommand& c, const Method& method) {
+  TrainOptions o = c.options;
+  o.shape.conv = from_name<Conv>(c.model, "train");
+  o.shape.norm = from_name<Norm>(c.norm, "train");
+  o.shape.activation = from_name<Activation>(c.activation, "train");
+  if (o.shape.activation == Activation::elu) o.shape.slope = 1;  // α
+  o.optimizer = from_name<Optimizer>(c.optimizer, "train");
+  o.cache_aggregate = !c.no_cache;
+  o.method = method;
+  return o;
+}
+
+/// Everything that can be refused before the data are read.
+void check_use(const TrainCommand& c, const std::vector<Method>& methods) {
+  const int64_t runs = static_cast<int64_t>(methods.size()) * c.seeds;
+  if (!c.options.checkpoint.empty() && runs > 1)
+    throw UsageError(fmt::format("[train] --checkpoint takes a single run, of one method and one seed, got {} runs", runs));
+  if (c.options.seed > UINT64_MAX - static_cast<uint64_t>(c.seeds - 1)) throw UsageError("[train] seeds must end below 2^64, got more");
+  try {
+    for (const Method& m : methods) validate(options_of(c, m));
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+  if (!c.options.checkpoint.empty()) check_output(c.options.checkpoint, "train");
+  if (!c.json.empty() && c.json != "-") check_output(c.json, "train");
+  device_of(c.options.device);
+}
+
+void print_about(const GraphData& data) {
+  fmt::print("{}: {} nodes, {} edges as stored, {} features{}, {} {}\n", data.name, grouped(data.nodes),
+             grouped(static_cast<int64_t>(data.target.size())), grouped(data.features.columns), data.features.sparse() ? " (sparse)" : "",
+             grouped(data.classes),
+             data.task == Task::multi_label ? "labels"
+             : data.task == Task::binary    ? "output"
+                                            : "classes");
+  std::fflush(stdout);
+}
+
+void report_end(const TrainCommand& c, const std::vector<RunResult>& runs, const RunsAbout& about) {
+  if (c.json != "-" && !runs.empty()) print_comparison(runs, about);
+  if (!c.json.empty()) write_json(c.json, runs_json(runs, about), "train");
+}
+
+RunResult run_one(const GraphData& data, const TrainOptions& options, bool silent) {
+  ProgressView view(fmt::format("{} seed {}", options.method.name, options.seed),
+                    silent ? ProgressView::Style::silent : ProgressView::best_style());
+  return train_graph(data, options, [&](const Progress& p) {
+    view.show(p);
+    return stop_asked == 0;
+  });
+}
+
+void add_run_options(CLI::App& train, TrainCommand& c) {
+  TrainOptions& o = c.options;
+  train.add_option("--epochs", o.epochs, "Epochs, one step each")->transform(whole_number(1))->capture_default_str();
+  train.add_option("--optim", c.optimizer, "Optimizer")->check(members<Optimizer>())->capture_default_str();
+  train.add_option("--lr", o.lr, "Learning rate")->capture_default_str();
+  train.add_option("--weight-decay", o.weight_decay, "Weight decay")->capture_default_str();
+  train.add_option("--momentum", o.momentum, "Momentum, of sgd")->capture_default_str();
+  train.add_option("--clip", o.clip, "Largest norm of all gradients together; 0: none")->capture_default_str();
+  train.add_option("--seed", o.seed, "Seed of weights, dropout, rounding and a drawn split")
+      ->transform(whole_number(0, UINT64_MAX))
+      ->capture_default_str();
+  train.add_option("--seeds", c.seeds, "So many seeds, from --seed on")->transform(whole_number(1, 100000))->capture_default_str();
+  train.add_option("--split", o.split, "Which of the data's splits")->transform(whole_number(0))->capture_default_str();
+  train.add_option("--device", o.device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  train.add_option("--eval-every", o.eval_every, "Epochs between evaluations")->transform(whole_number(1))->capture_default_str();
+  train.add_option("--patience", o.patience, "Stop after so many evaluations without a better validation metric; 0: never")
+      ->transform(whole_number(0))
+      ->capture_default_str();
+  train.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table");
+  train.add_option("--checkpoint", o.checkpoint, "File that holds the run when it ends or is stopped");
+  train.add_option("--checkpoint-every", o.checkpoint_every, "Also write it every so many epochs")->transform(whole_number(0));
+  train.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit; --epochs may be more");
+  train.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
+  train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
+  train.add_flag("--quiet", c.quiet, "No progress");
+}
+
+void add_train(CLI::App& app) {
+  const auto command = std::make_shared<TrainCommand>();
+  CLI::App* train = app.add_subcommand("train", "Train a graph model with what it saves for backward packed");
+  GraphShape& shape = command->options.shape;
+  train->add_option("--data", command->data, "The graph: a folder, an npz file or synthetic:…")->required();
+  train->add_option("--model", command->model, "Graph layer")->check(members<Conv>())->capture_default_str();
+  train->add_option("--layers", shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str();
+  train->add_option("--hidden", shape.hidden, "Width between layers")->transform(whole_number(1, 1 << 20))->capture_default_str();
+  train->add_option("--norm", command->norm, "Norm between layers")->check(members<Norm>())->capture_default_str();
+  train->add_option("--activation", command->activation, "Activation between layers")->check(members<Activation>())->capture_default_str();
+  train->add_option("--dropout", shape.dropout, "Dropout between layers")->capture_default_str();
+  train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (gcn always does)");
+  train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();
+  add_run_options(*train, *command);
+  train->footer(std::string(kDataHelp) + kMethodHelp + kTrainNotes);
+  train->callback([command] { run_train(*command); });
+}
+
+void add_predict(CLI::App& app) {
+  const auto command = std::make_shared<PredictCommand>();
+  CLI::App* predict = app.add_subcommand("predict", "Classes of all nodes from a checkpoint of `satchel train`");
+  predict->add_option("--checkpoint", command->checkpoint, "The checkpoint")->required();
+  predict->add_option("--data", command->data, "The graph, as for train")->required();
+  predict->add_option("-o,--output", command->output, "Classes, a .npy file of int64: one a node (multi-label: nodes × labels)")
+      ->required();
+  predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes × outputs");
+  predict->add_option("--device", command->device, "Where to compute")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  predict->footer(
+      "\nThe weights are those of the best validation metric.\n\nExample:\n  satchel predict --checkpoint run.safetensors --data "
+      "arxiv/ -o pred.npy");
+  predict->callback([command] { run_predict(*command); });
+}
+
+}  // namespace
+
+void add_train_commands(CLI::App& app) {
+  add_train(app);
+  add_predict(app);
+}
+
+CLI::Validator whole_number(uint64_t least, uint64_t most) {
+  return CLI::Validator(
+      [least, most](std::string& text) -> std::string {
+        uint64_t number = 0;
+        const char* end = text.data() + text.size();
+        const auto [stop, code] = std::from_chars(text.data(), end, number);
+        if (text.empty() || code != std::errc() || stop != end || number < least || number > most) {
+          return most >= INT64_MAX ? fmt::format("must be a whole number, {} or more, got '{}'", least, text)
+                                   : fmt::format("must be a whole number from {} to {}, got '{}'", least, most, text);
+        }
+        text = std::to_string(number);  // CLI11 itself reads 010 as 8
+        return "";
+      },
+      "", "whole number");
+}
+
+std::vector<Method> methods_from(const std::string& text) {
+  try {
+    const std::vector<Method> methods = parse_methods(text);
+    for (size_t i = 0; i < methods.size(); ++i) {
+      validate(methods[i], "method");
+      for (size_t j = 0; j < i; ++j) {
+        if (methods[i].name == methods[j].name) fail("method", "every method must be named once", methods[i].name);
+      }
+    }
+    return methods;
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+}
+
+void run_train(const TrainCommand& c) {
+  const std::vector<Method> methods = methods_from(c.methods);
+  check_use(c, methods);
+  if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
+  const bool silent = c.quiet || c.json == "-";
+  const GraphData data = load_graph(c.data);
+  if (!silent) print_about(data);
+
+  RunsAbout about{data.name, data.task, options_of(c, methods.front()).shape, false};
+  std::vector<RunResult> runs;
+  const StopOnInterrupt guard;
+  try {
+    for (int64_t s = 0; s < c.seeds && !about.interrupted; ++s) {  // all methods of a seed, then the next: pairs stay together
+      for (const Method& method : methods) {
+        TrainOptions options = options_of(c, method);
+        options.seed += static_cast<uint64_t>(s);
+        runs.push_back(run_one(data, options, silent));
+        about.interrupted = stop_asked != 0;
+        if (about.interrupted) break;
+      }
+    }
+  } catch (...) {
+    if (!runs.empty()) report_end(c, runs, about);
+    throw;
+  }
+  report_end(c, runs, about);
+  if (about.interrupted) throw Interrupted();
+}
+
+void run_predict(const PredictCommand& c) {
+  check_output(c.output, "predict");
+  if (!c.scores.empty()) check_output(c.scores, "predict");
+  if (c.scores == c.output) throw UsageError("[predict] --scores must be another file than --output, got " + c.scores);
+  const GraphData data = load_graph(c.data);
+  const Prediction p = predict_graph(data, c.checkpoint, c.device);
+  const std::vector<int64_t> both{p.nodes, p.outputs}, one{p.nodes};
+  write_npy(c.output, "<i8", data.task == Task::multi_label ? both : one, p.classes.data());
+  if (!c.scores.empty()) write_npy(c.scores, "<f4", both, p.scores.data());
+  fmt::print("{}: {} nodes, test {:.2f} %\n", c.output, grouped(p.nodes), p.test);
+}
+
+}  // namespace satchel::tool

@@ -1,0 +1,215 @@
+#include "tools/train_report.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "satchel/core/error.h"
+#include "satchel/kernels/cpu/cpu.h"
+#include "satchel/train/names.h"
+#include "tools/progress.h"
+#include "tools/tool.h"
+
+namespace satchel::tool {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Spread {
+  double mean = 0, deviation = 0;
+  size_t count = 0;
+  double error() const { return deviation / std::sqrt(static_cast<double>(count)); }
+};
+
+Spread spread_of(const std::vector<double>& values) {
+  Spread s;
+  s.count = values.size();
+  if (values.empty()) return s;
+  for (const double v : values) s.mean += v / static_cast<double>(s.count);
+  for (const double v : values) s.deviation += (v - s.mean) * (v - s.mean);
+  s.deviation = s.count > 1 ? std::sqrt(s.deviation / static_cast<double>(s.count - 1)) : 0;
+  return s;
+}
+
+std::string spread_text(const Spread& s, double plus_minus, const char* format_of_mean) {
+  const std::string mean = fmt::format(fmt::runtime(format_of_mean), s.mean);
+  return s.count > 1 ? mean + fmt::format(" ± {:.2f}", plus_minus) : mean;
+}
+
+/// The runs of one method.
+struct Group {
+  std::string method;
+  std::vector<const RunResult*> runs;
+
+  template <class Field>
+  double mean(Field field) const {
+    double sum = 0;
+    for (const RunResult* r : runs) sum += static_cast<double>(r->*field);
+    return sum / static_cast<double>(runs.size());
+  }
+};
+
+std::vector<Group> grouped_runs(const std::vector<RunResult>& runs) {
+  std::vector<Group> groups;
+  for (const RunResult& r : runs) {
+    auto found = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.method == r.method; });
+    if (found == groups.end()) found = groups.insert(groups.end(), Group{r.method, {}});
+    found->runs.push_back(&r);
+  }
+  return groups;
+}
+
+std::vector<double> paired_differences(const Group& own, const Group& base) {
+  std::vector<double> differences;
+  for (const RunResult* a : own.runs) {
+    for (const RunResult* b : base.runs) {
+      if (a->seed == b->seed) differences.push_back(a->test - b->test);
+    }
+  }
+  return differences;
+}
+
+template <class Field>
+std::string bytes_beside(const Group& own, const Group* base, Field field) {
+  const double bytes = own.mean(field);
+  const std::string text = bytes_text(std::llround(bytes));
+  return base == nullptr || base == &own ? text : text + " " + less_text(base->mean(field), bytes);
+}
+
+std::vector<std::string> row_of(const Group& own, const Group* base) {
+  std::vector<double> tests;
+  for (const RunResult* r : own.runs) tests.push_back(r->test);
+  const Spread test = spread_of(tests);
+  std::vector<std::string> row{own.method, spread_text(test, test.deviation, "{:.2f}")};
+  if (base != nullptr) {
+    const Spread difference = spread_of(base == &own ? std::vector<double>{} : paired_differences(own, *base));
+    row.push_back(difference.count == 0 ? "" : spread_text(difference, difference.error(), "{:+.2f}"));
+  }
+  row.push_back(bytes_beside(own, base, &RunResult::saved_bytes));
+  row.push_back(bytes_beside(own, base, &RunResult::loss_bytes));
+  row.push_back(bytes_beside(own, base, &RunResult::peak_bytes));
+  const double seconds = own.mean(&RunResult::epoch_seconds);
+  row.push_back(fmt::format("{:.2f} ms", seconds * 1e3));
+  if (base != nullptr && base != &own && seconds > 0)
+    row.back() += fmt::format(" ({:.2f}x)", seconds / base->mean(&RunResult::epoch_seconds));
+  return row;
+}
+
+const char* metric_name(Task task) {
+  switch (task) {
+    case Task::single_label: return "accuracy";
+    case Task::multi_label: return "micro-F1";
+    case Task::binary: return "ROC AUC";
+  }
+  return "";
+}
+
+/// Characters of UTF-8 text.
+size_t width_of(const std::string& text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+ordered_json tensors_json(const std::vector<SavedTensor>& tensors) {
+  ordered_json list = ordered_json::array();
+  for (const SavedTensor& t : tensors) {
+    list.push_back(
+        {{"name", t.name}, {"kind", t.kind}, {"shape", t.shape}, {"bits", t.bits}, {"bytes", t.bytes}, {"fp32_bytes", t.fp32_bytes}});
+  }
+  return list;
+}
+
+}  // namespace
+
+std::string less_text(double fp32, double own) {
+  if (own <= 0 || fp32 <= 0) return "";
+  return own <= fp32 ? fmt::format("({:.1f}x less)", fp32 / own) : fmt::format("({:.1f}x more)", own / fp32);
+}
+
+void print_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string space(widths[i] - width_of(row[i]), ' ');
+      line += (i == 0 ? row[i] + space : "  " + space + row[i]);
+    }
+    fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+  }
+}
+
+void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about) {
+  const std::vector<Group> groups = grouped_runs(runs);
+  const auto fp32 = std::find_if(groups.begin(), groups.end(), [](const Group& g) { return g.method == "fp32"; });
+  const Group* base = fp32 == groups.end() ? nullptr : &*fp32;
+  size_t seeds = 0;
+  for (const Group& g : groups) seeds = std::max(seeds, g.runs.size());
+  fmt::print("\n{} on {}, {} layers × {}, {} {}; saved: kept from forward to backward, without the loss's own tensors\n\n",
+             name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden, seeds, seeds == 1 ? "seed" : "seeds");
+  std::vector<std::vector<std::string>> rows{{"method", fmt::format("test {} %", metric_name(about.task))}};
+  if (base != nullptr) rows[0].push_back("- fp32");
+  for (const char* title : {"saved", "loss", "peak", "epoch"}) rows[0].push_back(title);
+  for (const Group& g : groups) rows.push_back(row_of(g, base));
+  print_table(rows);
+}
+
+ordered_json machine_json(const std::string& device) {
+  ordered_json machine = {{"threads", at::get_num_threads()}, {"kernel", best_cpu_kernel().name}, {"torch", TORCH_VERSION}};
+  if (device == "cuda") machine["gpu"] = gpu_name();
+  return machine;
+}
+
+ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& about) {
+  ordered_json list = ordered_json::array();
+  for (const RunResult& r : runs) {
+    list.push_back({{"method", r.method},
+                    {"seed", r.seed},
+                    {"device", r.device},
+                    {"test", r.test},
+                    {"valid", r.valid},
+                    {"train", r.train},
+                    {"epoch_seconds", r.epoch_seconds},
+                    {"saved_bytes", r.saved_bytes},
+                    {"loss_bytes", r.loss_bytes},
+                    {"peak_bytes", r.peak_bytes},
+                    {"cached_bytes", r.cached_bytes},
+                    {"loss", r.loss},
+                    {"epochs", r.epochs},
+                    {"best_epoch", r.best_epoch},
+                    {"interrupted", r.interrupted},
+                    {"model", name_of(about.shape.conv)},
+                    {"layers", about.shape.layers},
+                    {"hidden", about.shape.hidden},
+                    {"data", about.data},
+                    {"metric", metric_name(about.task)},
+                    {"machine", machine_json(r.device)},
+                    {"tensors", tensors_json(r.tensors)}});
+  }
+  return {{"runs", list}, {"interrupted", about.interrupted}};
+}
+
+void write_json(const std::string& path, const ordered_json& json, const char* op) {
+  if (path == "-") {
+    fmt::print("{}\n", json.dump(2));
+    return;
+  }
+  const std::string temporary = path + ".part";
+  std::ofstream file(temporary);
+  file << json.dump(2) << '\n';
+  file.close();
+  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
+  std::remove(temporary.c_str());
+  fail(op, "--json must name a file that can be written", path);
+}
+
+}  // namespace satchel::tool

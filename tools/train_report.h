@@ -1,0 +1,39 @@
+// The runs of one `satchel train` beside each other: a table and JSON.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "satchel/train/train.h"
+
+namespace satchel::tool {
+
+/// What all runs of a call have in common.
+struct RunsAbout {
+  std::string data;
+  Task task = Task::single_label;
+  GraphShape shape;
+  bool interrupted = false;
+};
+
+/// Method by method: test metric ± standard deviation over seeds, difference to fp32 ± standard error over the seeds that both
+/// have, and bytes and time beside fp32's.
+void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about);
+
+/// {"runs": [{"method", "seed", …}]}.
+nlohmann::ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& about);
+
+/// Threads, kernel, GPU and torch of this machine.
+nlohmann::ordered_json machine_json(const std::string& device);
+
+/// Through a temporary file, which is renamed; - prints it.
+void write_json(const std::string& path, const nlohmann::ordered_json& json, const char* op);
+
+/// A table of text with two spaces between columns, the first on the left, the others on the right.
+void print_table(const std::vector<std::vector<std::string>>& rows);
+
+/// "(59.8x less)", or "(1.2x more)".
+std::string less_text(double fp32, double own);
+
+}  // namespace satchel::tool
