@@ -14,9 +14,9 @@ help: ## this list
 	@echo "make TARGET [PYTHON=/path/to/python3] [JOBS=n]"
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 14
 
-demo: ## pack a tensor with every preset and print one table
+demo: ## train GraphSAGE on a generated graph with four methods and print one table
 	@scripts/build.sh release satchel_tool
-	@build/bin/satchel demo
+	@build/bin/satchel train --data synthetic:arxiv,scale=0.1 --method fp32,exact,blockwise,satchel --epochs 60 --eval-every 5
 
 test: ## every test: the torch-free rooms under ASan + UBSan, then all rooms as released
 	@scripts/build.sh core-sanitized
@@ -28,13 +28,15 @@ test-cuda: ## the tests that need a GPU
 	@scripts/with_gpu.sh scripts/build.sh cuda test_cuda
 	@scripts/test.sh cuda
 
-bench: ## time the codec on the CPU
+bench: ## time the codec and a training step on the CPU
 	@scripts/build.sh release satchel_tool
 	@build/bin/satchel bench codec
+	@build/bin/satchel bench graph
 
-bench-cuda: ## time the codec on the GPU
+bench-cuda: ## time the codec and a training step on the GPU
 	@scripts/with_gpu.sh scripts/build.sh cuda satchel_tool
 	@build/bin/satchel bench codec --device cuda
+	@build/bin/satchel bench graph --device cuda --data synthetic:arxiv --steps 40
 
 sanitize: ## every test of every room under ASan + UBSan
 	@scripts/build.sh dev

@@ -78,7 +78,8 @@ if(SATCHEL_TORCH)
 
   satchel_test(test_tools satchel_core
     tests/tools/plan_command_test.cpp
-    tests/tools/tool_test.cpp)
+    tests/tools/tool_test.cpp
+    tests/tools/train_command_test.cpp)
   target_link_libraries(test_tools PRIVATE nlohmann_json::nlohmann_json)
   target_compile_definitions(test_tools PRIVATE SATCHEL_TOOL="$<TARGET_FILE:satchel_tool>")
   add_dependencies(test_tools satchel_tool)
@@ -105,6 +106,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/autograd/gradient.cpp
     tests/cuda/autograd_cuda_test.cpp
     tests/cuda/chain_cuda_test.cpp
+    tests/cuda/norm_act_cuda_test.cpp
     tests/cuda/pack_cuda_test.cpp
     tests/cuda/sparse_cuda_test.cpp
     tests/cuda/stream_cuda_test.cpp

@@ -1,4 +1,5 @@
-// Trains GraphSAGE on a graph and a model of one's own. One line chooses what is kept for backward.
+// Trains a GraphSAGE of one's own on a graph of one's own. One line chooses what is kept for backward.
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/optim/adam.h>
 
 #include <cstdio>
@@ -8,39 +9,30 @@
 #include "satchel/graph/sage.h"
 #include "satchel/nn/norm_act.h"
 
-struct Net : torch::nn::Module {
-  explicit Net(const satchel::Saving& saving)
-      : first(satchel::SageOptions{.in = 32, .out = 64, .saving = saving}),
-        between(satchel::nn::NormActOptions{.channels = 64, .dropout = 0.5, .saving = saving}),  // BatchNorm, ReLU, dropout
-        second(satchel::SageOptions{.in = 64, .out = 4, .saving = saving}) {
-    register_module("first", first), register_module("between", between), register_module("second", second);
-  }
-  at::Tensor forward(const satchel::GraphInput& x, const satchel::Adjacency& a) { return second(between(first->forward_data(x, a)), a); }
-  satchel::SageConv first;
-  satchel::nn::NormAct between;
-  satchel::SageConv second;
-};
-
 int main() {
   torch::manual_seed(1);
-  const satchel::Method method = satchel::parse_method("satchel");  // or fp32, exact, blockwise, "satchel,bits=3" …
+  const satchel::Saving saving{satchel::parse_method("satchel")};  // or fp32, exact, blockwise, "satchel,bits=3" …
 
-  // 4,000 nodes in four communities; an edge stays in its community three times of four, the features are almost noise.
+  // 4,000 nodes in four communities: three edges of four stay inside, and the features are almost noise.
   const at::Tensor label = at::arange(4000).remainder(4), from = at::randint(4000, {20000});
   const at::Tensor to = (from + 4 * at::randint(1, 1000, {20000}) + (at::rand({20000}) < 0.25)).remainder(4000).to(at::kLong);
   const satchel::Adjacency a = satchel::mean_adjacency(satchel::made_symmetric(satchel::csr_from_coo(from, to, 4000, 4000)));
   const satchel::GraphInput x{.x = at::randn({4000, 32}) + at::one_hot(label, 32)};
 
-  Net net({method, ""});
-  torch::optim::Adam optimizer(net.parameters(), 0.01);
+  satchel::SageConv first(satchel::SageOptions{.in = 32, .out = 64, .saving = saving});
+  satchel::nn::NormAct between(satchel::nn::NormActOptions{.channels = 64, .dropout = 0.5, .saving = saving});  // and BatchNorm, ReLU
+  satchel::SageConv second(satchel::SageOptions{.in = 64, .out = 4, .saving = saving});
+  torch::nn::ModuleList net(first, between, second);
+  const auto logits = [&] { return second(between(first->forward_data(x, a)), a); };
+
+  torch::optim::Adam optimizer(net->parameters(), 0.01);
   for (int epoch = 1; epoch <= 30; ++epoch) {
-    const at::Tensor loss = satchel::cross_entropy_(net.forward(x, a), label, at::arange(2000));
-    if (epoch == 1)
-      std::printf("%s keeps %ld bytes for backward\n", method.name.c_str(), satchel::total_bytes(satchel::saved_tensors(loss)));
+    const at::Tensor loss = satchel::cross_entropy_(logits(), label, at::arange(2000));
+    if (epoch == 1) std::printf("kept for backward: %ld bytes\n", satchel::total_bytes(satchel::saved_tensors(loss)));
     optimizer.zero_grad(), loss.backward(), optimizer.step();
   }
-  net.eval();
-  const double right = net.forward(x, a).argmax(1).eq(label).narrow(0, 2000, 2000).to(at::kFloat).mean().item<double>();
+  net->eval();
+  const double right = logits().argmax(1).eq(label).narrow(0, 2000, 2000).to(at::kFloat).mean().item<double>();
   std::printf("%.1f %% of the unseen nodes are right\n", 100 * right);
   return right > 0.8 ? 0 : 1;
 }

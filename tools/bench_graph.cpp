@@ -176,7 +176,6 @@ TrainOptions options_of(const BenchGraphCommand& c) {
   o.shape.conv = from_name<Conv>(c.model, "bench");
   o.shape.norm = from_name<Norm>(c.norm, "bench");
   o.shape.activation = from_name<Activation>(c.activation, "bench");
-  if (o.shape.activation == Activation::elu) o.shape.slope = 1;  // α
   o.device = c.device;
   o.method = parse_method("fp32");
   try {
@@ -224,7 +223,7 @@ void add_bench_graph(CLI::App& bench) {
   graph->add_option("--hidden", c->shape.hidden, "Width between layers")->transform(whole_number(1, 1 << 20))->capture_default_str();
   graph->add_option("--norm", c->norm, "Norm between layers")->check(members<Norm>())->capture_default_str();
   graph->add_option("--activation", c->activation, "Activation between layers")->check(members<Activation>())->capture_default_str();
-  graph->add_option("--dropout", c->shape.dropout, "Dropout between layers")->capture_default_str();
+  graph->add_option("--dropout", c->shape.dropout, "Dropout between layers")->check(CLI::Number)->capture_default_str();
   graph->add_option("--steps", c->steps, "Timed steps of which the median counts")
       ->transform(whole_number(1, 1000000))
       ->capture_default_str();

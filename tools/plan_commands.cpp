@@ -142,7 +142,7 @@ void add_plan_command(CLI::App& app) {
           *plan, "--activation", s.activation,
           {{"none", Activation::none}, {"relu", Activation::relu}, {"leaky_relu", Activation::leaky_relu}, {"elu", Activation::elu}},
           "After the norm"),
-      plan->add_option("--dropout", s.dropout, "After the activation; 0: none")->capture_default_str(),
+      plan->add_option("--dropout", s.dropout, "After the activation; 0: none")->check(CLI::Number)->capture_default_str(),
       add_count(*plan, "--train-nodes", o->training_nodes, "Nodes that the loss reads (default: all); fp32 keeps only their part"),
       plan->add_flag("--sparse", o->sparse, "The features are a sparse matrix, which is never packed")};
   plan->add_option("--method", o->methods, "A method, or several; may be repeated (default: satchel)")

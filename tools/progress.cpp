@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <vector>
 
 namespace satchel::tool {
 namespace {
@@ -25,6 +26,16 @@ std::string bar_of(double share, int width) {
   std::string bar;
   for (int i = 0; i < width; ++i) bar += i < full ? "█" : "░";
   return bar;
+}
+
+/// As many of the parts, from the first on, as fit into `width` characters: a figure without its unit would mislead.
+std::string fitting(const std::vector<std::string>& parts, size_t width) {
+  std::string text;
+  for (const std::string& part : parts) {
+    if (text.size() + part.size() > width) break;
+    text += part;
+  }
+  return text;
 }
 
 /// Cuts UTF-8 text to `width` characters.
@@ -62,8 +73,12 @@ double ProgressView::epochs_per_second(const Progress& p) {
 
 void ProgressView::draw(const Progress& p) {
   const std::string head = fmt::format("{} ", title_);
-  const std::string tail = fmt::format(" {}/{}  loss {:.4f}  valid {:.2f} %  {:.1f} epochs/s  saved {}  peak {}", p.epoch, p.epochs, p.loss,
-                                       p.valid, epochs_per_second(p), bytes_text(p.saved_bytes), bytes_text(p.peak_bytes));
+  const int beside_bar = std::max(0, terminal_width() - 1 - kNarrowestBar - static_cast<int>(head.size()));
+  const std::string tail =
+      fitting({fmt::format(" {}/{}", p.epoch, p.epochs), fmt::format("  loss {:.4f}", p.loss), fmt::format("  valid {:.2f} %", p.valid),
+               fmt::format("  {:.1f} epochs/s", epochs_per_second(p)), fmt::format("  saved {}", bytes_text(p.saved_bytes)),
+               fmt::format("  peak {}", bytes_text(p.peak_bytes))},
+              static_cast<size_t>(beside_bar));
   const int room = terminal_width() - 1 - static_cast<int>(head.size() + tail.size());
   const std::string bar = bar_of(static_cast<double>(p.epoch) / static_cast<double>(p.epochs), std::clamp(room, kNarrowestBar, kWidestBar));
   fmt::print("\r\x1b[2K{}", cut(head + bar + tail, terminal_width() - 1));

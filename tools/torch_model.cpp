@@ -46,7 +46,7 @@ at::Tensor activated(const at::Tensor& x, const GraphShape& shape) {
   switch (shape.activation) {
     case Activation::relu: return at::relu(x);
     case Activation::leaky_relu: return at::leaky_relu(x, shape.slope);
-    case Activation::elu: return at::elu(x, shape.slope);
+    case Activation::elu: return at::elu(x, shape.alpha);
     case Activation::none: break;
   }
   return x;

@@ -2,10 +2,12 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <charconv>
 #include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -64,11 +66,50 @@ TrainOptions options_of(const TrainCommand& c, const Method& method) {
   o.shape.conv = from_name<Conv>(c.model, "train");
   o.shape.norm = from_name<Norm>(c.norm, "train");
   o.shape.activation = from_name<Activation>(c.activation, "train");
-  if (o.shape.activation == Activation::elu) o.shape.slope = 1;  // α
   o.optimizer = from_name<Optimizer>(c.optimizer, "train");
   o.cache_aggregate = !c.no_cache;
   o.method = method;
   return o;
+}
+
+/// A number as strtod() reads it all; CLI11 itself takes '' for 0.
+CLI::Validator real_number() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        char* end = nullptr;
+        std::strtod(text.c_str(), &end);
+        return text.empty() || *end != 0 ? fmt::format("must be a number, got '{}'", text) : "";
+      },
+      "", "number");
+}
+
+/// '' is what a script's unset variable gives: not "no file".
+CLI::Validator file_name() {
+  return CLI::Validator([](std::string& text) -> std::string { return text.empty() ? "must name a file, got ''" : ""; }, "", "file name");
+}
+
+/// Two names of one file, which may not be there yet.
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat first {
+  }, second{};
+  if (::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0)
+    return first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+  const auto folder = [](const std::string& path) { return path.find('/') == path.npos ? "." : path.substr(0, path.rfind('/') + 1); };
+  const auto name = [](const std::string& path) { return path.substr(path.rfind('/') + 1); };
+  return name(a) == name(b) && ::stat(folder(a).c_str(), &first) == 0 && ::stat(folder(b).c_str(), &second) == 0 &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+void check_apart(const char* op, const char* name, const std::string& path, const char* other_name, const std::string& other) {
+  if (!path.empty() && !other.empty() && same_file(path, other))
+    throw UsageError(fmt::format("[{}] {} must be another file than {}, got {}", op, name, other_name, path));
+}
+
+void check_split(const GraphData& data, int64_t split) {
+  const auto splits = static_cast<int64_t>(data.splits.size());
+  if (split > 0 && split >= splits)
+    throw UsageError(splits == 0 ? fmt::format("[train] --split must be 0: {} has no splits of its own, got {}", data.name, split)
+                                 : fmt::format("[train] --split must be 0 to {}, got {}", splits - 1, split));
 }
 
 /// Everything that can be refused before the data are read.
@@ -76,7 +117,13 @@ void check_use(const TrainCommand& c, const std::vector<Method>& methods) {
   const int64_t runs = static_cast<int64_t>(methods.size()) * c.seeds;
   if (!c.options.checkpoint.empty() && runs > 1)
     throw UsageError(fmt::format("[train] --checkpoint takes a single run, of one method and one seed, got {} runs", runs));
-  if (c.options.seed > UINT64_MAX - static_cast<uint64_t>(c.seeds - 1)) throw UsageError("[train] seeds must end below 2^64, got more");
+  if (c.options.seed > UINT64_MAX - static_cast<uint64_t>(c.seeds - 1))
+    throw UsageError(fmt::format("[train] --seed + --seeds must be at most 2^64, got {} + {}", c.options.seed, c.seeds));
+  if (c.options.checkpoint.empty() && (c.options.resume || c.options.checkpoint_every > 0))
+    throw UsageError(fmt::format("[train] {} needs --checkpoint, got none", c.options.resume ? "--resume" : "--checkpoint-every"));
+  check_apart("train", "--json", c.json, "--checkpoint", c.options.checkpoint);
+  check_apart("train", "--json", c.json, "--data", c.data);
+  check_apart("train", "--checkpoint", c.options.checkpoint, "--data", c.data);
   try {
     for (const Method& m : methods) validate(options_of(c, m));
   } catch (const Error& e) {
@@ -105,20 +152,25 @@ void report_end(const TrainCommand& c, const std::vector<RunResult>& runs, const
 RunResult run_one(const GraphData& data, const TrainOptions& options, bool silent) {
   ProgressView view(fmt::format("{} seed {}", options.method.name, options.seed),
                     silent ? ProgressView::Style::silent : ProgressView::best_style());
-  return train_graph(data, options, [&](const Progress& p) {
+  RunResult result = train_graph(data, options, [&](const Progress& p) {
     view.show(p);
     return stop_asked == 0;
   });
+  view.end();
+  if (silent || result.epochs >= options.epochs) return result;
+  fmt::print("{} seed {}: stopped after epoch {}: {}\n", options.method.name, options.seed, result.epochs,
+             result.interrupted ? "interrupted" : fmt::format("no better validation metric in {} evaluations", options.patience));
+  return result;
 }
 
 void add_run_options(CLI::App& train, TrainCommand& c) {
   TrainOptions& o = c.options;
   train.add_option("--epochs", o.epochs, "Epochs, one step each")->transform(whole_number(1))->capture_default_str();
   train.add_option("--optim", c.optimizer, "Optimizer")->check(members<Optimizer>())->capture_default_str();
-  train.add_option("--lr", o.lr, "Learning rate")->capture_default_str();
-  train.add_option("--weight-decay", o.weight_decay, "Weight decay")->capture_default_str();
-  train.add_option("--momentum", o.momentum, "Momentum, of sgd")->capture_default_str();
-  train.add_option("--clip", o.clip, "Largest norm of all gradients together; 0: none")->capture_default_str();
+  train.add_option("--lr", o.lr, "Learning rate")->transform(real_number())->capture_default_str();
+  train.add_option("--weight-decay", o.weight_decay, "Weight decay")->transform(real_number())->capture_default_str();
+  train.add_option("--momentum", o.momentum, "Momentum, of sgd")->transform(real_number())->capture_default_str();
+  train.add_option("--clip", o.clip, "Largest norm of all gradients together; 0: none")->transform(real_number())->capture_default_str();
   train.add_option("--seed", o.seed, "Seed of weights, dropout, rounding and a drawn split")
       ->transform(whole_number(0, UINT64_MAX))
       ->capture_default_str();
@@ -129,8 +181,8 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
   train.add_option("--patience", o.patience, "Stop after so many evaluations without a better validation metric; 0: never")
       ->transform(whole_number(0))
       ->capture_default_str();
-  train.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table");
-  train.add_option("--checkpoint", o.checkpoint, "File that holds the run when it ends or is stopped");
+  train.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
+  train.add_option("--checkpoint", o.checkpoint, "File that holds the run when it ends or is stopped")->transform(file_name());
   train.add_option("--checkpoint-every", o.checkpoint_every, "Also write it every so many epochs")->transform(whole_number(0));
   train.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit; --epochs may be more");
   train.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
@@ -148,7 +200,7 @@ void add_train(CLI::App& app) {
   train->add_option("--hidden", shape.hidden, "Width between layers")->transform(whole_number(1, 1 << 20))->capture_default_str();
   train->add_option("--norm", command->norm, "Norm between layers")->check(members<Norm>())->capture_default_str();
   train->add_option("--activation", command->activation, "Activation between layers")->check(members<Activation>())->capture_default_str();
-  train->add_option("--dropout", shape.dropout, "Dropout between layers")->capture_default_str();
+  train->add_option("--dropout", shape.dropout, "Dropout between layers")->transform(real_number())->capture_default_str();
   train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (gcn always does)");
   train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();
   add_run_options(*train, *command);
@@ -163,7 +215,7 @@ void add_predict(CLI::App& app) {
   predict->add_option("--data", command->data, "The graph, as for train")->required();
   predict->add_option("-o,--output", command->output, "Classes, a .npy file of int64: one a node (multi-label: nodes × labels)")
       ->required();
-  predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes × outputs");
+  predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes × outputs")->transform(file_name());
   predict->add_option("--device", command->device, "Where to compute")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   predict->footer(
       "\nThe weights are those of the best validation metric.\n\nExample:\n  satchel predict --checkpoint run.safetensors --data "
@@ -182,11 +234,11 @@ CLI::Validator whole_number(uint64_t least, uint64_t most) {
   return CLI::Validator(
       [least, most](std::string& text) -> std::string {
         uint64_t number = 0;
-        const char* end = text.data() + text.size();
-        const auto [stop, code] = std::from_chars(text.data(), end, number);
-        if (text.empty() || code != std::errc() || stop != end || number < least || number > most) {
-          return most >= INT64_MAX ? fmt::format("must be a whole number, {} or more, got '{}'", least, text)
-                                   : fmt::format("must be a whole number from {} to {}, got '{}'", least, most, text);
+        const char* stop_at = text.data() + text.size();
+        const auto [stop, code] = std::from_chars(text.data(), stop_at, number);
+        if (text.empty() || code != std::errc() || stop != stop_at || number < least || number > most) {
+          const std::string end = most == UINT64_MAX ? "2^64 - 1" : most == INT64_MAX ? "2^63 - 1" : std::to_string(most);
+          return fmt::format("must be a whole number from {} to {}, got '{}'", least, end, text);
         }
         text = std::to_string(number);  // CLI11 itself reads 010 as 8
         return "";
@@ -215,6 +267,7 @@ void run_train(const TrainCommand& c) {
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.quiet || c.json == "-";
   const GraphData data = load_graph(c.data);
+  check_split(data, c.options.split);
   if (!silent) print_about(data);
 
   RunsAbout about{data.name, data.task, options_of(c, methods.front()).shape, false};
@@ -241,7 +294,11 @@ void run_train(const TrainCommand& c) {
 void run_predict(const PredictCommand& c) {
   check_output(c.output, "predict");
   if (!c.scores.empty()) check_output(c.scores, "predict");
-  if (c.scores == c.output) throw UsageError("[predict] --scores must be another file than --output, got " + c.scores);
+  check_apart("predict", "--scores", c.scores, "--output", c.output);
+  for (const auto& [name, path] : {std::pair{"--output", c.output}, {"--scores", c.scores}}) {
+    check_apart("predict", name, path, "--checkpoint", c.checkpoint);
+    check_apart("predict", name, path, "--data", c.data);
+  }
   const GraphData data = load_graph(c.data);
   const Prediction p = predict_graph(data, c.checkpoint, c.device);
   const std::vector<int64_t> both{p.nodes, p.outputs}, one{p.nodes};

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <torch/headeronly/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -154,13 +155,23 @@ void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about
   const Group* base = fp32 == groups.end() ? nullptr : &*fp32;
   size_t seeds = 0;
   for (const Group& g : groups) seeds = std::max(seeds, g.runs.size());
-  fmt::print("\n{} on {}, {} layers × {}, {} {}; saved: kept from forward to backward, without the loss's own tensors\n\n",
-             name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden, seeds, seeds == 1 ? "seed" : "seeds");
+  fmt::print("\n{} on {}, {} layers × {}, {} {}\n\n", name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden, seeds,
+             seeds == 1 ? "seed" : "seeds");
   std::vector<std::vector<std::string>> rows{{"method", fmt::format("test {} %", metric_name(about.task))}};
   if (base != nullptr) rows[0].push_back("- fp32");
   for (const char* title : {"saved", "loss", "peak", "epoch"}) rows[0].push_back(title);
   for (const Group& g : groups) rows.push_back(row_of(g, base));
   print_table(rows);
+  fmt::print(
+      "\nsaved: bytes kept from forward to backward; loss: logits and what the loss keeps; peak: most allocated in a step; epoch: median "
+      "step\n");
+  for (const Group& g : groups) {
+    const int64_t cached = std::llround(g.mean(&RunResult::cached_bytes));
+    if (cached > 0)
+      fmt::print("{}: peak includes {} of A·X, computed once for all steps (--no-cache does without)\n", g.method, bytes_text(cached));
+  }
+  if (seeds > 1)
+    fmt::print("±: standard deviation over seeds{}\n", base != nullptr ? "; of - fp32: standard error over pairs of a seed" : "");
 }
 
 ordered_json machine_json(const std::string& device) {
@@ -203,7 +214,7 @@ void write_json(const std::string& path, const ordered_json& json, const char* o
     fmt::print("{}\n", json.dump(2));
     return;
   }
-  const std::string temporary = path + ".part";
+  const std::string temporary = path + "." + std::to_string(::getpid()) + ".part";
   std::ofstream file(temporary);
   file << json.dump(2) << '\n';
   file.close();

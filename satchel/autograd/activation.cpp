@@ -13,6 +13,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
+#include "satchel/tensor/check.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {
@@ -33,7 +34,7 @@ class MaskNode : public SavingNode {
   PackedMask mask;
   double slope = 0;
 
-  std::vector<SavedTensor> saved() const override {
+  std::vector<SavedTensor> lines() const override {
     int64_t values = 1;
     for (const int64_t size : mask.shape) values *= size;
     return {{layer(), "mask", mask.shape, 1, mask.bits.numel(), values}};
@@ -51,7 +52,7 @@ class DropoutNode : public SavingNode {
   PackedMask mask;  // instead of the seed, where the method keeps masks
   double p = 0;
 
-  std::vector<SavedTensor> saved() const override {
+  std::vector<SavedTensor> lines() const override {
     if (seed.defined()) return {saved_line(layer(), "seed", seed)};
     int64_t values = 1;
     for (const int64_t size : mask.shape) values *= size;
@@ -80,12 +81,14 @@ at::Tensor with_mask(const at::Tensor& x, at::Tensor out, double slope, const Sa
 
 at::Tensor relu(const at::Tensor& x, const Saving& saving) {
   if (saving.method.plain || !records(x)) return at::relu(x);
+  check_float(x, "relu");
   return with_mask(x, at::relu(x.detach()), 0, saving);
 }
 
 at::Tensor leaky_relu(const at::Tensor& x, double slope, const Saving& saving) {
   if (!std::isfinite(slope)) fail("leaky_relu", "slope must be finite", slope);
   if (saving.method.plain || !records(x)) return at::leaky_relu(x, slope);
+  check_float(x, "leaky_relu");
   return with_mask(x, at::leaky_relu(x.detach(), slope), slope, saving);
 }
 
@@ -98,6 +101,7 @@ at::Tensor dropout(const at::Tensor& x, double p, bool training, const Saving& s
   check_dropout(p, "dropout");
   if (!training || p == 0) return x;
   if (saving.method.plain) return std::get<0>(at::native_dropout(x, p, /*train=*/true));
+  check_float(x, "dropout");
   const at::Tensor seed = fresh_seed(x.device());
   const at::Tensor line = line_of(x.detach());
   const at::Tensor out = at::_unsafe_view(apply_chain(line, {}, {}, {}, seed, {p, 1}), x.sizes()).to(x.scalar_type());

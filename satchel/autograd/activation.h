@@ -7,7 +7,7 @@
 
 namespace satchel {
 
-/// Keep one exact bit a value.
+/// Keep one exact bit a value: on where x > 0, so no gradient passes at NaN (the output still shows it).
 at::Tensor relu(const at::Tensor& x, const Saving& saving = {});
 at::Tensor leaky_relu(const at::Tensor& x, double slope = 0.01, const Saving& saving = {});
 

@@ -20,12 +20,12 @@ class EluNode : public SharingNode {
   double alpha = 1;
   bool shares = true;  // with the next layer; only names its line
 
-  std::vector<SavedTensor> saved() const override {
-    std::vector<SavedTensor> lines;
-    report(*shared_, layer(), lines);
-    if (!shares) lines.front().kind = "activation";
-    if (shared_->seed.defined()) lines.push_back(saved_line(layer(), "seed", shared_->seed));
-    return lines;
+  std::vector<SavedTensor> lines() const override {
+    std::vector<SavedTensor> kept;
+    report(*shared_, layer(), kept);
+    if (!shares) kept.front().kind = "activation";
+    if (shared_->seed.defined()) kept.push_back(saved_line(layer(), "seed", shared_->seed));
+    return kept;
   }
 
  protected:
@@ -46,7 +46,7 @@ class EluNode : public SharingNode {
 }  // namespace
 
 at::Tensor elu_dropout(const at::Tensor& x, double alpha, double p, const Saving& saving) {
-  if (!std::isfinite(alpha)) fail("elu", "alpha must be finite", alpha);
+  if (!(alpha >= 0) || !std::isfinite(alpha)) fail("elu", "alpha must be finite and at least 0", alpha);
   if (x.dim() == 0 || x.scalar_type() != at::kFloat) fail("elu", "x must be float32 with at least one dimension", x.toString());
   const auto node = make_node<EluNode>(saving.name, x);
   const at::Tensor value = at::elu(x.detach(), alpha).contiguous().view({-1, x.size(-1)});

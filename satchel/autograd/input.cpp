@@ -18,8 +18,6 @@ InputSave InputSave::reference(const at::Tensor& x) {
   return save;
 }
 
-InputSave InputSave::data(const at::Tensor& x, const Method& method) { return method.packs_data ? InputSave(x, method) : reference(x); }
-
 std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Tensor>& gs) const {
   if (shared_ != nullptr) return satchel::transposed_products(*shared_, gs);
   std::vector<at::Tensor> products;

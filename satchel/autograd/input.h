@@ -22,8 +22,6 @@ class InputSave {
   InputSave(const at::Tensor& x, const Method& method);
   /// x itself: the data set, which stands in memory anyway. Changing it before backward is an error, as in torch.
   static InputSave reference(const at::Tensor& x);
-  /// The data set as the method keeps it: packed where it packs data, else a reference.
-  static InputSave data(const at::Tensor& x, const Method& method);
 
   bool defined() const { return reference_.has_value() || packed_.bytes.defined() || shared_ != nullptr; }
 

@@ -5,6 +5,7 @@
 
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/tensor/check.h"
 
 namespace satchel {
 namespace {
@@ -16,10 +17,10 @@ class LinearNode : public SavingNode {
   InputSave input;
   SavedVariable weight;
 
-  std::vector<SavedTensor> saved() const override {
-    std::vector<SavedTensor> lines;
-    input.report(layer(), "input", lines);
-    return lines;
+  std::vector<SavedTensor> lines() const override {
+    std::vector<SavedTensor> kept;
+    input.report(layer(), "input", kept);
+    return kept;
   }
 
  protected:
@@ -42,6 +43,8 @@ class LinearNode : public SavingNode {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
   if (saving.method.plain || !records(x, weight, bias)) return at::linear(x, weight, bias);
+  check_float(x, "linear");
+  check_no_autocast(x, "linear");
   const auto node = make_node<LinearNode>(saving.name, x, weight, bias);
   if (weight.requires_grad()) node->input = InputSave(x, saving.method);
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);

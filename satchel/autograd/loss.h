@@ -1,4 +1,4 @@
-// Losses that turn logits into their own gradient in place: nothing else is kept, and no second matrix of that size is made.
+// Losses that turn logits into their own gradient in place: nothing else is kept for backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,8 @@ namespace satchel {
 
 /// Mean cross-entropy of rows `index` (int64; undefined: all) of logits (rows × classes) against labels (int64, one a row of
 /// logits). Where a gradient is recorded the logits' memory holds their gradient afterwards: read what else you need first.
-/// Indices must not repeat.
+/// Indices must not repeat, and labels must be 0 to classes − 1. One loss a set of logits; grad() with respect to the logits gives
+/// back that very memory.
 at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& index = {},
                           const std::string& name = "loss");
 

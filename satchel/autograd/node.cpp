@@ -1,27 +1,22 @@
 #include "satchel/autograd/node.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
 #include <mutex>
 
 #include "satchel/core/error.h"
-#include "satchel/tensor/pack.h"
 
 namespace satchel {
 
-at::Tensor fresh_seed(at::Device device) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return seed_tensor(at::check_generator<at::CPUGeneratorImpl>(generator)->random64(), device);
+void check_no_autocast(const at::Tensor& x, const char* op) {
+  if (at::autocast::is_autocast_enabled(x.device().type())) fail(op, "autocast must be off for " + x.device().str() + " here", "on");
 }
 
-void check_dropout(double p, const char* op) {
-  if (!(p >= 0) || std::round(p * 65536) >= 65536) fail(op, "dropout must be at least 0 and less than 1", p);
+std::vector<SavedTensor> SavingNode::saved() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return released_ ? std::vector<SavedTensor>() : lines();
 }
-
-double dropout_scale(double p) { return 65536 / (65536 - std::round(p * 65536)); }
 
 variable_list SavingNode::apply(variable_list&& gradients) {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -23,16 +23,18 @@ class SavingNode : public torch::autograd::Node {
  public:
   SavingNode(const char* op, std::string layer) : op_(op), layer_(std::move(layer)) {}
 
-  /// What it keeps now, a line each.
-  virtual std::vector<SavedTensor> saved() const = 0;
+  /// What it keeps now, a line each; nothing once backward has released it.
+  std::vector<SavedTensor> saved();
   std::string name() const override { return std::string("Satchel<") + op_ + ">"; }
 
  protected:
+  virtual std::vector<SavedTensor> lines() const = 0;
   /// Gradients of the inputs, in their order. Runs without recording.
   virtual variable_list back(at::Tensor gradient) = 0;
   /// Lets go of everything that was kept.
   virtual void release() = 0;
 
+  const char* op() const { return op_; }
   bool needs(size_t input) const { return task_should_compute_output(input); }
   /// Nobody will ask this node for gradients again: what it keeps may be overwritten.
   bool is_last_use() const { return last_use_; }
@@ -67,6 +69,9 @@ inline at::Tensor attach(at::Tensor out, const std::shared_ptr<torch::autograd::
   torch::autograd::set_history(out, node);
   return out;
 }
+
+/// Throws where autocast is on for x's device: these functions choose their own types.
+void check_no_autocast(const at::Tensor& x, const char* op);
 
 /// The line of something that is kept as it is.
 SavedTensor saved_line(const std::string& name, const char* kind, const at::Tensor& kept);

@@ -3,6 +3,7 @@
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/mul.h>
 
 #include <algorithm>
 
@@ -24,19 +25,23 @@ class NormNode : public SavingNode {
   at::Tensor mean, rstd;  // mean: undefined where the normalised values are packed
   SavedVariable weight;   // γ: changing it in place before backward is an error, as in torch
 
-  std::vector<SavedTensor> saved() const override {
-    std::vector<SavedTensor> lines;
-    report(packed, layer(), "norm", lines);
+  std::vector<SavedTensor> lines() const override {
+    std::vector<SavedTensor> kept;
+    if (packed.bytes.defined()) report(packed, layer(), "norm", kept);
     std::vector<int64_t> shape{rstd.numel()};
     if (mean.defined()) shape.insert(shape.begin(), 2);
     const int64_t bytes = static_cast<int64_t>(rstd.nbytes()) * (mean.defined() ? 2 : 1);
-    lines.push_back({layer(), "statistics", std::move(shape), 32, bytes, bytes});
-    return lines;
+    kept.push_back({layer(), "statistics", std::move(shape), 32, bytes, bytes});
+    return kept;
   }
 
  protected:
   variable_list back(at::Tensor g) override {
     at::Tensor gradient = own(std::move(g));
+    if (!packed.bytes.defined()) {
+      const at::Tensor beta = needs(2) ? gradient.sum(0) : at::Tensor();
+      return {needs(0) ? gradient.mul_(at::mul(weight.unpack().detach(), rstd.squeeze(0))) : at::Tensor(), {}, beta};
+    }
     const SharedSave save{packed, {}, {}, {}, {}, {}};
     const SharedRows rows(save);
     const auto values = [&](int64_t first, int64_t last) {
@@ -76,11 +81,14 @@ at::Tensor apply_norm(const at::Tensor& x, const NormWeights& weights, Norm norm
   node->rstd = s.rstd;
   node->weight = SavedVariable(weights.gamma, /*is_output=*/false);
   const CodecSpec spec = norm_spec(saving.method, x.size(1));
-  if (saving.method.shared) {
+  const bool reads_values = options.training || norm == Norm::layer || weights.gamma.requires_grad();
+  if (!reads_values) {
+    // Running statistics are constants: the gradient of x reads γ and the deviation only.
+  } else if (saving.method.shared) {
     node->packed = pack(values, spec, fresh_seed(x.device()));
   } else {
     node->packed = pack(rows, spec, fresh_seed(x.device()));
-    node->mean = s.mean;
+    node->mean = s.mean.is_view() ? s.mean.clone() : s.mean;  // not a view of running statistics, which change
   }
   return attach(at::addcmul(weights.beta.detach(), values, weights.gamma.detach()), node);
 }

@@ -22,15 +22,15 @@ class NormActNode : public SharingNode {
   bool training = true;
   at::Tensor rstd;
 
-  std::vector<SavedTensor> saved() const override {
-    std::vector<SavedTensor> lines;
-    report(*shared_, layer(), lines);
+  std::vector<SavedTensor> lines() const override {
+    std::vector<SavedTensor> kept;
+    report(*shared_, layer(), kept);
     if (rstd.defined()) {
       const auto bytes = static_cast<int64_t>(rstd.nbytes());
-      lines.push_back({layer(), "statistics", {rstd.numel()}, 32, bytes, bytes});
+      kept.push_back({layer(), "statistics", {rstd.numel()}, 32, bytes, bytes});
     }
-    if (shared_->seed.defined()) lines.push_back(saved_line(layer(), "seed", shared_->seed));
-    return lines;
+    if (shared_->seed.defined()) kept.push_back(saved_line(layer(), "seed", shared_->seed));
+    return kept;
   }
 
  protected:
@@ -105,8 +105,8 @@ at::Tensor shared_norm_act(const at::Tensor& x, const NormWeights& weights, cons
 at::Tensor activated(const at::Tensor& x, const NormActOptions& options, const Saving& saving) {
   switch (options.activation) {
     case Activation::relu: return relu(x, saving);
-    case Activation::leaky_relu: return leaky_relu(x, options.slope, saving);
-    case Activation::elu: return elu(x, options.slope, saving);
+    case Activation::leaky_relu: return leaky_relu(x, options.alpha, saving);
+    case Activation::elu: return elu(x, options.alpha, saving);
     case Activation::none: return x;
   }
   return x;
@@ -128,6 +128,7 @@ at::Tensor norm_act(const at::Tensor& x, const NormWeights& weights, const NormA
   check_norm(x, weights, options.norm, options.statistics, op);
   check_dropout(options.dropout, op);
   if (!std::isfinite(options.slope)) fail(op, "slope must be finite", options.slope);
+  if (!(options.alpha >= 0) || !std::isfinite(options.alpha)) fail(op, "alpha must be finite and at least 0", options.alpha);
   const double p = options.training() ? options.dropout : 0;
   const bool evaluates = !options.training() && !records(x, weights.gamma, weights.beta);
   const bool nothing_to_share = options.norm == Norm::none && options.activation == Activation::none;
@@ -136,7 +137,7 @@ at::Tensor norm_act(const at::Tensor& x, const NormWeights& weights, const NormA
   }
   if (options.activation == Activation::elu) {
     const at::Tensor h = norm_of(x, weights, options, saving);
-    return records(h) ? elu_dropout(h, options.slope, p, saving) : dropout(elu(h, options.slope, saving), p, true, saving);
+    return records(h) ? elu_dropout(h, options.alpha, p, saving) : dropout(elu(h, options.alpha, saving), p, true, saving);
   }
   return shared_norm_act(x, weights, options, saving);
 }

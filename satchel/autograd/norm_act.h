@@ -12,7 +12,8 @@ namespace satchel {
 struct NormActOptions {
   Norm norm = Norm::batch;
   Activation activation = Activation::relu;
-  double slope = 0.01;  // LeakyReLU's, or ELU's α
+  double slope = 0.01;  // LeakyReLU's
+  double alpha = 1;     // ELU's
   double dropout = 0;   // none unless training
   NormOptions statistics;
   bool training() const { return statistics.training; }

@@ -14,16 +14,16 @@ std::vector<SavedTensor> saved_tensors(const at::Tensor& root) {
     if (node != nullptr && seen.insert(node).second) todo.push_back(node);
   };
   if (root.defined()) visit(root.grad_fn().get());
-  std::vector<const SavingNode*> nodes;
+  std::vector<SavingNode*> nodes;
   while (!todo.empty()) {
     torch::autograd::Node* node = todo.back();
     todo.pop_back();
-    if (const auto* ours = dynamic_cast<const SavingNode*>(node)) nodes.push_back(ours);
+    if (auto* ours = dynamic_cast<SavingNode*>(node)) nodes.push_back(ours);
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
   std::sort(nodes.begin(), nodes.end(), [](const SavingNode* a, const SavingNode* b) { return a->sequence_nr() < b->sequence_nr(); });
   std::vector<SavedTensor> lines;
-  for (const SavingNode* node : nodes) {
+  for (SavingNode* node : nodes) {
     for (SavedTensor& line : node->saved()) lines.push_back(std::move(line));
   }
   return lines;

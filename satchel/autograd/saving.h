@@ -11,7 +11,7 @@ namespace satchel {
 
 struct Saving {
   Method method = parse_method("satchel");
-  std::string name;
+  std::string name = {};
 };
 
 /// A seed of its own for one save: 64 bits from torch's default generator, so that torch::manual_seed fixes a run. An int64[1]

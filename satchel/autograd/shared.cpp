@@ -54,10 +54,6 @@ at::Tensor SharedRows::input(const at::Tensor& values, int64_t first) const {
   return apply_chain(values, gamma_, beta_, bits(first, first + values.size(0)), save_.seed, save_.chain, first * save_.channels());
 }
 
-at::Tensor SharedRows::gradient(const at::Tensor& g, int64_t first) const {
-  return chain_gradient(g, bits(first, first + g.size(0)), save_.seed, save_.chain, first * save_.channels());
-}
-
 void SharedRows::gradient_(const at::Tensor& g, int64_t first) const {
   chain_gradient_(g, bits(first, first + g.size(0)), save_.seed, save_.chain, first * save_.channels());
 }

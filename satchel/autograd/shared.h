@@ -63,8 +63,7 @@ class SharedRows {
   at::Tensor values(int64_t first, int64_t last) const;
   /// The next layer's input, kept · act(γ·values + β) · scale, for decoded rows from `first` on.
   at::Tensor input(const at::Tensor& values, int64_t first) const;
-  /// g (rows from `first` on) where it passes activation and dropout; and the same in place.
-  at::Tensor gradient(const at::Tensor& g, int64_t first) const;
+  /// g (rows from `first` on) becomes what passes activation and dropout, in place.
   void gradient_(const at::Tensor& g, int64_t first) const;
   /// Which values are on; all where nothing tells.
   at::Tensor on(int64_t first, int64_t last) const;

@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 
 namespace satchel {
@@ -16,19 +17,22 @@ void check_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, cons
   if (!x.defined() || x.dim() != 2)
     fail(op, "x must be rows × channels", x.defined() ? std::to_string(x.dim()) + " dimensions" : "nothing");
   if (x.scalar_type() != at::kFloat) fail(op, "x must be float32", c10::toString(x.scalar_type()));
+  check_no_autocast(x, op);
   const auto check = [&](const at::Tensor& w, const char* name) {
-    if (!w.defined() || w.dim() != 1 || w.size(0) != x.size(1) || w.scalar_type() != at::kFloat || w.device() != x.device()) {
-      fail(op, std::string(name) + " must be " + std::to_string(x.size(1)) + " float32 numbers on x's device",
+    if (!w.defined() || w.dim() != 1 || w.size(0) != x.size(1) || w.scalar_type() != at::kFloat || w.device() != x.device() ||
+        !w.is_contiguous()) {
+      fail(op, std::string(name) + " must be " + std::to_string(x.size(1)) + " contiguous float32 numbers on x's device",
            w.defined() ? w.toString() + " of " + std::to_string(w.numel()) : "nothing");
     }
   };
   if (norm != Norm::none) check(weights.gamma, "gamma");
   if (norm != Norm::none) check(weights.beta, "beta");
   if (norm != Norm::batch) return;
-  if (weights.running_mean.defined() != weights.running_var.defined()) fail(op, "running mean and variance must be given together");
+  if (weights.running_mean.defined() != weights.running_var.defined())
+    fail(op, "running mean and variance must be given together", "one of them");
   if (weights.running_mean.defined()) check(weights.running_mean, "running mean");
   if (weights.running_var.defined()) check(weights.running_var, "running variance");
-  if (!options.training && !weights.running_mean.defined()) fail(op, "evaluation needs running statistics");
+  if (!options.training && !weights.running_mean.defined()) fail(op, "evaluation needs running statistics", "none");
   if (options.training && x.size(0) < 2) fail(op, "training needs at least two rows", x.size(0));
 }
 

@@ -43,6 +43,7 @@ Method projection() {
 
 Method shared() {
   Method m;
+  m.name = "satchel";
   m.norm = parse_spec("satchel");
   return m;
 }

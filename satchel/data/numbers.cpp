@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -95,6 +96,18 @@ std::vector<int64_t> integers_of(const NpyArray& array, const std::string& field
   });
 }
 
+namespace {
+
+/// std::to_string() writes 1e300 as 301 digits.
+template <class Number>
+std::string text_of(Number value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", static_cast<double>(value));
+  return text;
+}
+
+}  // namespace
+
 std::vector<float> floats_of(const NpyArray& array, const std::string& field) {
   const bool half = array.descr == "<f2";
   const auto convert = [&](auto stored, int64_t i) {
@@ -111,7 +124,7 @@ std::vector<float> floats_of(const NpyArray& array, const std::string& field) {
       const int64_t columns = array.shape.size() == 2 ? array.shape[1] : 0;
       const std::string place =
           columns > 0 ? "row " + std::to_string(i / columns) + ", column " + std::to_string(i % columns) : "position " + std::to_string(i);
-      refuse(field, "must be finite numbers of 32 bits", std::to_string(stored) + " at " + place);
+      refuse(field, "must be finite numbers of 32 bits", text_of(stored) + " at " + place);
     }
     return value;
   };

@@ -1,9 +1,9 @@
 #include "satchel/graph/check.h"
 
-#include <ATen/ops/mm.h>
+#include <ATen/core/grad_mode.h>
 
+#include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
-#include "satchel/graph/spmm.h"
 
 namespace satchel {
 namespace {
@@ -33,12 +33,19 @@ void check_bias(const at::Tensor& weight, const at::Tensor& bias, const char* op
 
 void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
   check_matrix(x, a.nodes(), -1, a, "x", op);
+  check_no_autocast(x, op);
   check_matrix(weight, -1, x.size(1), a, "weight", op);
   check_bias(weight, bias, op);
 }
 
 void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
   if (!input.is_sparse()) {
+    if (input.x.requires_grad() && at::GradMode::is_enabled()) {
+      fail(op, "a data set needs no gradient (pass x as a tensor where it does)", "features that require one");
+    }
+    if (input.aggregated.defined() && !input.aggregated_by.is_same(a.matrix.column)) {
+      fail(op, "aggregated features must be made with this adjacency", "another's");
+    }
     check_layer(input.x, a, weight, bias, op);
     if (input.aggregated.defined()) check_matrix(input.aggregated, a.nodes(), input.x.size(1), a, "aggregated x", op);
     return;
@@ -46,17 +53,6 @@ void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& 
   if (input.sparse.matrix.rows != a.nodes()) fail(op, "x must have " + std::to_string(a.nodes()) + " rows", input.sparse.matrix.rows);
   check_matrix(weight, -1, input.sparse.matrix.columns, a, "weight", op);
   check_bias(weight, bias, op);
-}
-
-at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight) {
-  if (!input.is_sparse()) return at::mm(input.x, weight.t());
-  return spmm(input.sparse, weight.t().contiguous());
-}
-
-GraphInput with_aggregated(GraphInput input, const Adjacency& a) {
-  if (input.is_sparse()) fail("with_aggregated", "features must be dense", "sparse ones");
-  input.aggregated = multiply(a.matrix, input.x);
-  return input;
 }
 
 }  // namespace satchel

@@ -12,7 +12,4 @@ namespace satchel {
 void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op);
 void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op);
 
-/// X·Wᵀ of a data set, sparse or dense.
-at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight);
-
 }  // namespace satchel

@@ -26,10 +26,10 @@ class GcnNode : public SavingNode {
   bool aggregated = false;  // what is kept is A·X of the data set
   SavedVariable weight;
 
-  std::vector<SavedTensor> saved() const override {
-    std::vector<SavedTensor> lines;
-    x.report(layer(), "input", lines);
-    return lines;
+  std::vector<SavedTensor> lines() const override {
+    std::vector<SavedTensor> kept;
+    x.report(layer(), "input", kept);
+    return kept;
   }
 
  protected:
@@ -41,7 +41,7 @@ class GcnNode : public SavingNode {
       if (needs(1)) gradients[1] = x.transposed_products({g})[0].t();
       return gradients;
     }
-    const at::Tensor w = weight.unpack();
+    const at::Tensor w = needs(0) ? weight.unpack() : at::Tensor();
     if (!needs(1) && needs(0) && w.size(1) < w.size(0)) {
       gradients[0] = multiply(transpose, at::mm(g, w));
       return gradients;
@@ -79,7 +79,7 @@ at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight
   if (!records(x, weight, bias)) return combine(rows, a, weight, bias);
   const auto node = make_node<GcnNode>(saving.name, x, weight, bias);
   node->transpose = a.transpose;
-  node->weight = SavedVariable(weight, /*is_output=*/false);
+  if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
   if (weight.requires_grad()) node->x = InputSave(x, saving.method);
   return attach(combine(rows, a, weight, bias), node);
 }
@@ -95,7 +95,6 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   if (!records(weight, bias)) return forward();
   const auto node = make_node<GcnNode>(saving.name, at::Tensor(), weight, bias);
   node->transpose = a.transpose;
-  node->weight = SavedVariable(weight, /*is_output=*/false);
   node->x = InputSave::reference(aggregated ? input.aggregated : input.x);
   node->aggregated = aggregated;
   return attach(forward(), node);

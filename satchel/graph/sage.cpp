@@ -21,14 +21,13 @@ class SageNode : public SavingNode {
   explicit SageNode(const std::string& layer) : SavingNode("sage", layer) {}
   Csr transpose;
   InputSave x, aggregated;  // aggregated: only where a method keeps it, or the data set's own
-  Csr sparse_transpose;     // of the data set, where that is sparse
   SavedVariable neighbour, self;
 
-  std::vector<SavedTensor> saved() const override {
-    std::vector<SavedTensor> lines;
-    x.report(layer(), "input", lines);
-    aggregated.report(layer(), "aggregate", lines);
-    return lines;
+  std::vector<SavedTensor> lines() const override {
+    std::vector<SavedTensor> kept;
+    x.report(layer(), "input", kept);
+    aggregated.report(layer(), "aggregate", kept);
+    return kept;
   }
 
  protected:
@@ -60,12 +59,7 @@ class SageNode : public SavingNode {
     if (from_x) gs.push_back(ag);
     if (needs(2)) gs.push_back(g);
     if (gs.empty()) return;
-    std::vector<at::Tensor> products;
-    if (sparse_transpose.start.defined()) {
-      for (const at::Tensor& each : gs) products.push_back(multiply(sparse_transpose, each));
-    } else {
-      products = x.transposed_products(gs);
-    }
+    const std::vector<at::Tensor> products = x.transposed_products(gs);
     if (from_x) gradients[1] = products.front().t();
     if (needs(2)) gradients[2] = products.back().t();
   }
@@ -88,7 +82,8 @@ at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adja
 }
 
 void check_weights(const SageWeights& w, const char* op) {
-  if (!w.self.defined() || !w.neighbour.defined() || w.self.sizes() != w.neighbour.sizes()) fail(op, "both weights must have one shape");
+  if (!w.self.defined() || !w.neighbour.defined() || w.self.sizes() != w.neighbour.sizes())
+    fail(op, "both weights must have one shape", "two");
 }
 
 std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const Saving& saving) {

@@ -1,4 +1,5 @@
-// GraphSAGE with means: (A·x)·Wlᵀ + x·Wrᵀ + b. A·x is never kept (theory.md 9), x once for both weights.
+// GraphSAGE with means: (A·x)·Wlᵀ + x·Wrᵀ + b. x is kept once for both weights, and A·x only by the
+// methods that follow papers which keep it (theory.md 9).
 #pragma once
 
 #include <torch/nn/module.h>

@@ -10,7 +10,7 @@ class SpmmNode : public SavingNode {
   explicit SpmmNode(const std::string& layer) : SavingNode("spmm", layer) {}
   Csr transpose;
 
-  std::vector<SavedTensor> saved() const override { return {}; }
+  std::vector<SavedTensor> lines() const override { return {}; }
 
  protected:
   variable_list back(at::Tensor g) override { return {multiply(transpose, g.contiguous())}; }

@@ -36,7 +36,7 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
       convs->push_back(gcns_.back());
     }
     if (last) break;
-    norms_.emplace_back(nn::NormActOptions{out, s.norm, s.activation, s.slope, s.dropout, 1e-5, 0.1,
+    norms_.emplace_back(nn::NormActOptions{out, s.norm, s.activation, s.slope, s.alpha, s.dropout, 1e-5, 0.1,
                                            Saving{options_.method, "norms." + std::to_string(i)}});
     norms->push_back(norms_.back());
   }

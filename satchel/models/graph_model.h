@@ -18,14 +18,14 @@ namespace satchel {
 
 struct GraphModelOptions {
   GraphShape shape;  // plan/graph_plan.h: conv, layers, widths, norm, activation, dropout
-  Method method;
+  Method method = parse_method("satchel");
 };
 
 /// Modules convs.0, norms.0, convs.1 …; plan_graph() tells what it keeps.
 class GraphModelImpl : public torch::nn::Module {
  public:
   explicit GraphModelImpl(const GraphModelOptions& options);
-  /// Logits, nodes × classes. In training mode and with gradients enabled, keeps what the method keeps.
+  /// Logits, nodes × classes. Where gradients are recorded, keeps what the method keeps.
   at::Tensor forward(const GraphInput& input, const Adjacency& a);
   const GraphModelOptions& options() const { return options_; }
 

@@ -11,6 +11,7 @@ namespace satchel::nn {
 
 NormActImpl::NormActImpl(const NormActOptions& given) : options(given) {
   if (options.channels < 1) fail("norm_act", "channels must be at least 1", options.channels);
+  check_dropout(options.dropout, "norm_act");
   if (options.norm == Norm::none) return;
   weights_.gamma = register_parameter("weight", at::ones({options.channels}));
   weights_.beta = register_parameter("bias", at::zeros({options.channels}));
@@ -30,8 +31,8 @@ void NormActImpl::reset_parameters() {
 }
 
 at::Tensor NormActImpl::forward(const at::Tensor& x) {
-  const satchel::NormActOptions call{
-      options.norm, options.activation, options.slope, options.dropout, {options.eps, options.momentum, is_training()}};
+  const satchel::NormActOptions call{options.norm,  options.activation, options.slope,
+                                     options.alpha, options.dropout,    {options.eps, options.momentum, is_training()}};
   return norm_act(x, weights_, call, options.saving);
 }
 

@@ -12,7 +12,8 @@ struct NormActOptions {
   int64_t channels = 0;
   Norm norm = Norm::batch;
   Activation activation = Activation::relu;
-  double slope = 0.01;  // LeakyReLU's, or ELU's α
+  double slope = 0.01;  // LeakyReLU's
+  double alpha = 1;     // ELU's
   double dropout = 0;
   double eps = 1e-5, momentum = 0.1;
   Saving saving = {};

@@ -18,7 +18,8 @@ struct GraphShape {
   int64_t features = 0, hidden = 128, classes = 0;
   Norm norm = Norm::batch;
   Activation activation = Activation::relu;
-  double slope = 0.01;  // LeakyReLU's, or ELU's α
+  double slope = 0.01;  // LeakyReLU's
+  double alpha = 1;     // ELU's
   double dropout = 0.5;
 };
 

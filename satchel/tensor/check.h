@@ -1,4 +1,4 @@
-// The rules that public functions check, each once, as `[op] rule, got value`. Private to this room.
+// The rules that public functions check, each once, as `[op] rule, got value`. Private to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Where kernels run: the CPU, or a CUDA device and its current stream. Private to this room.
+// Where kernels run: the CPU, or a CUDA device and its current stream. Private to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // What pack() and unpack() derive from shape, dtype and spec: which values are coded, how they are blocked, and where
-// the bytes stand. Private to this room; no torch, so that the file parser needs none either.
+// the bytes stand. Private to the library; no torch, so that the file parser needs none either.
 #pragma once
 
 #include <cstdint>

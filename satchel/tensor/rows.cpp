@@ -24,7 +24,7 @@ at::Tensor Rows::read(int64_t first, int64_t last) {
       whole_ = at::empty({plan_.values}, floats);
       decode(plan_, bytes_, whole_, 0, plan_.values, place_);
     }
-    return whole_.narrow(0, first * plan_.row, (last - first) * plan_.row).view({last - first, plan_.row});
+    return whole_.narrow(0, first * plan_.row, (last - first) * plan_.row).view({last - first, plan_.row}).clone();
   }
   const int64_t begin = first * plan_.row / step_ * step_;
   const int64_t end = std::min(plan_.values, ceil_div(last * plan_.row, step_) * step_);

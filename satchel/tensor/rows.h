@@ -1,4 +1,4 @@
-// Packed rows, a stretch at a time, so that no decoded copy of the whole tensor need exist. Private to this room.
+// Packed rows, a stretch at a time, so that no decoded copy of the whole tensor need exist. Private to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ class Rows {
  public:
   Rows(const Plan& plan, const at::Tensor& bytes, const Place& place);
 
-  /// Rows [first, last), (last − first) × plan.row. The tensor may be overwritten by the next call.
+  /// Rows [first, last), (last − first) × plan.row. The caller's own: it may be written over.
   at::Tensor read(int64_t first, int64_t last);
 
  private:

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "satchel/core/error.h"
 #include "satchel/train/names.h"
@@ -19,13 +20,16 @@ using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "satchel graph training 1";
 
-/// 64 bits of all bytes: tells data sets apart, no more.
+/// 64 bits of all bytes: tells data sets apart and shows damage, no more.
 class Digest {
  public:
   template <class T>
   void add(const std::vector<T>& values) {
-    const auto* bytes = reinterpret_cast<const unsigned char*>(values.data());
-    const size_t size = values.size() * sizeof(T);
+    add(std::as_bytes(std::span(values)));
+  }
+  void add(std::span<const std::byte> values) {
+    const std::byte* bytes = values.data();
+    const size_t size = values.size();
     mix(size);
     size_t i = 0;
     for (; i + 8 <= size; i += 8) {
@@ -33,7 +37,7 @@ class Digest {
       std::memcpy(&word, bytes + i, 8);
       mix(word);
     }
-    for (; i < size; ++i) mix(bytes[i]);
+    for (; i < size; ++i) mix(static_cast<uint64_t>(bytes[i]));
   }
   std::string text() const {
     char digits[17];
@@ -134,6 +138,21 @@ at::Tensor restored(const StoredTensor& t) {
   return values;
 }
 
+/// Of all that a checkpoint holds: a flipped bit is found, not trained on.
+std::string digest_of(const TensorFile& file) {
+  Digest digest;
+  const auto add = [&](const std::string& text) { digest.add(std::as_bytes(std::span(text))); };
+  for (const char* name : {"format", "options", "data", "state"}) add(file.metadata.at(name));
+  std::map<std::string, const StoredTensor*> sorted;
+  for (const StoredTensor& t : file.tensors) sorted[t.name] = &t;
+  for (const auto& [name, tensor] : sorted) {
+    add(name);
+    digest.add(tensor->shape);
+    digest.add(tensor->bytes);
+  }
+  return digest.text();
+}
+
 /// The name without `group`, where it begins with it.
 std::string within(const std::string& name, const std::string& group) { return name.starts_with(group) ? name.substr(group.size()) : ""; }
 
@@ -150,6 +169,7 @@ std::string describe_options(const TrainOptions& o) {
                       {"norm", name_of(s.norm)},
                       {"activation", name_of(s.activation)},
                       {"slope", s.slope},
+                      {"alpha", s.alpha},
                       {"dropout", s.dropout},
                       {"method", m.name},
                       {"method.plain", m.plain},
@@ -187,6 +207,7 @@ TrainOptions parse_options(const std::string& json) {
     o.shape.norm = from_name<Norm>(j.at("norm").get<std::string>(), "checkpoint");
     o.shape.activation = from_name<Activation>(j.at("activation").get<std::string>(), "checkpoint");
     o.shape.slope = number(j.at("slope"));
+    o.shape.alpha = number(j.at("alpha"));
     o.shape.dropout = number(j.at("dropout"));
     o.method = method_from(j);
     o.optimizer = from_name<Optimizer>(j.at("optimizer").get<std::string>(), "checkpoint");
@@ -231,7 +252,8 @@ void check_equal(const std::string& checkpoint, const std::string& now, const ch
     const ordered_json theirs = ordered_json::parse(checkpoint), mine = ordered_json::parse(now);
     for (const auto& [name, value] : mine.items()) {
       if (name != "name" && theirs.at(name) != value)
-        fail("resume", name + " must be the checkpoint's, " + theirs.at(name).dump(), value.dump());
+        fail("resume", (name == "digest" ? "the data's digest" : name) + " must be the checkpoint's, " + theirs.at(name).dump(),
+             value.dump());
     }
     return 0;
   });
@@ -243,6 +265,7 @@ void write_checkpoint(const std::string& path, const Checkpoint& c) {
     for (const auto& [name, tensor] : *tensors) file.tensors.push_back(stored(group + name, tensor));
   }
   file.metadata = {{"format", kFormat}, {"options", c.options}, {"data", c.data}, {"state", to_json(c.state).dump()}};
+  file.metadata["digest"] = digest_of(file);
   write_safetensors(path, file);
 }
 
@@ -253,7 +276,10 @@ Checkpoint read_checkpoint(const std::string& path) {
   if (format != kFormat) fail("checkpoint", path + " must have the format '" + kFormat + "'", "'" + format + "'");
   c.options = field(file.metadata, "options", path);
   c.data = field(file.metadata, "data", path);
-  c.state = guarded(path, [&] { return state_from(ordered_json::parse(field(file.metadata, "state", path))); });
+  const std::string state = field(file.metadata, "state", path), digest = field(file.metadata, "digest", path);
+  if (const std::string own = digest_of(file); own != digest)
+    fail("checkpoint", path + " must be undamaged: its content must have the digest " + digest, own);
+  c.state = guarded(path, [&] { return state_from(ordered_json::parse(state)); });
   for (const StoredTensor& t : file.tensors) {
     for (const auto& [group, tensors] : {std::pair{"model.", &c.model}, {"best.", &c.best}, {"optimizer.", &c.optimizer}}) {
       const std::string name = within(t.name, group);

@@ -27,7 +27,7 @@ at::Tensor copied(const std::vector<T>& values, at::IntArrayRef shape, at::Scala
 int64_t length(const auto& values) { return static_cast<int64_t>(values.size()); }
 
 void check_nodes(const GraphData& data, const std::vector<int64_t>& nodes, const char* part) {
-  if (nodes.empty()) fail("data", std::string("the split must have ") + part + " nodes", 0);
+  if (nodes.empty()) fail("data", data.name + ": the split must have " + part + " nodes", "none");
   const int64_t most = data.task == Task::single_label ? data.classes - 1 : 1;
   if (std::adjacent_find(nodes.begin(), nodes.end(), std::greater_equal<>()) != nodes.end())
     fail("data", std::string(part) + " nodes must rise", "others");
@@ -120,6 +120,8 @@ GraphTask make_task(const GraphData& data, const TrainOptions& options) {
 bool caches_aggregate(const GraphTask& task, const TrainOptions& options) {
   const at::Tensor& x = task.input.x;
   if (!options.cache_aggregate || !x.defined() || options.method.plain || options.method.packs_data) return false;
+  // Wide features are aggregated after their product, which is narrower: A·X would cost more memory than it saves time.
+  if (x.size(1) > 2 * options.shape.hidden) return false;
   return static_cast<int64_t>(x.nbytes()) <= free_memory(x.device()) / 4;
 }
 

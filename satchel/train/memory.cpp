@@ -178,7 +178,8 @@ int64_t left_by_groups(const std::string& root) {
   for (std::string line; std::getline(in, line);) {  // 0::/path (version 2), 4:memory,…:/path (version 1)
     const size_t one = line.find(':'), two = line.find(':', one + 1);
     if (one == std::string::npos || two == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(one + 1, two - one - 1) + ",";
+    std::string controllers(",");
+    controllers.append(line, one + 1, two - one - 1).append(",");
     const bool second = controllers == ",,";
     if (!second && controllers.find(",memory,") == std::string::npos) continue;
     const std::string base = root + (second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
@@ -197,7 +198,7 @@ int64_t left_by_groups(const std::string& root) {
 
 int64_t host_free_memory(const std::string& root) {
   const int64_t available = number_after(root + "/proc/meminfo", "MemAvailable:");
-  if (available < 0) fail("memory", root + "/proc/meminfo must say what is available", "nothing");
+  if (available < 0) fail("memory", "/proc/meminfo must say what is available", "nothing");
   const int64_t bytes = available * 1024, left = left_by_groups(root);
   return left < 0 ? bytes : std::min(bytes, left);
 }

@@ -49,18 +49,25 @@ std::string name_of(Enum value) {
   for (const auto& [name, known] : Names<Enum>::all) {
     if (known == value) return name;
   }
-  fail("train", std::string(Names<Enum>::what) + " must be a known one", static_cast<int>(value));
+  std::string rule = Names<Enum>::what;
+  rule += " must be a known one";
+  fail("train", rule, static_cast<int>(value));
 }
 
 /// Throws `[op] what must be a, b or c, got text`.
 template <class Enum>
 Enum from_name(std::string_view text, const char* op) {
-  std::string known;
+  std::string rule = Names<Enum>::what;
+  rule += " must be";
   for (const auto& [name, value] : Names<Enum>::all) {
     if (text == name) return value;
-    known += (known.empty() ? "" : ", ") + std::string(name);
+    rule += &value == &Names<Enum>::all.front().second ? " " : ", ";
+    rule += name;
   }
-  fail(op, std::string(Names<Enum>::what) + " must be one of " + known, "'" + std::string(text) + "'");
+  std::string given = "'";
+  given += text;
+  given += "'";
+  fail(op, rule, given);
 }
 
 }  // namespace satchel

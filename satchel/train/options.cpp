@@ -10,6 +10,7 @@ namespace satchel {
 namespace {
 
 constexpr int64_t kMostLayers = 1000, kMostWidth = int64_t{1} << 20;  // a checkpoint is a file: what it asks for has a limit
+constexpr double kMostDropout = 0.9999;                               // dropout draws in steps of 1/65536, and some values must stay
 
 void between(const char* what, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most)
@@ -31,7 +32,9 @@ void validate(const TrainOptions& o) {
   between("layers", o.shape.layers, 1, kMostLayers);
   between("hidden", o.shape.hidden, 1, kMostWidth);
   if (!(o.shape.dropout >= 0 && o.shape.dropout < 1)) fail("train", "dropout must be at least 0 and below 1", o.shape.dropout);
+  if (o.shape.dropout > kMostDropout) fail("train", "dropout must leave something: 0.9999 at most", o.shape.dropout);
   if (!std::isfinite(o.shape.slope)) fail("train", "slope must be finite", o.shape.slope);
+  if (!(o.shape.alpha >= 0) || !std::isfinite(o.shape.alpha)) fail("train", "alpha must be finite and at least 0", o.shape.alpha);
   validate(o.method, "train");
   at_least("epochs", o.epochs, 1);
   finite("lr", o.lr, true);

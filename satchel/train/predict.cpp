@@ -2,9 +2,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/softmax.h>
 
+#include <nlohmann/json.hpp>
+
 #include "satchel/core/error.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/graph_task.h"
+#include "satchel/train/names.h"
 #include "satchel/train/options.h"
 #include "satchel/train/train.h"
 
@@ -18,6 +21,13 @@ std::vector<T> copied_out(const at::Tensor& values, at::ScalarType type) {
   return {first, first + flat.numel()};
 }
 
+/// Scores of one task mean nothing in another.
+void check_task(const std::string& trained_on, Task task) {
+  const auto about = nlohmann::json::parse(trained_on, nullptr, false);
+  const auto own = about.is_object() && about.contains("task") && about["task"].is_string() ? about["task"].get<std::string>() : "none";
+  if (own != name_of(task)) fail("predict", "data must have the checkpoint's task, " + own, name_of(task));
+}
+
 }  // namespace
 
 Prediction predict_graph(const GraphData& data, const std::string& checkpoint, const std::string& device) {
@@ -27,6 +37,7 @@ Prediction predict_graph(const GraphData& data, const std::string& checkpoint, c
   validate(options);
   if (options.shape.features != data.features.columns)
     fail("predict", "data must have the " + std::to_string(options.shape.features) + " features of the checkpoint", data.features.columns);
+  check_task(c.data, data.task);
   if (options.shape.classes != data.classes)
     fail("predict", "data must have the " + std::to_string(options.shape.classes) + " classes of the checkpoint", data.classes);
 

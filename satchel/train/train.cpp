@@ -2,11 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "satchel/core/error.h"
@@ -71,7 +73,7 @@ class Run {
   bool goes_on() const { return state_.epoch < options_.epochs && (options_.patience == 0 || state_.since_best < options_.patience); }
 
   void epoch() {
-    const bool measures = steps_ == 1 || steps_ == 2 || (steps_ == 0 && state_.epoch + 1 == options_.epochs);
+    const bool measures = steps_ <= 2;  // the first without gradients and optimizer state to stand before it: the next replaces it
     StepCost cost;
     const auto start = std::chrono::steady_clock::now();
     const uint64_t seed = derive_seed(options_.seed, static_cast<uint64_t>(state_.epoch + 1), 0, 0);
@@ -149,7 +151,7 @@ class Run {
   }
 
  private:
-  bool is_better(const Scores& s) const { return state_.best_epoch == 0 || s.valid > state_.best.valid; }
+  bool is_better(const Scores& s) const { return state_.best_epoch == 0 || s.valid > state_.best.valid || std::isnan(state_.best.valid); }
   int64_t cached_bytes() const { return state_.caches ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0; }
 
   Measured measured() const {
@@ -205,15 +207,22 @@ class Run {
 }  // namespace
 
 RunResult train_graph(const GraphData& data, const TrainOptions& options, const std::function<bool(const Progress&)>& progress) {
-  Run run(data, options);
-  bool stopped = false;
-  while (!stopped && run.goes_on()) {
-    run.epoch();
-    run.evaluate_if_due();
-    stopped = progress && !progress(run.progress());
-    run.checkpoint_if_due();
+  try {
+    Run run(data, options);
+    bool stopped = false;
+    while (!stopped && run.goes_on()) {
+      run.epoch();
+      run.evaluate_if_due();
+      stopped = progress && !progress(run.progress());
+      run.checkpoint_if_due();
+    }
+    return run.finish(stopped);
+  } catch (const c10::Error& e) {
+    const std::string_view what = e.what_without_backtrace();
+    if (what.find("allocate memory") == what.npos && what.find("out of memory") == what.npos) throw;
+    const std::string size = std::to_string(options.shape.layers) + " layers × " + std::to_string(options.shape.hidden);
+    fail("train", "graph, model and saves must fit into memory", size + " on " + options.device);
   }
-  return run.finish(stopped);
 }
 
 }  // namespace satchel

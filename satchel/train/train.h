@@ -17,7 +17,7 @@ enum class Optimizer : uint8_t { adam, adamw, sgd };
 
 struct TrainOptions {
   GraphShape shape;  // features and classes are taken from the data
-  Method method;
+  Method method = parse_method("satchel");
   int64_t epochs = 200;
   Optimizer optimizer = Optimizer::adam;
   double lr = 0.01, weight_decay = 0, momentum = 0.9;  // momentum: sgd
@@ -28,7 +28,7 @@ struct TrainOptions {
   int64_t split = 0;            // which of the data's splits
   std::string device = "cpu";   // cpu, cuda
   bool self_loops = false;      // sage: a node averages itself too (gcn always does)
-  bool cache_aggregate = true;  // A·X of dense features once, where it takes at most a quarter of free memory
+  bool cache_aggregate = true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
   std::string checkpoint;       // file to write when it ends, is stopped, or every checkpoint_every epochs
   int64_t checkpoint_every = 0;
   bool resume = false;  // go on from `checkpoint`

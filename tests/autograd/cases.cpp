@@ -141,6 +141,7 @@ struct ChainCase {
   Norm norm;
   Activation activation;
   double dropout;
+  int64_t rows = 72, channels = 16;
 };
 
 /// Moments depend on the method alone: drawn once each.
@@ -168,16 +169,17 @@ GradientCase chain_case(at::Device device, const ChainCase& k, bool with_next) {
     NormActOptions o;
     o.norm = k.norm;
     o.activation = k.activation;
-    o.slope = slope;
+    o.slope = o.alpha = slope;
     o.dropout = k.dropout;
     o.statistics.training = training;
     return o;
   };
   GradientCase c{device, {}, {}, {}, {}, {}, {}};
   c.name = k.name + (with_next ? " + linear" : "");
-  c.inputs = fixed(device, [with_next] {
-    Inputs in{leaf({72, 16}, 0.2), leaf({16}, 0.3), leaf({16})};
-    if (with_next) in.push_back(leaf({8, 16}));
+  c.inputs = fixed(device, [k, with_next] {
+    Inputs in{leaf({k.rows, k.channels}, 0.2), leaf({k.channels}, 0.3), leaf({k.channels})};
+    in[1][1] = 0;  // a channel that is all on or all off
+    if (with_next) in.push_back(leaf({8, k.channels}));
     return in;
   });
   c.ours = [options, with_next](const Inputs& in, const Saving& s) {
@@ -280,6 +282,7 @@ std::vector<GradientCase> autograd_cases(at::Device device) {
       spmm_case(device),
   };
   for (const ChainCase& k : {ChainCase{"batch relu", Norm::batch, Activation::relu, 0},
+                             {"batch relu, odd", Norm::batch, Activation::relu, 0.4, 50, 13},
                              {"batch relu dropout", Norm::batch, Activation::relu, 0.4},
                              {"layer relu dropout", Norm::layer, Activation::relu, 0.4},
                              {"batch leaky", Norm::batch, Activation::leaky_relu, 0.25},

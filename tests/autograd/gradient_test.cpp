@@ -1,12 +1,14 @@
 // Every function through the shared test, and what single functions promise beside it.
 #include "tests/autograd/gradient.h"
 
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/linear.h"
 #include "satchel/autograd/loss.h"
+#include "satchel/autograd/norm.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 #include "satchel/core/error.h"
@@ -145,6 +147,85 @@ TEST(Loss, BinaryEqualsTorch) {
       torch::autograd::grad({at::binary_cross_entropy_with_logits((x * 1).index_select(0, index), targets.index_select(0, index))}, {x})[0];
   const at::Tensor loss = binary_cross_entropy_(x * 1, targets, index);
   EXPECT_TRUE(at::allclose(torch::autograd::grad({loss}, {x})[0], want, 1e-5, 1e-8));
+}
+
+TEST(Loss, RefusesToServeTwiceOrToBeChanged) {
+  const at::Tensor x = leaf({20, 6}), labels = at::randint(0, 6, {20});
+  const at::Tensor logits = x * 1;
+  const at::Tensor both = cross_entropy_(logits, labels, at::arange(10)) + cross_entropy_(logits, labels, at::arange(10, 20));
+  EXPECT_THROW(torch::autograd::grad({both}, {x}), Error);
+  const at::Tensor others = x * 1, loss = cross_entropy_(others, labels);
+  others.detach().zero_();
+  EXPECT_THROW(torch::autograd::grad({loss}, {x}), Error);
+  EXPECT_THROW(cross_entropy_(leaf({40, 3}).view({20, 6}), labels), Error);
+}
+
+TEST(Saves, AreGoneFromTheReportAfterBackward) {
+  const NormWeights weights{leaf({32}), leaf({32}), {}, {}};
+  for (const char* method : {"satchel", "exact"}) {
+    const Saving saving{parse_method(method), ""};
+    NormActOptions options;
+    options.dropout = 0.5;
+    const at::Tensor z = satchel::linear(norm_act(leaf({256, 32}), weights, options, saving), leaf({8, 32}), {}, saving);
+    const at::Tensor loss = cross_entropy_(z, at::zeros({256}, at::kLong));
+    EXPECT_GT(total_bytes(saved_tensors(loss)), 0);
+    loss.backward();
+    EXPECT_EQ(total_bytes(saved_tensors(loss)), 0) << method;
+  }
+}
+
+/// In evaluation with gradients the running statistics are constants.
+TEST(Norms, EvaluationWithGradientsEqualsTorch) {
+  for (const char* method : {"satchel,bits=32", "exact,bits=32,project=none"}) {
+    const Saving saving{parse_method(method), ""};
+    for (const bool frozen : {false, true}) {
+      at::manual_seed(8);
+      NormWeights weights{leaf({16}), leaf({16}), at::randn({16}), at::rand({16}) + 0.5};
+      if (frozen) weights.gamma = weights.gamma.detach();
+      const at::Tensor x = leaf({40, 16}), g = at::randn({40, 16});
+      NormOptions evaluation;
+      evaluation.training = false;
+      const Inputs inputs = frozen ? Inputs{x, weights.beta} : Inputs{x, weights.gamma, weights.beta};
+      const auto want = gradients_of(
+          at::batch_norm(x, weights.gamma, weights.beta, weights.running_mean, weights.running_var, false, 0.1, 1e-5, false), g, inputs);
+      const at::Tensor out = batch_norm(x, weights, evaluation, saving);
+      weights.running_mean.add_(3);  // as a training step in between would
+      const auto got = gradients_of(out, g, inputs);
+      for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-5)) << method << frozen << i;
+      if (!frozen) continue;
+      EXPECT_LE(total_bytes(saved_tensors(batch_norm(x, weights, evaluation, saving))), 16 * 4) << method;
+    }
+  }
+}
+
+TEST(SharedSave, ServesTwoLayersAndManyStretches) {
+  at::manual_seed(6);
+  const Saving saving{parse_method("satchel,bits=32"), ""};
+  const NormWeights weights{leaf({32}), leaf({32}), {}, {}};
+  const at::Tensor h = leaf({20000, 32}), a = leaf({4, 32}), b = leaf({5, 32}), g = at::randn({20000, 9});  // 2.4 stretches of 2^18 values
+  const Inputs inputs{h, weights.gamma, weights.beta, a, b};
+  const auto run = [&](bool ours) {
+    const at::Tensor y = at::batch_norm(h, weights.gamma, weights.beta, {}, {}, true, 0.1, 1e-5, false);
+    const at::Tensor z = ours ? norm_act(h, weights, {}, saving) : at::relu(y);
+    const at::Tensor out = ours ? at::cat({satchel::linear(z, a, {}, saving), satchel::linear(z, b, {}, saving)}, 1)
+                                : at::cat({at::linear(z, a), at::linear(z, b)}, 1);
+    return gradients_of(out, g, inputs);
+  };
+  const auto want = run(false), got = run(true);
+  for (size_t i = 0; i < want.size(); ++i) {
+    // Sums of 20,000 float32 terms in another order: 2^−24·√20000 of the largest, twenty times over.
+    EXPECT_LE((got[i] - want[i]).abs().max().item<double>(), 2e-4 * want[i].abs().max().item<double>()) << i;
+  }
+}
+
+TEST(Refuses, WhatItWouldGetWrong) {
+  EXPECT_THROW(satchel::elu(leaf({4, 4}), -1.0), Error);
+  EXPECT_THROW(satchel::dropout(at::randn({4, 4}, at::kDouble).requires_grad_(), 0.5), Error);
+  EXPECT_THROW(satchel::dropout(leaf({4, 4}), 1.0), Error);
+  EXPECT_THROW(satchel::linear(at::randn({4, 4}, at::kDouble).requires_grad_(), at::randn({4, 4}, at::kDouble)), Error);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  EXPECT_THROW(satchel::linear(leaf({4, 4}), leaf({4, 4})), Error);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
 }
 
 TEST(Loss, RefusesWhatItCannotWriteOver) {

@@ -5,6 +5,7 @@
 
 #include "satchel/autograd/loss.h"
 #include "satchel/autograd/report.h"
+#include "satchel/core/error.h"
 #include "satchel/train/memory.h"
 
 namespace satchel {
@@ -87,9 +88,18 @@ TEST(GraphModel, EvaluationKeepsNothing) {
   }
 }
 
+TEST(GraphModel, RefusesFeaturesThatWantAGradientAndOthersAggregates) {
+  const GraphShape shape = shape_of(Conv::sage, Norm::batch, Activation::relu, 0.5);
+  const Adjacency a = random_graph(shape.conv), other = random_graph(shape.conv);
+  GraphModel model(GraphModelOptions{shape, parse_method("satchel")});
+  const GraphInput input{at::randn({kNodes, shape.features})};
+  EXPECT_NO_THROW(model(with_aggregated(input, a), a));
+  EXPECT_THROW(model(with_aggregated(input, a), other), Error);
+  EXPECT_THROW(model(GraphInput{at::randn({kNodes, shape.features}).requires_grad_()}, a), Error);
+}
+
 /// One model's gradients for a method, the same weights every time.
-std::vector<at::Tensor> gradients(const GraphShape& shape, const std::string& method, const GraphInput& input) {
-  const Adjacency a = random_graph(shape.conv);
+std::vector<at::Tensor> gradients(const GraphShape& shape, const std::string& method, const GraphInput& input, const Adjacency& a) {
   at::manual_seed(11);
   GraphModel model(GraphModelOptions{shape, parse_method(method)});
   at::manual_seed(12);
@@ -103,15 +113,16 @@ std::vector<at::Tensor> gradients(const GraphShape& shape, const std::string& me
 TEST(GraphModel, AlgebraGivesTorchsGradients) {
   for (const Conv conv : {Conv::sage, Conv::gcn}) {
     const GraphShape shape = shape_of(conv, Norm::batch, Activation::relu, 0);
+    const Adjacency a = random_graph(conv);
     at::manual_seed(3);
     const GraphInput plain{at::randn({kNodes, shape.features}), {}, {}};
-    const auto want = gradients(shape, "fp32", plain);
-    const GraphInput cached = with_aggregated(plain, random_graph(conv));
+    const auto want = gradients(shape, "fp32", plain, a);
+    const GraphInput cached = with_aggregated(plain, a);
     const Csr rows =
         csr_from_coo(at::arange(kNodes * 20).div(20, "floor"), at::arange(kNodes * 20).remainder(20), kNodes, 20, plain.x.reshape(-1));
     const GraphInput sparse{{}, adjacency(rows), {}};
     for (const GraphInput* input : {&plain, &cached, &sparse}) {
-      const auto got = gradients(shape, "satchel,bits=32", *input);
+      const auto got = gradients(shape, "satchel,bits=32", *input, a);
       ASSERT_EQ(got.size(), want.size());
       for (size_t i = 0; i < got.size(); ++i) {
         // Sums of float32 in another order: 2^−24 of about a thousand terms.

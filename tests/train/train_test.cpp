@@ -251,7 +251,7 @@ TEST_F(Train, RefusesAnotherRunsCheckpoint) {
   expect_refused([&] { train_graph(data, other); }, "[resume] epochs must be at least the 2 done, got 1");
   GraphData changed = data;
   changed.features.dense[5] += 1;
-  expect_refused([&] { train_graph(changed, o); }, "[resume] digest");
+  expect_refused([&] { train_graph(changed, o); }, "[resume] the data's digest must be the checkpoint's");
   changed = data;
   changed.features.columns = 1;
   changed.features.dense.resize(kNodes);

@@ -42,6 +42,24 @@ void chain(const Chain&, const float*, const float*, const float*, const uint8_t
 void chain_back(const Chain&, const float*, const uint8_t*, const uint64_t*, float*, StreamHandle) { missing("chain_back"); }
 void chain_on(const Chain&, const float*, const float*, const float*, uint8_t*, StreamHandle) { missing("chain_on"); }
 void side_on(const SideCode&, const uint8_t*, uint8_t*, StreamHandle) { missing("side_on"); }
+int64_t column_moments_scratch_bytes(int64_t) { missing("column_moments"); }
+void column_moments(const float*, int64_t, int64_t, const Moments&, void*, StreamHandle) { missing("column_moments"); }
+bool norm_act_fits(const SideCode&) { return false; }
+int64_t norm_act_scratch_bytes(const SideCode&) { missing("norm_act_encode"); }
+void norm_act_encode(const SideCode&, const Chain&, const float*, const NormParameters&, const uint64_t*, uint8_t*, float*, void*,
+                     StreamHandle) {
+  missing("norm_act_encode");
+}
+void norm_act_sums(const SideCode&, const Chain&, const float*, const uint8_t*, const uint64_t*, float*, float*, void*, StreamHandle) {
+  missing("norm_act_sums");
+}
+void norm_act_back(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, const float*, const float*, const float*, float*,
+                   StreamHandle) {
+  missing("norm_act_back");
+}
+void norm_act_input(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, int64_t, int64_t, float*, StreamHandle) {
+  missing("norm_act_input");
+}
 void advance_seed(uint64_t*, StreamHandle) { missing("advance_seed"); }
 
 }  // namespace satchel::cuda

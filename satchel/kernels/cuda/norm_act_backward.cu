@@ -1,0 +1,247 @@
+// Backward from the packed bytes: sums a channel, the gradient in place, and the next layer's input again. Every pass reads the codes
+// (a sixteenth of the gradient's bytes) instead of keeping what it decodes.
+#include "satchel/kernels/cuda/norm_act.cuh"
+
+namespace satchel::cuda {
+namespace norm_act {
+namespace {
+
+struct Backward {
+  SideCode code;
+  Chain chain;
+  const uint64_t* seed;
+  Parts from;
+};
+
+/// The walk of one warp over blocks [first, last) of values: start, start + step, …
+struct Walk {
+  int lane, warp;
+  uint32_t start, step, count;
+
+  __device__ inline Walk(uint32_t first, uint32_t last)
+      : lane(static_cast<int>(threadIdx.x) % 32),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        start(first + blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x),
+        step(gridDim.x * kWarps),
+        count(start < last ? (last - 1 - start) / step + 1 : 0) {}
+};
+
+__device__ inline uint32_t blocks_of(int64_t values) { return static_cast<uint32_t>(ceil_div(values, kBlock)); }
+
+/// Σ gz and Σ gz·x̂ of the 256 values that a thread block's steps meet.
+template <bool vector>
+__global__ void __launch_bounds__(kWarps * 32, 4) sum_blocks(const __grid_constant__ Backward a, const float* g, float2* partial) {
+  __shared__ ChannelTables table;
+  __shared__ float2 shared[kWarps][kBlock];
+  const int64_t n = a.code.grid.values;
+  const Walk walk(0, blocks_of(n));
+  table.fill(a.from.channels, a.code.channels, static_cast<int64_t>(blockIdx.x) * kBlock);
+  const Dropout dropout(a.chain, a.seed);
+  __syncthreads();
+  const uint32_t falling = table.falling(walk.lane);
+  float sum[8] = {}, along[8] = {};
+  for (uint32_t k = 0, block = walk.start; k < walk.count; ++k, block += walk.step) {
+    const int64_t group = static_cast<int64_t>(block) * 32 + walk.lane, left = n - group * 8;
+    if (left <= 0) break;  // behind the end of the last, broken block
+    float v[8];
+    read8_until<vector>(g, group * 8, n, v);
+    const uint32_t eight = load_eight(a.from.codes, group, n);
+    const Range r = load_range(a.from.headers, a.code.header, block);
+    const side::Bounds b(r);
+    const Words kept = dropout.draw(group);
+    const int count = left < 8 ? static_cast<int>(left) : 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Decoder decoder = table.decoder(walk.lane, half, falling);
+#pragma unroll
+      for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+        const float x = decoder.value(k, eight >> (8 * half), b, is_poisoned(r), a.code.table);
+        const float gz = v[j] * dropout.factor(kept, j, is_on(eight, j));
+        sum[j] += gz;
+        along[j] = j < count ? fmaf(gz, x, along[j]) : along[j];  // behind the end gz is 0, but 0·NaN is not
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) shared[walk.warp][walk.lane * 8 + j] = make_float2(sum[j], along[j]);
+  __syncthreads();
+  const int k = static_cast<int>(threadIdx.x);
+  float2 total = shared[0][k];
+  for (int w = 1; w < kWarps; ++w) total.x += shared[w][k].x, total.y += shared[w][k].y;
+  partial[static_cast<int64_t>(blockIdx.x) * kBlock + k] = total;
+}
+static_assert(kWarps * 32 == kBlock);
+
+constexpr int kFinishWarps = 32;
+
+/// A thread a channel, rows of partial sums shared out over the warps, always in the same order.
+__global__ void __launch_bounds__(kFinishWarps * 32)
+    finish_sums(const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx) {
+  __shared__ double2 shared[kFinishWarps][33];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  double2 total = make_double2(0, 0);
+  if (c < channels) {
+#pragma unroll 16
+    for (int64_t p = c + channels * warp; p < entries; p += channels * kFinishWarps) {
+      const float2 part = partial[p];
+      total.x += part.x, total.y += part.y;
+    }
+  }
+  shared[warp][lane] = total;
+  __syncthreads();
+  if (warp != 0 || c >= channels) return;
+  for (int w = 1; w < kFinishWarps; ++w) total.x += shared[w][lane].x, total.y += shared[w][lane].y;
+  sum_g[c] = static_cast<float>(total.x);
+  sum_gx[c] = static_cast<float>(total.y);
+}
+
+/// Sums of a channel over N rows, as the gradient takes them.
+struct ChannelSums {
+  const float *rstd, *sum_g, *sum_gx;
+  float share;  // 1/N
+};
+
+/// g = γ·rstd·(gz − Σgz/N − x̂·Σgz·x̂/N), or γ·rstd·gz for statistics that are not the batch's. From the last block to the first: the
+/// sums' pass, which went the other way, has left the last ones in the cache.
+template <bool vector, bool batch>
+__global__ void __launch_bounds__(kWarps * 32, 4)
+    back_blocks(const __grid_constant__ Backward a, const __grid_constant__ ChannelSums sums, float* g) {
+  __shared__ ChannelTables table;
+  __shared__ Table scales, offsets, alongs;
+  const int64_t n = a.code.grid.values, first = static_cast<int64_t>(blockIdx.x) * kBlock;
+  const Walk walk(0, blocks_of(n));
+  table.fill(a.from.channels, a.code.channels, first);
+  for (int k = static_cast<int>(threadIdx.x); k < kBlock; k += kWarps * 32) {
+    const int64_t c = channel_of(first + k, a.code.channels);
+    scales.put(k, a.from.channels[c].gamma * sums.rstd[c]);
+    if constexpr (batch) offsets.put(k, sums.sum_g[c] * sums.share), alongs.put(k, sums.sum_gx[c] * sums.share);
+  }
+  const Dropout dropout(a.chain, a.seed);
+  __syncthreads();
+  const uint32_t falling = table.falling(walk.lane);
+  for (uint32_t k = walk.count; k-- > 0;) {
+    const uint32_t block = walk.start + k * walk.step;
+    const int64_t group = static_cast<int64_t>(block) * 32 + walk.lane;
+    if (group * 8 >= n) continue;
+    float v[8];
+    read8_until<vector>(g, group * 8, n, v);
+    const uint32_t eight = load_eight(a.from.codes, group, n);
+    const Words kept = dropout.draw(group);
+    const Range r = batch ? load_range(a.from.headers, a.code.header, block) : Range{0.0f, 0.0f};
+    const side::Bounds b(r);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float offset[4], along[4], scale[4];
+      const Decoder decoder = batch ? table.decoder(walk.lane, half, falling) : Decoder{};
+      if constexpr (batch) offsets.get_half(walk.lane, half, offset), alongs.get_half(walk.lane, half, along);
+      scales.get_half(walk.lane, half, scale);
+#pragma unroll
+      for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+        v[j] *= dropout.factor(kept, j, is_on(eight, j));
+        if constexpr (batch) v[j] -= fmaf(decoder.value(k, eight >> (8 * half), b, is_poisoned(r), a.code.table), along[k], offset[k]);
+        v[j] *= scale[k];
+      }
+    }
+    write8_within<vector>(g, group * 8, 0, n, v);
+  }
+}
+
+/// Values [begin, end) of the next layer's input: decoded, then the chain with the code's own on bits.
+template <bool vector>
+__global__ void __launch_bounds__(kWarps * 32, 4) input_blocks(const __grid_constant__ Backward a, int64_t begin, int64_t end, float* z) {
+  __shared__ ChannelTables table;
+  const uint32_t first = static_cast<uint32_t>(begin / kBlock);
+  const Walk walk(first, blocks_of(end));
+  table.fill(a.from.channels, a.code.channels, (static_cast<int64_t>(first) + blockIdx.x) * kBlock);
+  const Dropout dropout(a.chain, a.seed);
+  __syncthreads();
+  const uint32_t falling = table.falling(walk.lane);
+  for (uint32_t k = 0, block = walk.start; k < walk.count; ++k, block += walk.step) {
+    const int64_t group = static_cast<int64_t>(block) * 32 + walk.lane, i = group * 8;
+    if (i + 8 <= begin || i >= end) continue;
+    const uint32_t eight = load_eight(a.from.codes, group, a.code.grid.values);
+    const Range r = load_range(a.from.headers, a.code.header, block);
+    const side::Bounds b(r);
+    const Words kept = dropout.draw(group);
+    float x[8];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Decoder decoder = table.decoder(walk.lane, half, falling);
+      float gamma[4], beta[4];
+      table.gamma.get_half(walk.lane, half, gamma);
+      table.beta.get_half(walk.lane, half, beta);
+#pragma unroll
+      for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+        const float y = fmaf(gamma[k], decoder.value(k, eight >> (8 * half), b, is_poisoned(r), a.code.table), beta[k]);
+        x[j] = chain_output(y, dropout.factor(kept, j, is_on(eight, j)));
+      }
+    }
+    write8_within<vector>(z, i, begin, end, x);
+  }
+}
+
+/// Calls f with whether 16-byte accesses serve.
+template <class F>
+void with_vector(bool vector, F&& f) {
+  return vector ? f(std::true_type()) : f(std::false_type());
+}
+
+unsigned grid_of(const SideCode& code, int64_t blocks) { return grid_size(walk_blocks(code.channels, blocks)); }
+
+}  // namespace
+}  // namespace norm_act
+
+void norm_act_sums(const SideCode& code, const Chain& chain, const float* g, const uint8_t* bytes, const uint64_t* seed, float* sum_g,
+                   float* sum_gx, void* scratch, StreamHandle stream) {
+  constexpr const char* op = "norm_act_sums";
+  using namespace norm_act;
+  check_fit(code, bytes, op);
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  float2* partial = static_cast<float2*>(scratch);
+  const unsigned blocks = grid_of(code, ceil_div(code.grid.values, kBlock));
+  const Backward a = {code, chain, seed, parts_of(code, bytes)};
+  if (blocks > 0) with_vector(is_aligned(g), [&](auto vector) { sum_blocks<vector()><<<blocks, kWarps * 32, 0, s>>>(a, g, partial); });
+  check_launch(op);
+  finish_sums<<<grid_size(ceil_div(code.channels, 32)), kFinishWarps * 32, 0, s>>>(partial, blocks * kBlock, code.channels, sum_g, sum_gx);
+  check_launch(op);
+}
+
+void norm_act_back(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, const float* rstd,
+                   const float* sum_g, const float* sum_gx, float* g, StreamHandle stream) {
+  constexpr const char* op = "norm_act_back";
+  using namespace norm_act;
+  check_fit(code, bytes, op);
+  if (code.grid.values == 0) return;
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const unsigned blocks = grid_of(code, ceil_div(code.grid.values, kBlock));
+  const Backward a = {code, chain, seed, parts_of(code, bytes)};
+  const auto rows = static_cast<double>(code.grid.values / code.channels);
+  const ChannelSums sums = {rstd, sum_g, sum_gx, static_cast<float>(1 / rows)};
+  with_vector(is_aligned(g), [&](auto vector) {
+    if (sum_g != nullptr)
+      back_blocks<vector(), true><<<blocks, kWarps * 32, 0, s>>>(a, sums, g);
+    else
+      back_blocks<vector(), false><<<blocks, kWarps * 32, 0, s>>>(a, sums, g);
+  });
+  check_launch(op);
+}
+
+void norm_act_input(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, int64_t first, int64_t last,
+                    float* z, StreamHandle stream) {
+  constexpr const char* op = "norm_act_input";
+  using namespace norm_act;
+  check_fit(code, bytes, op);
+  const int64_t begin = first * code.channels, end = last * code.channels;
+  if (first < 0 || end > code.grid.values) fail(op, "rows must exist", last);
+  if (begin >= end) return;
+  const unsigned blocks = grid_of(code, ceil_div(end, kBlock) - begin / kBlock);
+  const Backward a = {code, chain, seed, parts_of(code, bytes)};
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  // A group starts at a multiple of 8 values: so many past an aligned one of the buffer as `begin` lies before it.
+  with_vector(is_aligned(z) && begin % 4 == 0,
+              [&](auto vector) { input_blocks<vector()><<<blocks, kWarps * 32, 0, s>>>(a, begin, end, z); });
+  check_launch(op);
+}
+
+}  // namespace satchel::cuda

@@ -1,0 +1,305 @@
+// Forward in one pass: x̂ = (h − mean)·rstd, its one-sided code (the bytes of side_encode.cu) and z = kept·act(γ·x̂ + β)·scale (the
+// bits of chain.cu). A block of values stays in a warp's registers from its only read to its only write.
+#include "satchel/kernels/cuda/norm_act.cuh"
+
+namespace satchel::cuda {
+namespace norm_act {
+namespace {
+
+struct Forward {
+  SideCode code;
+  Chain chain;
+  NormParameters affine;
+  const float* h;
+  const uint64_t* seed;
+  uint8_t* bytes;
+  Layout at;
+  Parts to;
+  float* z;
+  float2* partial;  // off sums and counts, 256 a thread block
+  float* tail;      // x̂ of the last, broken block
+};
+
+/// −β/γ as pack_side() has it.
+__device__ inline float threshold_of(float gamma, float beta) { return gamma == 0.0f ? 0.0f : -beta / gamma; }
+
+__device__ inline float normalised(float h, float mean, float rstd) { return (h - mean) * rstd; }
+
+/// The channels of the 256 values of a step.
+struct ForwardTables {
+  Table mean, rstd, threshold, gamma, beta;
+
+  __device__ inline void fill(const NormParameters& p, int64_t channels, int64_t first) {
+#pragma unroll 1
+    for (int k = static_cast<int>(threadIdx.x); k < kBlock; k += static_cast<int>(blockDim.x)) {
+      const int64_t c = channel_of(first + k, channels);
+      const float g = p.gamma[c], b = p.beta[c];
+      mean.put(k, p.mean[c]);
+      rstd.put(k, p.rstd[c]);
+      threshold.put(k, g == 0.0f ? float_of(0xff800000u) : threshold_of(g, b));
+      gamma.put(k, g);
+      beta.put(k, b);
+    }
+  }
+
+  __device__ inline void normalise(int lane, const float (&h)[8], float (&x)[8]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float m[4], r[4];
+      mean.get_half(lane, half, m);
+      rstd.get_half(lane, half, r);
+#pragma unroll
+      for (int k = 0, j = 4 * half; k < 4; ++k, ++j) x[j] = normalised(h[j], m[k], r[k]);
+    }
+  }
+};
+
+/// What holds for most layers and blocks and spares a value some instructions: every γ is positive, every threshold lies inside the
+/// block's range, and no side is long.
+struct Usual {
+  bool rising = true;
+  float least = float_of(0x7f800000u), most = float_of(0xff800000u);
+
+  __device__ inline Usual(const ForwardTables& table, int lane) {
+    float gamma[8], threshold[8];
+    table.gamma.get(lane, gamma);
+    table.threshold.get(lane, threshold);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      rising = rising && gamma[j] > 0.0f && threshold[j] == threshold[j];
+      least = fminf(least, threshold[j]);
+      most = fmaxf(most, threshold[j]);
+    }
+  }
+  __device__ inline bool covers(const side::Bounds& b) const {
+    return __all_sync(~0u, rising && b.low <= least && most <= b.high && b.high - least <= b.usual);
+  }
+};
+
+struct OffSums {
+  float sum[8] = {}, count[8] = {};
+};
+
+/// uniform_of() for the noise of a slot: one byte permutation puts it under the exponent of 128.
+__device__ inline float uniform_at(const Words& noise, int slot) {
+  return __uint_as_float(__byte_perm(noise.w[slot / 2], 0x4300u, slot % 2 == 0 ? 0x5410 : 0x5432)) - 127.99999237060547f;
+}
+
+/// An on value adds its code to `codes`, an off value itself to its channel's sum and count, all by one predicate.
+__device__ inline void put_or_sum(float gamma, float beta, float v, uint32_t code, uint32_t& codes, float& sum, float& count) {
+  asm("{.reg .pred on; .reg .f32 r; fma.rn.f32 r, %3, %5, %4; setp.gt.f32 on, r, 0f00000000;"
+      "@on or.b32 %0, %0, %6; @!on add.f32 %1, %1, %5; @!on add.f32 %2, %2, 0f3F800000;}"
+      : "+r"(codes), "+f"(sum), "+f"(count)
+      : "f"(gamma), "f"(beta), "f"(v), "r"(code));
+}
+
+/// Four of a thread's channels.
+struct Gates {
+  float threshold[4], gamma[4], beta[4];
+};
+
+/// side_code_of() of core/side.h for one off code and three on codes: values 4·half … 4·half + 3 of eight.
+template <bool usual, int half>
+__device__ inline void encode4(const float (&x)[8], const Gates& g, const side::Bounds& b, const SideTable& t, const Words& noise,
+                               uint32_t& eight, OffSums& s) {
+#pragma unroll
+  for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+    const uint32_t unit = 1u << (2 * j);
+    const float v = flush_signed(x[j]), u = uniform_at(noise, j);
+    const side::Reach r = usual ? side::Reach{g.threshold[k], b.high} : side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, true);
+    const float d = fabsf(v - r.from), length = fabsf(r.far - r.from);
+    const float middle = (!usual && length > b.usual ? t.on_long[1] : t.on_short[1]) * length;
+    uint32_t code = d > u * middle ? 2 * unit : unit;
+    code = d > fmaf(u, length - middle, middle) ? 3 * unit : code;
+    put_or_sum(g.gamma[k], g.beta[k], v, code, eight, s.sum[j], s.count[j]);
+  }
+}
+
+/// The same four: codes into `eight`, then z in the place of x.
+template <int half>
+__device__ inline void code_and_pass(const ForwardTables& table, int lane, bool is_usual, const side::Bounds& b, const SideTable& t,
+                                     const Words& noise, const Dropout& dropout, const Words& kept, float (&x)[8], uint32_t& eight,
+                                     OffSums& s) {
+  Gates g;
+  table.threshold.get_half(lane, half, g.threshold);
+  table.gamma.get_half(lane, half, g.gamma);
+  table.beta.get_half(lane, half, g.beta);
+  if (is_usual)
+    encode4<true, half>(x, g, b, t, noise, eight, s);
+  else
+    encode4<false, half>(x, g, b, t, noise, eight, s);
+#pragma unroll
+  for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+    const float y = fmaf(g.gamma[k], x[j], g.beta[k]);
+    x[j] = chain_output(y, dropout.factor(kept, j, y > 0.0f));
+  }
+}
+
+/// A thread block's off sums, its warps one after the other.
+__device__ inline void write_sums(const OffSums& off, float2* partial) {
+  constexpr int kCodeWarps = kCodeThreads / 32;
+  __shared__ float2 shared[kCodeWarps][kBlock];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(off.sum[j], off.count[j]);
+  __syncthreads();
+#pragma unroll 1
+  for (int k = static_cast<int>(threadIdx.x); k < kBlock; k += kCodeThreads) {
+    float2 total = make_float2(0.0f, 0.0f);
+    for (int w = 0; w < kCodeWarps; ++w) total.x += shared[w][k].x, total.y += shared[w][k].y;
+    partial[k] = total;
+  }
+}
+
+/// x̂ of the broken block: z may be written over h before its codes are made.
+__device__ inline void keep_tail(const Forward& a) {
+  const int64_t n = a.code.grid.values, whole = n / kBlock * kBlock;
+#pragma unroll 1
+  for (int64_t i = whole + threadIdx.x; i < n; i += blockDim.x) {
+    const int64_t c = channel_of(i, a.code.channels);
+    a.tail[i - whole] = normalised(a.h[i], a.affine.mean[c], a.affine.rstd[c]);
+  }
+}
+
+/// Blocks of 256 values, one a warp and step, whole ones only; thread blocks, warps and steps as side_encode.cu has them.
+template <bool vector>
+__global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_constant__ Forward a) {
+  __shared__ ForwardTables table;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / kBlock), step = gridDim.x * (kCodeThreads / 32);
+  if (blockIdx.x == 0) keep_tail(a);
+  table.fill(a.affine, a.code.channels, static_cast<int64_t>(blockIdx.x) * kBlock);
+  const UniformSeed seed(a.seed);
+  const Dropout dropout(a.chain, a.seed);
+  __syncthreads();
+  const Usual usual(table, lane);
+  OffSums off;
+  float ahead[8];  // the next block's values, on their way while this one is coded
+  uint32_t block = blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x;
+  if (block < blocks) read8<vector>(a.h, (static_cast<int64_t>(block) * 32 + lane) * 8, ahead);
+  for (; block < blocks; block += step) {
+    const int64_t group = static_cast<int64_t>(block) * 32 + lane;
+    float x[8];
+    table.normalise(lane, ahead, x);
+    if (block + step < blocks) read8<vector>(a.h, (static_cast<int64_t>(block + step) * 32 + lane) * 8, ahead);
+    Extremes e;
+    e.add8(x);
+    e.reduce_warp();
+    const Range r = e.range(a.code.header);
+    if (lane == 0) store_range(a.to.headers, a.code.header, block, r);
+    const side::Bounds b(r);
+    const bool is_usual = usual.covers(b);
+    const Words noise = group_noise(seed, a.code.rounding, group), kept = dropout.draw(group);
+    uint32_t eight = 0;
+    code_and_pass<0>(table, lane, is_usual, b, a.code.table, noise, dropout, kept, x, eight, off);
+    code_and_pass<1>(table, lane, is_usual, b, a.code.table, noise, dropout, kept, x, eight, off);
+    store_codes<2>(a.to.codes, group, is_poisoned(r) ? 0 : eight, 8);
+    write8<vector>(a.z, group * 8, x);
+  }
+  write_sums(off, a.partial + static_cast<int64_t>(blockIdx.x) * kBlock);
+}
+
+/// The broken block by the definition, and zeros between the parts of the packed bytes. One warp.
+__device__ inline void finish_tail(const Forward& a) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t n = a.code.grid.values, whole = n / kBlock * kBlock, blocks = a.code.grid.blocks();
+  for (int64_t i = code_bytes(n, 2) + lane; i < a.at.headers; i += 32) a.bytes[i] = 0;
+  for (int64_t i = a.at.headers + blocks * header_bytes(a.code.header) + lane; i < a.at.channels; i += 32) a.bytes[i] = 0;
+  if (whole == n) return;
+  const UniformSeed seed(a.seed);
+  const Dropout dropout(a.chain, a.seed);
+  Extremes e;
+  for (int64_t k = lane; k < n - whole; k += 32) e.add(a.tail[k]);
+  e.reduce(32);
+  const Range r = e.range(a.code.header);
+  if (lane == 0) store_range(a.to.headers, a.code.header, blocks - 1, r);
+  const int64_t group = whole / 8 + lane, first = group * 8;
+  if (first >= n) return;
+  const int count = n - first < 8 ? static_cast<int>(n - first) : 8;
+  const Words noise = group_noise(seed, a.code.rounding, group), kept = dropout.draw(group);
+  uint32_t eight = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (j >= count) break;
+    const int64_t at = channel_of(first + j, a.code.channels);
+    const float x = a.tail[first + j - whole], gamma = a.affine.gamma[at], beta = a.affine.beta[at], y = fmaf(gamma, x, beta);
+    const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
+    if (!is_poisoned(r)) eight |= side_code_of(x, c, r, a.code.table, noise_of(noise, j)) << (2 * j);
+    a.z[first + j] = chain_output(y, dropout.factor(kept, j, y > 0.0f));
+  }
+  store_codes<2>(a.to.codes, group, eight, count);
+}
+
+constexpr int kFinishWarps = 32;
+
+/// The channel table with its off means: a thread a channel, rows of partial sums shared out over the warps, in the order of
+/// side_encode.cu. The last thread block codes the tail.
+__global__ void __launch_bounds__(kFinishWarps * 32) finish_encode(const __grid_constant__ Forward a, int64_t entries) {
+  __shared__ double2 shared[kFinishWarps][33];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  if (blockIdx.x + 1 == gridDim.x) {
+    if (warp == 0) finish_tail(a);
+    return;
+  }
+  const int64_t channels = a.code.channels, n = a.code.grid.values, c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  const int64_t whole = n / kBlock * kBlock;
+  Channel own = {};
+  double2 total = make_double2(0, 0);
+  if (c < channels) {
+    own = {0.0f, a.affine.gamma[c], a.affine.beta[c], 0.0f};
+    own.threshold = threshold_of(own.gamma, own.beta);
+#pragma unroll 16
+    for (int64_t p = c + channels * warp; p < entries; p += channels * kFinishWarps) {
+      const float2 part = a.partial[p];
+      total.x += part.x, total.y += part.y;
+    }
+    for (int64_t i = whole + warp; i < n; i += kFinishWarps) {
+      const float v = flush(a.tail[i - whole]);
+      if (channel_of(i, channels) == c && !is_on(v, own)) total.x += v, total.y += 1;
+    }
+  }
+  shared[warp][lane] = total;
+  __syncthreads();
+  if (warp != 0 || c >= channels) return;
+  for (int w = 1; w < kFinishWarps; ++w) total.x += shared[w][lane].x, total.y += shared[w][lane].y;
+  own.off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
+  a.to.channels[c] = own;
+}
+
+}  // namespace
+}  // namespace norm_act
+
+bool norm_act_fits(const SideCode& code) {
+  return code.table.side == Side::one_sided && code.table.bits == 2 && code.table.off == 1 && code.channels > 0 &&
+         (code.inner == 1 || code.channels == 1) && code.grid.values % code.channels == 0 &&
+         side::fixed_blocks(code, true, norm_act::kBlock, norm_act::kWalkBlocks) > 0;
+}
+
+int64_t norm_act_scratch_bytes(const SideCode&) {
+  constexpr int64_t kTail = norm_act::kBlock * sizeof(float);
+  static_assert(norm_act::kCodeBlocks >= norm_act::kWalkBlocks);
+  return norm_act::kCodeBlocks * norm_act::kBlock * static_cast<int64_t>(sizeof(float2)) + kTail;
+}
+
+void norm_act_encode(const SideCode& code, const Chain& chain, const float* h, const NormParameters& affine, const uint64_t* seed,
+                     uint8_t* bytes, float* z, void* scratch, StreamHandle stream) {
+  constexpr const char* op = "norm_act_encode";
+  using namespace norm_act;
+  check_fit(code, bytes, op);
+  if (code.grid.values == 0) return;
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  float2* partial = static_cast<float2*>(scratch);
+  const Layout at = layout_of(code.grid, code.table.bits, code.header, 0, code.channels);
+  float* tail = reinterpret_cast<float*>(partial + kCodeBlocks * kBlock);
+  const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail};
+  const int64_t blocks = side::fixed_blocks(code, true, kBlock, kCodeBlocks);
+  if (is_aligned(h) && is_aligned(z))
+    encode_blocks<true><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);
+  else
+    encode_blocks<false><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);
+  check_launch(op);
+  finish_encode<<<grid_size(ceil_div(code.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, blocks * kBlock);
+  check_launch(op);
+}
+
+}  // namespace satchel::cuda

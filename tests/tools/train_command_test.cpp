@@ -1,0 +1,341 @@
+// `satchel train`, `predict` and `bench graph` as a user runs them.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "satchel/data/graph_data.h"
+#include "satchel/train/safetensors.h"
+
+namespace satchel {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kData = "synthetic:nodes=600,edges=2400,features=16,classes=4";
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+std::string slurp(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+class TrainCommand : public testing::Test {
+ protected:
+  void SetUp() override { ASSERT_EQ(::mkdir(folder_.c_str(), 0700), 0); }
+  void TearDown() override {
+    for (const char* name : {"out", "err", "out2", "err2", "a.json", "b.json", "a.st", "b.st", "damaged.st", "y.npy", "p.npy"})
+      ::unlink(path(name).c_str());
+    EXPECT_EQ(::rmdir(folder_.c_str()), 0) << "no other file may be left: " << folder_;
+  }
+
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+
+  /// Starts the tool in the folder, two threads, SIGINT as a terminal has it.
+  pid_t start(std::vector<std::string> arguments, const std::string& out = "out", const std::string& err = "err") const {
+    arguments.insert(arguments.begin(), SATCHEL_TOOL);
+    std::vector<char*> argv;
+    for (std::string& a : arguments) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    std::signal(SIGINT, SIG_DFL);
+    ::setenv("OMP_NUM_THREADS", "2", 1);
+    const bool ready = ::chdir(folder_.c_str()) == 0 && ::dup2(::open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 1) == 1 &&
+                       ::dup2(::open(err.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 2) == 2;
+    if (ready) ::execv(SATCHEL_TOOL, argv.data());
+    ::_exit(127);
+  }
+
+  Outcome finished(pid_t child, const std::string& out = "out", const std::string& err = "err") const {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(path(out)), slurp(path(err))};
+  }
+
+  Outcome run(std::vector<std::string> arguments) const { return finished(start(std::move(arguments))); }
+
+  /// A small run with `more` behind it.
+  static std::vector<std::string> training(std::vector<std::string> more) {
+    std::vector<std::string> all{"train", "--data", kData, "--hidden", "16"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  json trained(const std::vector<std::string>& more, const std::string& file) const {
+    std::vector<std::string> all = training(more);
+    all.insert(all.end(), {"--json", file});
+    const Outcome r = run(all);
+    EXPECT_EQ(r.code, 0) << r.err;
+    EXPECT_EQ(r.err, "");
+    return json::parse(slurp(path(file)), nullptr, false);
+  }
+
+  struct Refusal {
+    std::vector<std::string> arguments;
+    int code;
+    std::string part;  // of the line that an error is: `satchel: [op] rule, got value`
+  };
+
+  static void expect_refused(const Refusal& wanted, const Outcome& r) {
+    EXPECT_EQ(r.code, wanted.code) << wanted.part << '\n' << r.err;
+    EXPECT_EQ(r.err.rfind("satchel: [", 0), 0u) << r.err;
+    EXPECT_EQ(r.err.find('\n'), r.err.size() - 1) << "one line: " << r.err;
+    EXPECT_NE(r.err.find(wanted.part), std::string::npos) << "wanted: " << wanted.part << "\ngot: " << r.err;
+  }
+
+  /// Two at once: a start, which loads torch, takes longer than to refuse.
+  void expect_errors(const std::vector<Refusal>& all) const {
+    for (size_t i = 0; i < all.size(); i += 2) {
+      const bool pair = i + 1 < all.size();
+      const pid_t first = start(all[i].arguments), second = pair ? start(all[i + 1].arguments, "out2", "err2") : -1;
+      expect_refused(all[i], finished(first));
+      if (pair) expect_refused(all[i + 1], finished(second, "out2", "err2"));
+    }
+  }
+
+  std::string folder_ = testing::TempDir() + "satchel_train_" + std::to_string(::getpid());
+};
+
+std::set<std::string> keys_of(const json& object) {
+  std::set<std::string> keys;
+  for (const auto& item : object.items()) keys.insert(item.key());
+  return keys;
+}
+
+TEST_F(TrainCommand, JsonHasTheKeysAndSumsAgree) {
+  const json all = trained({"--epochs", "4", "--method", "fp32,exact,satchel"}, "a.json");
+  ASSERT_EQ(all["runs"].size(), 3u);
+  EXPECT_FALSE(all["interrupted"].get<bool>());
+  for (const json& r : all["runs"]) {
+    const std::set<std::string> keys = keys_of(r);
+    for (const char* key :
+         {"method", "seed", "device", "test", "valid", "epoch_seconds", "saved_bytes", "loss_bytes", "peak_bytes", "tensors"})
+      EXPECT_TRUE(keys.contains(key)) << key;
+    int64_t sum = 0;
+    for (const json& t : r["tensors"]) {
+      EXPECT_EQ(keys_of(t), (std::set<std::string>{"name", "kind", "shape", "bits", "bytes", "fp32_bytes"}));
+      sum += t["bytes"].get<int64_t>();
+    }
+    EXPECT_EQ(sum, r["saved_bytes"].get<int64_t>()) << "what was measured is what is listed: " << r["method"];
+    EXPECT_GT(r["loss_bytes"].get<int64_t>(), 0);
+    EXPECT_GE(r["peak_bytes"].get<int64_t>(), r["saved_bytes"].get<int64_t>() + r["loss_bytes"].get<int64_t>());
+    EXPECT_GT(r["epoch_seconds"].get<double>(), 0);
+    EXPECT_EQ(r["epochs"], 4);
+  }
+  const auto saved = [&](size_t i) { return all["runs"][i]["saved_bytes"].get<int64_t>(); };
+  EXPECT_LT(saved(2), saved(1));
+  EXPECT_LT(saved(1), saved(0));
+}
+
+TEST_F(TrainCommand, TableOfTwoMethodsAndTwoSeeds) {
+  const Outcome r = run(training({"--epochs", "10", "--method", "fp32,satchel", "--seeds", "2", "--seed", "5", "--json", "a.json"}));
+  ASSERT_EQ(r.code, 0) << r.err;
+  const json all = json::parse(slurp(path("a.json")));
+  ASSERT_EQ(all["runs"].size(), 4u);
+  std::vector<std::string> order;
+  for (const json& run : all["runs"]) order.push_back(run["method"].get<std::string>() + std::to_string(run["seed"].get<int>()));
+  EXPECT_EQ(order, (std::vector<std::string>{"fp325", "satchel5", "fp326", "satchel6"})) << "pairs stay together";
+  EXPECT_NE(r.out.find("2 seeds"), std::string::npos) << r.out;
+  for (const char* part : {"\nmethod ", "\nfp32 ", "\nsatchel ", "test accuracy %", "- fp32", "saved", "peak", "epoch", " ± ", "x less)"})
+    EXPECT_NE(r.out.find(part), std::string::npos) << part << '\n' << r.out;
+  EXPECT_EQ(r.out.find('\r'), std::string::npos) << "no bar where there is no terminal";
+  // Ten lines a run: one a tenth of the epochs.
+  size_t lines = 0;
+  for (size_t at = 0; (at = r.out.find(" epochs/s", at)) != std::string::npos; ++at) ++lines;
+  EXPECT_EQ(lines, 40u) << r.out;
+}
+
+TEST_F(TrainCommand, ResumedIsOneRun) {
+  const json whole = trained({"--epochs", "8", "--checkpoint", "a.st"}, "a.json");
+  trained({"--epochs", "3", "--checkpoint", "b.st"}, "b.json");
+  const json resumed = trained({"--epochs", "8", "--checkpoint", "b.st", "--resume"}, "b.json");
+  for (const char* key : {"test", "valid", "train", "loss", "epochs", "best_epoch", "saved_bytes"})
+    EXPECT_EQ(whole["runs"][0][key], resumed["runs"][0][key]) << key;
+
+  const TensorFile one = read_safetensors(path("a.st")), two = read_safetensors(path("b.st"));
+  ASSERT_GT(one.tensors.size(), 0u);
+  ASSERT_EQ(one.tensors.size(), two.tensors.size());
+  for (size_t i = 0; i < one.tensors.size(); ++i) {
+    EXPECT_EQ(one.tensors[i].name, two.tensors[i].name);
+    EXPECT_TRUE(one.tensors[i].bytes == two.tensors[i].bytes) << one.tensors[i].name;
+  }
+  expect_errors(
+      {{training({"--epochs", "9", "--checkpoint", "a.st", "--resume", "--lr", "0.5"}), 1,
+        "[resume] lr must be the checkpoint's, 0.01, got 0.5"},
+       {training({"--epochs", "9", "--checkpoint", "a.st", "--resume", "--method", "exact"}), 1,
+        "[resume] method must be the checkpoint's, \"satchel\", got \"exact\""},
+       {training({"--epochs", "2", "--checkpoint", "a.st", "--resume"}), 1, "[resume] epochs must be at least the 8 done, got 2"}});
+  EXPECT_EQ(read_safetensors(path("a.st")).metadata, one.metadata) << "what was refused left the file alone";
+}
+
+TEST_F(TrainCommand, DamagedCheckpointsAreRefused) {
+  trained({"--epochs", "2", "--checkpoint", "a.st"}, "a.json");
+  const std::string good = slurp(path("a.st"));
+  const auto refused = [&](const std::string& bytes, const std::string& part) {
+    std::ofstream(path("damaged.st"), std::ios::binary) << bytes;
+    expect_errors({{{"predict", "--checkpoint", "damaged.st", "--data", kData, "-o", "p.npy"}, 1, part}});
+    EXPECT_FALSE(exists(path("p.npy")));
+  };
+  refused("", "[checkpoint] damaged.st");
+  refused(good.substr(0, good.size() - 1), "[checkpoint] damaged.st");
+  std::string flipped = good;
+  flipped[flipped.size() - 9] = static_cast<char>(flipped[flipped.size() - 9] ^ 0x40);  // a value, which no header tells about
+  refused(flipped, "must be undamaged");
+}
+
+TEST_F(TrainCommand, PredictionsHaveThePrintedAccuracy) {
+  const json all = trained({"--epochs", "20", "--checkpoint", "a.st"}, "a.json");
+  const Outcome r = run({"predict", "--checkpoint", "a.st", "--data", kData, "-o", "y.npy", "--scores", "p.npy"});
+  ASSERT_EQ(r.code, 0) << r.err;
+
+  const GraphData data = load_graph(kData);
+  const auto values_of = [&](const std::string& name, size_t bytes) {  // the values end the file
+    const std::string file = slurp(path(name));
+    EXPECT_GT(file.size(), bytes);
+    return file.substr(file.size() - std::min(bytes, file.size()));
+  };
+  std::vector<int64_t> classes(600);
+  std::memcpy(classes.data(), values_of("y.npy", 600 * sizeof(int64_t)).data(), 600 * sizeof(int64_t));
+  std::vector<float> scores(600 * 4);
+  std::memcpy(scores.data(), values_of("p.npy", scores.size() * sizeof(float)).data(), scores.size() * sizeof(float));
+
+  const Split split = split_of(data, 0, 0);
+  double right = 0;
+  for (const int64_t node : split.test) right += classes[static_cast<size_t>(node)] == data.labels[static_cast<size_t>(node)] ? 1 : 0;
+  const double accuracy = 100 * right / static_cast<double>(split.test.size());
+  // One division in float or double apart: 100·2^−23.
+  EXPECT_NEAR(accuracy, all["runs"][0]["test"].get<double>(), 100 * 0x1p-23);
+  char printed[64];
+  std::snprintf(printed, sizeof printed, "y.npy: 600 nodes, test %.2f %%\n", accuracy);
+  EXPECT_EQ(r.out, printed);
+  for (size_t node = 0; node < classes.size(); ++node) {
+    const float* row = scores.data() + 4 * node;
+    EXPECT_EQ(std::max_element(row, row + 4) - row, classes[node]);
+    EXPECT_NEAR(row[0] + row[1] + row[2] + row[3], 1, 8 * 0x1p-24);  // four roundings to float, four additions
+  }
+}
+
+TEST_F(TrainCommand, PredictNamesWhatDoesNotFit) {
+  trained({"--epochs", "1", "--checkpoint", "a.st"}, "a.json");
+  const auto with = [](const std::string& data) {
+    return std::vector<std::string>{"predict", "--checkpoint", "a.st", "--data", data, "-o", "y.npy"};
+  };
+  expect_errors(
+      {{with("synthetic:nodes=600,edges=2400,features=17,classes=4"), 1,
+        "[predict] data must have the 16 features of the checkpoint, got 17"},
+       {with("synthetic:nodes=600,edges=2400,features=16,classes=5"), 1, "[predict] data must have the 4 classes of the checkpoint, got 5"},
+       {with(std::string(kData) + ",task=multi"), 1, "[predict] data must have the checkpoint's task"},
+       {{"predict", "--checkpoint", "a.st", "--data", kData, "-o", "./a.st"}, 2, "--output must be another file than --checkpoint"},
+       {{"predict", "--checkpoint", "a.st", "--data", kData, "-o", "y.npy", "--scores", "./y.npy"},
+        2,
+        "--scores must be another file than --output"}});
+  EXPECT_FALSE(exists(path("y.npy")));
+}
+
+TEST_F(TrainCommand, InterruptEndsAfterTheEpochWithAllFiles) {
+  const pid_t child = start(training({"--epochs", "1000000", "--checkpoint", "a.st", "--checkpoint-every", "1", "--json", "a.json"}));
+  for (int i = 0; i < 2000 && !exists(path("a.st")); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ::kill(child, SIGINT);
+  const Outcome r = finished(child);
+  EXPECT_EQ(r.code, 130) << r.err;
+  EXPECT_EQ(r.err, "");
+  const json all = json::parse(slurp(path("a.json")), nullptr, false);
+  ASSERT_TRUE(all.is_object());
+  EXPECT_TRUE(all["interrupted"].get<bool>());
+  ASSERT_EQ(all["runs"].size(), 1u);
+  const json& one = all["runs"][0];
+  EXPECT_TRUE(one["interrupted"].get<bool>());
+  EXPECT_GE(one["epochs"].get<int64_t>(), 1);
+  EXPECT_NE(r.out.find("interrupted"), std::string::npos) << r.out;
+  const json state = json::parse(read_safetensors(path("a.st")).metadata.at("state"));
+  EXPECT_EQ(state["epoch"], one["epochs"]) << "the checkpoint is of the last epoch";
+  const Outcome predicted = run({"predict", "--checkpoint", "a.st", "--data", kData, "-o", "y.npy"});
+  EXPECT_EQ(predicted.code, 0) << predicted.err;
+}
+
+TEST_F(TrainCommand, EarlyStoppingSaysSo) {
+  const Outcome r = run(training({"--epochs", "500", "--patience", "2", "--json", "a.json"}));
+  ASSERT_EQ(r.code, 0) << r.err;
+  const json one = json::parse(slurp(path("a.json")))["runs"][0];
+  EXPECT_LT(one["epochs"].get<int>(), 500);
+  EXPECT_EQ(one["epochs"].get<int>(), one["best_epoch"].get<int>() + 2);
+  EXPECT_NE(
+      r.out.find("stopped after epoch " + std::to_string(one["epochs"].get<int>()) + ": no better validation metric in 2 evaluations"),
+      std::string::npos)
+      << r.out;
+}
+
+TEST_F(TrainCommand, WrongUse) {
+  std::vector<Refusal> all{{{"train"}, 2, "--data is required"}};
+  const auto refused = [&](const std::vector<std::string>& more, const std::string& part) { all.push_back({training(more), 2, part}); };
+  refused({"--epochs", "0"}, "--epochs: must be a whole number from 1 to 2^63 - 1, got '0'");
+  refused({"--seed", "18446744073709551616"}, "--seed: must be a whole number from 0 to 2^64 - 1, got");
+  refused({"--seed", "18446744073709551615", "--seeds", "2"}, "[train] --seed + --seeds must be at most 2^64");
+  refused({"--threads", "-1"}, "--threads: must be a whole number from 1 to 4096, got '-1'");
+  refused({"--lr", "nan"}, "[train] lr must be finite and above 0, got nan");
+  refused({"--dropout", ""}, "--dropout: must be a number, got ''");
+  refused({"--dropout", "1"}, "[train] dropout must be at least 0 and below 1, got 1");
+  refused({"--dropout", "0.999999"}, "[train] dropout must leave something: 0.9999 at most, got 0.999999");
+  refused({"--model", "gat"}, "--model: gat not in {sage,gcn}");
+  refused({"--method", "satchle"}, "got 'satchle'");
+  refused({"--method", "exact,side=one"}, "[method] side codes need shared saves, got 'exact,side=one'");
+  refused({"--method", "division"}, "[method] a low-pass does not fit a graph layer, got 'division'");
+  refused({"--method", "fp32,bits=2"}, "[method] fp32 takes no options, got 'fp32,bits=2'");
+  refused({"--method", "satchel,satchel"}, "[method] every method must be named once, got satchel");
+  refused({"--checkpoint", ""}, "--checkpoint: must name a file, got ''");
+  refused({"--resume"}, "[train] --resume needs --checkpoint, got none");
+  refused({"--checkpoint", "a.st", "--json", "./a.st"}, "[train] --json must be another file than --checkpoint");
+  refused({"--checkpoint", "a.st", "--seeds", "2"}, "[train] --checkpoint takes a single run, of one method and one seed, got 2 runs");
+  refused({"--split", "1"}, "[train] --split must be 0 to 0, got 1");
+  expect_errors(all);
+  EXPECT_FALSE(exists(path("a.st")));
+}
+
+TEST_F(TrainCommand, FailuresAreOne) {
+  expect_errors(
+      {{{"train", "--data", "/nonexistent"}, 1, "[load] file or folder must exist, got /nonexistent"},
+       {{"train", "--data", SATCHEL_TOOL}, 1, "must be a whole npz (zip) file"},
+       {training({"--json", "/nonexistent/a.json"}), 1, "[train] output must lie in an existing folder"},
+       {training({"--json", folder_}), 1, "[train] output must be a plain file"},
+       {training({"--checkpoint", "a.st", "--resume"}), 1, "[checkpoint] a.st: file must exist"},
+       {training({"--lr", "1e30", "--epochs", "5", "--checkpoint", "a.st"}), 1, "[train] loss must be finite, got nan at epoch"}});
+  EXPECT_FALSE(exists(path("a.st"))) << "a run that diverged leaves no checkpoint";
+}
+
+TEST_F(TrainCommand, BenchGraph) {
+  const Outcome r =
+      run({"bench", "graph", "--data", kData, "--hidden", "16", "--steps", "2", "--methods", "fp32,satchel", "--json", "a.json"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  const json all = json::parse(slurp(path("a.json")));
+  ASSERT_EQ(all["results"].size(), 3u);
+  EXPECT_EQ(all["results"][0]["method"], "torch");
+  EXPECT_EQ(all["results"][0]["ratio"], 1.0);
+  EXPECT_LT(all["results"][2]["saved_bytes"].get<int64_t>(), all["results"][1]["saved_bytes"].get<int64_t>());
+  for (const json& e : all["results"]) EXPECT_EQ(e["steps"], 2);
+  for (const char* part : {"gradients at 32 bits are torch's within", "\ntorch ", "\nfp32 ", "\nsatchel ", "of torch", " ms"})
+    EXPECT_NE(r.out.find(part), std::string::npos) << part << '\n' << r.out;
+  expect_errors({{{"bench", "graph", "--steps", "0"}, 2, "--steps: must be a whole number from 1 to 1000000, got '0'"},
+                 {{"bench", "graph", "--methods", "division"}, 2, "[method] a low-pass does not fit a graph layer"}});
+}
+
+}  // namespace
+}  // namespace satchel
