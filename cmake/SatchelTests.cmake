@@ -66,6 +66,7 @@ if(SATCHEL_TORCH)
     tests/graph/adjacency_test.cpp
     tests/graph/csr_test.cpp
     tests/graph/multiply_test.cpp
+    tests/graph/parts_test.cpp
     tests/models/graph_model_test.cpp)
   target_precompile_headers(test_autograd PRIVATE <torch/nn/module.h> <gtest/gtest.h>)
 

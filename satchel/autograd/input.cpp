@@ -31,6 +31,19 @@ std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Ten
   return products;
 }
 
+bool InputSave::for_rows(const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
+  if (shared_ != nullptr) {
+    const SharedRows rows(*shared_);
+    rows.for_stretches([&](int64_t first, int64_t last) { run(first, last, rows.input(first, last)); });
+    return true;
+  }
+  if (!reference_) return false;
+  const at::Tensor x = reference_->unpack();
+  for_stretches_of(x.size(0), x.size(1), x.is_cuda(),
+                   [&](int64_t first, int64_t last) { run(first, last, x.narrow(0, first, last - first)); });
+  return true;
+}
+
 void InputSave::report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const {
   if (packed_.bytes.defined()) satchel::report(packed_, name, kind, lines);
 }

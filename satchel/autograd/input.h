@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ class InputSave {
 
   /// Xᵀ·g for every g: columns of X × columns of g. X of more dimensions counts as rows of its last.
   std::vector<at::Tensor> transposed_products(const std::vector<at::Tensor>& gs) const;
+
+  /// Calls run(first, last, X's rows first to last) over all of them and returns true, where rows can be had a stretch at a time.
+  bool for_rows(const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
 
   /// Adds its lines; none for a reference and for a save that another function made.
   void report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const;

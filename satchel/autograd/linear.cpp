@@ -29,7 +29,7 @@ class LinearNode : public SavingNode {
     const at::Tensor rows = g.reshape({-1, g.size(-1)});
     if (needs(0)) gradients[0] = at::matmul(g, weight.unpack());
     if (needs(1)) gradients[1] = input.transposed_products({g})[0].t().to(g.scalar_type());
-    if (needs(2)) gradients[2] = rows.sum(0);
+    if (needs(2)) gradients[2] = column_sums(rows);
     return gradients;
   }
 

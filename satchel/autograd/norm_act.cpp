@@ -9,6 +9,7 @@
 #include "satchel/autograd/shared.h"
 #include "satchel/autograd/statistics.h"
 #include "satchel/core/error.h"
+#include "satchel/tensor/norm_act.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {
@@ -36,6 +37,11 @@ class NormActNode : public SharingNode {
  protected:
   variable_list back(at::Tensor g) override {
     at::Tensor gradient = own(std::move(g));
+    if (norm == Norm::batch && fuses_norm_act(shared_->code)) {
+      const NormActSums sums = norm_act_sums(gradient, shared_->code, shared_->seed, shared_->chain);
+      if (needs(0)) norm_act_back_(gradient, shared_->code, shared_->seed, shared_->chain, rstd, sums, training);
+      return {needs(0) ? gradient : at::Tensor(), sums.gamma, sums.beta};
+    }
     const SharedRows rows(*shared_);
     const auto stretches = [&](const auto& run) { rows.for_stretches(run); };
     stretches([&](int64_t first, int64_t last) { rows.gradient_(gradient.narrow(0, first, last - first), first); });
@@ -78,8 +84,38 @@ SharedSave save_of(const at::Tensor& x, const NormWeights& weights, const NormAc
   return save;
 }
 
+/// One pass over x where the fused kernels fit.
+at::Tensor fused_norm_act(const at::Tensor& x, const NormWeights& w, const NormActOptions& options, const CodecSpec& spec,
+                          const Saving& saving) {
+  const at::Tensor rows = x.detach().contiguous(), gamma = w.gamma.detach(), beta = w.beta.detach();
+  ColumnMoments moments;
+  if (options.training()) {
+    moments = column_moments(rows, w.running_mean, w.running_var, options.statistics.eps, options.statistics.momentum);
+  } else {
+    moments = {w.running_mean, w.running_var.add(options.statistics.eps).rsqrt_()};
+  }
+  const ChainOptions chain{options.training() ? options.dropout : 0, slope_of(options)};
+  const at::Tensor seed = fresh_seed(x.device());
+  NormActResult result = norm_act_encode(rows, moments, gamma, beta, spec, seed, chain);
+  const auto node = make_node<NormActNode>(saving.name, x, w.gamma, w.beta);
+  node->norm = Norm::batch;
+  node->training = options.training();
+  node->rstd = moments.rstd;
+  SharedSave save;
+  save.code = std::move(result.code);
+  save.chain = chain;
+  if (chain.dropout > 0) save.seed = seed;
+  const at::Tensor out = attach(std::move(result.z), node);
+  node->share(std::move(save), out);
+  return out;
+}
+
 at::Tensor shared_norm_act(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const Saving& saving) {
   const bool affine = options.norm != Norm::none;
+  const CodecSpec spec = shared_spec(saving.method, options.norm, options.activation, x.size(1));
+  if (options.norm == Norm::batch && records(x, weights.gamma, weights.beta) && fuses_norm_act(x, spec)) {
+    return fused_norm_act(x, weights, options, spec, saving);
+  }
   const at::Tensor rows = x.detach().contiguous();
   Statistics s;
   if (affine) s = statistics_of(rows, weights, options.norm, options.statistics);

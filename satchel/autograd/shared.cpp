@@ -8,50 +8,47 @@
 #include "satchel/autograd/input.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
+#include "satchel/tensor/norm_act.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {
-namespace {
 
-int64_t rows_a_stretch(int64_t channels, bool cuda) {
-  const int64_t values = cuda ? stretch_values(true) : int64_t{1} << 18;
-  return std::max<int64_t>(kGroup, values / std::max<int64_t>(channels, 1) / kGroup * kGroup);
+void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run) {
+  const int64_t values = int64_t{1} << (cuda ? 22 : 18);
+  const int64_t some = std::max<int64_t>(kGroup, values / std::max<int64_t>(width, 1) / kGroup * kGroup);
+  for (int64_t first = 0; first < rows; first += some) run(first, std::min(first + some, rows));
 }
-
-}  // namespace
 
 SharedRows::SharedRows(const SharedSave& save)
     : save_(save),
       place_(save.code.bytes.device(), "restore"),
       plan_(check_packed(save.code, "restore")),
-      rows_(plan_, save.code.bytes, place_) {
-  on_ = save.mask;
+      rows_(plan_, save.code.bytes, place_),
+      fused_(fuses_norm_act(save.code)) {
   gamma_ = save.gamma;
   beta_ = save.beta;
-  if (save.code.spec.side == Side::none) return;
-  on_ = on_bits(save.code);
-  if (plan_.channels == save.channels()) {
-    const at::Tensor table = channel_table(plan_, save.code.bytes);
-    gamma_ = table.select(1, 1).contiguous();
-    beta_ = table.select(1, 2).contiguous();
-  }
+  if (save.code.spec.side == Side::none || plan_.channels != save.channels()) return;
+  const at::Tensor table = channel_table(plan_, save.code.bytes);
+  gamma_ = table.select(1, 1).contiguous();
+  beta_ = table.select(1, 2).contiguous();
 }
 
 void SharedRows::for_stretches(const std::function<void(int64_t first, int64_t last)>& run) const {
-  const int64_t some = rows_a_stretch(save_.channels(), place_.cuda());
-  for (int64_t first = 0; first < save_.rows(); first += some) run(first, std::min(first + some, save_.rows()));
+  for_stretches_of(save_.rows(), save_.channels(), place_.cuda(), run);
 }
 
 at::Tensor SharedRows::values(int64_t first, int64_t last) const { return rows_.read(first, last); }
 
 at::Tensor SharedRows::bits(int64_t first, int64_t last) const {
+  if (!on_.defined()) on_ = save_.code.spec.side == Side::none ? save_.mask : on_bits(save_.code);
   if (!on_.defined()) return {};
   const int64_t begin = first * save_.channels() / 8;
   return on_.narrow(0, begin, ceil_div(last * save_.channels(), 8) - begin);
 }
 
-at::Tensor SharedRows::input(const at::Tensor& values, int64_t first) const {
-  return apply_chain(values, gamma_, beta_, bits(first, first + values.size(0)), save_.seed, save_.chain, first * save_.channels());
+at::Tensor SharedRows::input(int64_t first, int64_t last) const {
+  if (fused_) return norm_act_input(save_.code, save_.seed, save_.chain, first, last);
+  return apply_chain(values(first, last), gamma_, beta_, bits(first, last), save_.seed, save_.chain, first * save_.channels());
 }
 
 void SharedRows::gradient_(const at::Tensor& g, int64_t first) const {
@@ -59,8 +56,9 @@ void SharedRows::gradient_(const at::Tensor& g, int64_t first) const {
 }
 
 at::Tensor SharedRows::on(int64_t first, int64_t last) const {
-  if (!on_.defined()) return at::ones({last - first, save_.channels()}, save_.code.bytes.options().dtype(at::kBool));
-  return unpack_mask({bits(first, last), {last - first, save_.channels()}});
+  const at::Tensor these = bits(first, last);
+  if (!these.defined()) return at::ones({last - first, save_.channels()}, save_.code.bytes.options().dtype(at::kBool));
+  return unpack_mask({these, {last - first, save_.channels()}});
 }
 
 std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::vector<at::Tensor>& gs) {
@@ -68,7 +66,7 @@ std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::v
   for (const at::Tensor& g : gs) sums.push_back(at::zeros({save.channels(), g.size(-1)}, g.options()));
   const SharedRows rows(save);
   rows.for_stretches([&](int64_t first, int64_t last) {
-    const at::Tensor z = rows.input(rows.values(first, last), first).t();
+    const at::Tensor z = rows.input(first, last).t();
     for (size_t i = 0; i < gs.size(); ++i) sums[i].addmm_(z, gs[i].reshape({-1, gs[i].size(-1)}).narrow(0, first, last - first));
   });
   return sums;

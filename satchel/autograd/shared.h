@@ -50,6 +50,9 @@ class SharingNode : public SavingNode {
   uint32_t version_ = 0;
 };
 
+/// Calls run(first, last) for stretches of rows of `width` values that stay in the cache: 16 MiB of a GPU's, 1 MiB of a core's.
+void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run);
+
 /// Rows of a shared save, a stretch at a time: decoded values, and what its readers make of them. Lives as long as the save.
 /// `first` is a multiple of 8, as for_stretches() gives it.
 class SharedRows {
@@ -61,8 +64,8 @@ class SharedRows {
 
   /// Normalised or activated values.
   at::Tensor values(int64_t first, int64_t last) const;
-  /// The next layer's input, kept · act(γ·values + β) · scale, for decoded rows from `first` on.
-  at::Tensor input(const at::Tensor& values, int64_t first) const;
+  /// The next layer's input, kept · act(γ·values + β) · scale.
+  at::Tensor input(int64_t first, int64_t last) const;
   /// g (rows from `first` on) becomes what passes activation and dropout, in place.
   void gradient_(const at::Tensor& g, int64_t first) const;
   /// Which values are on; all where nothing tells.
@@ -78,7 +81,9 @@ class SharedRows {
   Place place_;
   Plan plan_;
   mutable Rows rows_;
-  at::Tensor on_, gamma_, beta_;
+  bool fused_;
+  mutable at::Tensor on_;  // unpacked when first asked for
+  at::Tensor gamma_, beta_;
 };
 
 /// Zᵀ·g for every g, Z being the next layer's input: channels × columns of g each. Rows are rebuilt once for all.

@@ -14,7 +14,7 @@
 namespace satchel {
 
 struct Method {
-  std::string name;  // as it was given
+  std::string name;              // as it was given
   bool plain = false;            // torch's own functions and saves: fp32
   CodecSpec input;               // what the gradients of weights read: inputs of linear and graph layers; no side code
   CodecSpec norm;                // what a norm reads: its input (layer by layer) or the normalised values (shared); no transform

@@ -24,8 +24,8 @@ class Mover {
   }
 
   Csr operator()(const Csr& a) {
-    return {a.rows,           a.columns,          move(a.start),   move(a.column), move(a.value), move(a.row_scale), move(a.column_scale),
-            move(a.long_row), move(a.long_start), a.long_stretches};
+    return {a.rows,           a.columns,          move(a.start),    move(a.column), move(a.value), move(a.row_scale), move(a.column_scale),
+            move(a.long_row), move(a.long_start), a.long_stretches, a.long_list};
   }
 
  private:

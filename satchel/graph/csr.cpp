@@ -178,6 +178,10 @@ Csr finished(Csr a) {
   a.long_row = tensor_of(row);
   a.long_start = tensor_of(first);
   a.long_stretches = first.back();
+  std::vector<LongRow> list;
+  for (size_t i = 0; i < row.size(); ++i) list.push_back({row[i], first[i]});
+  list.push_back({a.rows, first.back()});
+  a.long_list = std::make_shared<const std::vector<LongRow>>(std::move(list));
   return a;
 }
 

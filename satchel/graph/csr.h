@@ -4,8 +4,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 namespace satchel {
+
+/// A row of many entries and the number of its first stretch.
+struct LongRow {
+  int64_t row, stretch;
+};
 
 /// Entry (i, j) is row_scale[i]·value·column_scale[j]; what is undefined is all ones. Made by the functions below, which check
 /// every index; tensors are on one device.
@@ -17,6 +24,8 @@ struct Csr {
   at::Tensor row_scale, column_scale;  // float32
   at::Tensor long_row, long_start;     // rows of many entries, see kernels/sparse.h: int32, int64
   int64_t long_stretches = 0;          // long_start's last number, known without asking a GPU
+
+  std::shared_ptr<const std::vector<LongRow>> long_list;  // the same on the host, for parts of the matrix
 
   int64_t entries() const { return column.numel(); }
   at::Device device() const { return start.device(); }
@@ -53,5 +62,7 @@ int64_t bytes_of(const Adjacency& a);
 
 /// A·x without gradients; x is float32, columns × any width, on A's device.
 at::Tensor multiply(const Csr& a, const at::Tensor& x);
+/// Its rows [first, last) alone, into `out`: (last − first) × x's width, contiguous. The same bits.
+void multiply_rows(const Csr& a, const at::Tensor& x, int64_t first, int64_t last, const at::Tensor& out);
 
 }  // namespace satchel

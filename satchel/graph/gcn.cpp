@@ -1,5 +1,6 @@
 #include "satchel/graph/gcn.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
@@ -36,7 +37,7 @@ class GcnNode : public SavingNode {
   variable_list back(at::Tensor gradient) override {
     const at::Tensor g = gradient.contiguous();
     variable_list gradients(3);
-    if (needs(2)) gradients[2] = g.sum(0);
+    if (needs(2)) gradients[2] = column_sums(g);
     if (aggregated) {
       if (needs(1)) gradients[1] = x.transposed_products({g})[0].t();
       return gradients;
@@ -63,7 +64,18 @@ at::Tensor detached(const at::Tensor& t) { return t.defined() ? t.detach() : t; 
 /// A·x·Wᵀ + bias without gradients, on the narrower side.
 at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor w = weight.detach();
-  if (w.size(0) >= w.size(1)) return at::linear(multiply(a.matrix, x), w, detached(bias));
+  if (w.size(0) >= w.size(1)) {
+    at::Tensor out = at::empty({x.size(0), w.size(0)}, x.options()), buffer;
+    for_stretches_of(x.size(0), x.size(1), x.is_cuda(), [&](int64_t first, int64_t last) {
+      if (!buffer.defined()) buffer = at::empty({last - first, x.size(1)}, x.options());
+      const at::Tensor ax = buffer.narrow(0, 0, last - first);
+      multiply_rows(a.matrix, x, first, last, ax);
+      at::Tensor to = out.narrow(0, first, last - first);
+      at::mm_out(to, ax, w.t());
+      if (bias.defined()) to.add_(detached(bias));
+    });
+    return out;
+  }
   at::Tensor out = multiply(a.matrix, at::mm(x, w.t()));
   return bias.defined() ? out.add_(detached(bias)) : out;
 }
@@ -90,7 +102,7 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   if (saving.method.plain || saving.method.packs_data) return gcn(input.x, a, weight, bias, saving);
   const bool aggregated = input.aggregated.defined();
   const auto forward = [&] {
-    return aggregated ? at::linear(input.aggregated, weight.detach(), detached(bias)) : combine(input.x, a, weight, bias);
+    return aggregated ? at::linear(input.aggregated, weight.detach(), detached(bias)) : combine(input.x.contiguous(), a, weight, bias);
   };
   if (!records(weight, bias)) return forward();
   const auto node = make_node<GcnNode>(saving.name, at::Tensor(), weight, bias);

@@ -60,11 +60,11 @@ void add_long_rows(const Csr& a, Sparse& s) {
 
 /// The first row of part p of `parts` that have about as many rows and entries together.
 int64_t part_begin(const Sparse& a, int64_t p, int64_t parts) {
-  const int64_t total = a.start[a.rows] + a.rows, wanted = total / parts * p + total % parts * p / parts;
+  const int64_t total = a.start[a.rows] - a.start[0] + a.rows, wanted = total / parts * p + total % parts * p / parts;
   int64_t low = 0, high = a.rows;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
-    if (a.start[middle] + middle < wanted)
+    if (a.start[middle] - a.start[0] + middle < wanted)
       low = middle + 1;
     else
       high = middle;
@@ -74,36 +74,76 @@ int64_t part_begin(const Sparse& a, int64_t p, int64_t parts) {
 
 void multiply_here(const Sparse& a, const float* x, int64_t width, float* y) {
   constexpr int64_t kLeastPart = 1 << 16;  // numbers to add: about 10 µs of one core
-  const int64_t work = (a.start[a.rows] + a.rows) * width;
+  const int64_t work = (a.start[a.rows] - a.start[0] + a.rows) * width;
   const int64_t parts = std::clamp<int64_t>(work / kLeastPart, 1, at::get_num_threads());
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
     best_cpu_kernel().multiply(a, x, width, y, part_begin(a, first, parts), part_begin(a, last, parts));
   });
 }
 
-}  // namespace
+/// Rows [first, last) as a matrix of its own. Without a list on the host hubs are summed by one team of lanes each.
+Sparse part_of(Sparse s, const Csr& a, int64_t first, int64_t last) {
+  s.start += first;
+  if (s.row_scale != nullptr) s.row_scale += first;
+  s.rows = last - first;
+  s.first_row = first;
+  if (s.long_rows == 0 || a.long_list == nullptr) {
+    s.long_rows = s.long_stretches = 0;
+    return s;
+  }
+  const auto at = [&](int64_t row) {
+    return std::lower_bound(a.long_list->begin(), a.long_list->end(), row, [](const LongRow& l, int64_t r) { return l.row < r; });
+  };
+  const auto from = at(first), to = at(last);
+  const int64_t skipped = from - a.long_list->begin();
+  s.long_rows = to - from;
+  s.long_row += skipped;
+  s.long_start += skipped;
+  s.first_stretch = from->stretch;
+  s.long_stretches = to->stretch - from->stretch;
+  return s;
+}
 
-at::Tensor multiply(const Csr& a, const at::Tensor& x) {
+void run(const Sparse& s, const at::Tensor& x, const at::Tensor& out, const Place& place) {
+  const int64_t width = x.size(1);
+  const float* from = x.const_data_ptr<float>();
+  float* to = out.mutable_data_ptr<float>();
+  if (!place.cuda()) return multiply_here(s, from, width, to);
+  const at::Tensor scratch = at::empty({cuda::multiply_scratch_values(s, width)}, x.options());
+  cuda::multiply(s, from, width, to, scratch.mutable_data_ptr<float>(), place.stream());
+}
+
+Sparse check_product(const Csr& a, const at::Tensor& x) {
   check_tensor(x, kOp);
   Sparse s = sparse_of(a);
   if (x.scalar_type() != at::kFloat) fail(kOp, "x must be float32", c10::toString(x.scalar_type()));
   if (x.device() != a.device()) fail(kOp, "x must be on the matrix's device", x.device());
   if (x.dim() != 2 || x.size(0) != a.columns) fail(kOp, "x must have " + std::to_string(a.columns) + " rows", x.sizes());
+  if (x.is_cuda()) add_long_rows(a, s);
+  return s;
+}
+
+}  // namespace
+
+at::Tensor multiply(const Csr& a, const at::Tensor& x) {
+  const Sparse s = check_product(a, x);
   const Place place(x.device(), kOp);
   const at::Tensor in = x.detach().resolve_neg().contiguous();
-  const int64_t width = in.size(1);
-  at::Tensor out = at::empty({a.rows, width}, in.options());
-  if (out.numel() == 0) return out;
-  const float* from = in.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  if (place.cuda()) {
-    add_long_rows(a, s);
-    const at::Tensor scratch = at::empty({cuda::multiply_scratch_values(s, width)}, in.options());
-    cuda::multiply(s, from, width, to, scratch.mutable_data_ptr<float>(), place.stream());
-  } else {
-    multiply_here(s, from, width, to);
-  }
+  at::Tensor out = at::empty({a.rows, in.size(1)}, in.options());
+  if (out.numel() > 0) run(s, in, out, place);
   return out;
+}
+
+void multiply_rows(const Csr& a, const at::Tensor& x, int64_t first, int64_t last, const at::Tensor& out) {
+  const Sparse s = check_product(a, x);
+  if (first < 0 || last < first || last > a.rows) fail(kOp, "rows must be 0 to " + std::to_string(a.rows), std::max(first, last));
+  if (!x.is_contiguous()) fail(kOp, "x must be contiguous", "other strides");
+  if (out.dim() != 2 || out.size(0) != last - first || out.size(1) != x.size(1) || !out.is_contiguous() || out.device() != x.device() ||
+      out.scalar_type() != at::kFloat) {
+    fail(kOp, "out must be contiguous float32 of the rows asked for", out.sizes());
+  }
+  const Place place(x.device(), kOp);
+  if (out.numel() > 0) run(part_of(s, a, first, last), x, out, place);
 }
 
 }  // namespace satchel

@@ -1,7 +1,9 @@
 #include "satchel/graph/sage.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <ostream>
@@ -34,7 +36,8 @@ class SageNode : public SavingNode {
   variable_list back(at::Tensor gradient) override {
     const at::Tensor g = gradient.contiguous();
     variable_list gradients(4);
-    if (needs(3)) gradients[3] = g.sum(0);
+    if (needs(3)) gradients[3] = column_sums(g);
+    if (!aggregated.defined() && by_rows(g, gradients)) return gradients;
     const bool from_x = needs(1) && !aggregated.defined();  // (A·x)ᵀ·g = xᵀ·(Aᵀ·g)
     at::Tensor ag;
     if (from_x || (needs(0) && !input_is_narrower())) ag = multiply(transpose, g);
@@ -52,6 +55,35 @@ class SageNode : public SavingNode {
   }
 
  private:
+  /// All of it a stretch of rows at a time, so that Aᵀ·g never stands whole: false where x cannot be had by rows.
+  bool by_rows(const at::Tensor& g, variable_list& gradients) const {
+    const int64_t out = g.size(1);
+    at::Tensor left, right, buffer, dx;
+    const at::Tensor wl = needs(0) ? neighbour.unpack() : at::Tensor(), wr = needs(0) ? self.unpack() : at::Tensor();
+    if (needs(0)) dx = at::empty({g.size(0), wl.size(1)}, g.options());
+    const bool done = x.for_rows([&](int64_t first, int64_t last, const at::Tensor& rows) {
+      const at::Tensor part = g.narrow(0, first, last - first), xt = rows.t();
+      if (!buffer.defined()) {
+        buffer = at::empty({last - first, out}, g.options());
+        left = at::zeros({rows.size(1), out}, g.options());
+        right = at::zeros({rows.size(1), out}, g.options());
+      }
+      const at::Tensor ag = buffer.narrow(0, 0, last - first);
+      multiply_rows(transpose, g, first, last, ag);
+      if (needs(1)) left.addmm_(xt, ag);
+      if (needs(2)) right.addmm_(xt, part);
+      if (!needs(0)) return;
+      at::Tensor to = dx.narrow(0, first, last - first);
+      at::mm_out(to, ag, wl);
+      to.addmm_(part, wr);
+    });
+    if (!done) return false;
+    if (needs(0)) gradients[0] = dx;
+    if (needs(1)) gradients[1] = left.t();
+    if (needs(2)) gradients[2] = right.t();
+    return true;
+  }
+
   bool input_is_narrower() const { return neighbour.unpack().size(1) < neighbour.unpack().size(0); }
 
   void add_products(bool from_x, const at::Tensor& ag, const at::Tensor& g, variable_list& gradients) const {
@@ -78,7 +110,14 @@ at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adja
   at::Tensor out = at::linear(x, w.self.detach(), w.bias.defined() ? w.bias.detach() : w.bias);
   if (aggregated.defined()) return out.addmm_(aggregated, wl.t());
   if (wl.size(0) < wl.size(1)) return out.add_(multiply(a.matrix, at::mm(x, wl.t())));
-  return out.addmm_(multiply(a.matrix, x), wl.t());
+  at::Tensor buffer;  // A·x a stretch of rows at a time: it never stands whole
+  for_stretches_of(x.size(0), x.size(1), x.is_cuda(), [&](int64_t first, int64_t last) {
+    if (!buffer.defined()) buffer = at::empty({last - first, x.size(1)}, x.options());
+    const at::Tensor ax = buffer.narrow(0, 0, last - first);
+    multiply_rows(a.matrix, x, first, last, ax);
+    out.narrow(0, first, last - first).addmm_(ax, wl.t());
+  });
+  return out;
 }
 
 void check_weights(const SageWeights& w, const char* op) {
@@ -121,11 +160,11 @@ at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& 
   }
   const Method& method = saving.method;
   if (method.plain || method.packs_data) return sage(input.x, a, w, saving);
-  if (!records(w.neighbour, w.self, w.bias)) return combine(input.x, input.aggregated, a, w);
+  if (!records(w.neighbour, w.self, w.bias)) return combine(input.x.contiguous(), input.aggregated, a, w);
   const auto node = make_sage_node({}, a, w, saving);
   node->x = InputSave::reference(input.x);
   if (input.aggregated.defined()) node->aggregated = InputSave::reference(input.aggregated);
-  return attach(combine(input.x, input.aggregated, a, w), node);
+  return attach(combine(input.x.contiguous(), input.aggregated, a, w), node);
 }
 
 SageConvImpl::SageConvImpl(const SageOptions& given) : options(given) {

@@ -23,6 +23,8 @@ struct Sparse {
   int64_t long_rows = 0, long_stretches = 0;
   const int32_t* long_row = nullptr;    // long_rows
   const int64_t* long_start = nullptr;  // long_rows + 1
+  // A part of a matrix: its rows count from 0, the two lists' numbers from these.
+  int64_t first_row = 0, first_stretch = 0;
 };
 
 }  // namespace satchel

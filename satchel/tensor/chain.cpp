@@ -57,20 +57,25 @@ const uint8_t* check_on(const at::Tensor& x, const at::Tensor& on, const char* o
   return on.const_data_ptr<uint8_t>();
 }
 
-Chain make_chain(const at::Tensor& x, const ChainOptions& options, const at::Tensor& seed, int64_t origin, const char* op) {
+Chain chain_for(at::IntArrayRef shape, const ChainOptions& options, int64_t origin, const char* op) {
   if (!(options.dropout >= 0 && options.dropout < 1)) fail(op, "dropout must be in [0, 1)", options.dropout);
   const auto drop = static_cast<int64_t>(std::llround(options.dropout * static_cast<double>(kNoises)));
   if (drop == kNoises) fail(op, "dropout must leave 1 of 2^16 values", options.dropout);
   if (!std::isfinite(static_cast<float>(options.slope))) fail(op, "slope must be finite", options.slope);
   if (origin < 0 || origin % kGroup != 0) fail(op, "origin must be a multiple of 8", origin);
-  if (drop > 0) check_seed(seed, x.device(), op);
   Chain c;
-  c.values = x.numel();
-  c.channels = x.size(1);
+  c.values = shape[0] * shape[1];
+  c.channels = shape[1];
   c.slope = static_cast<float>(options.slope);
   c.drop = static_cast<uint32_t>(drop);
   c.scale = static_cast<float>(static_cast<double>(kNoises) / static_cast<double>(kNoises - drop));
   c.origin = origin;
+  return c;
+}
+
+Chain make_chain(const at::Tensor& x, const ChainOptions& options, const at::Tensor& seed, int64_t origin, const char* op) {
+  const Chain c = chain_for(x.sizes(), options, origin, op);
+  if (c.drop > 0) check_seed(seed, x.device(), op);
   return c;
 }
 
@@ -91,6 +96,8 @@ void multiply_gradient(const at::Tensor& g, const at::Tensor& on, const at::Tens
 }
 
 }  // namespace
+
+Chain chain_of(at::IntArrayRef shape, const ChainOptions& options) { return chain_for(shape, options, 0, "chain"); }
 
 at::Tensor apply_chain(const at::Tensor& x, const at::Tensor& gamma, const at::Tensor& beta, const at::Tensor& on, const at::Tensor& seed,
                        const ChainOptions& options, int64_t origin) {

@@ -47,6 +47,10 @@ void decode_side(const Plan& plan, const Parts& from, Target x, int64_t first, i
 void encode_low_pass(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place);
 void decode_low_pass(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place);
 
+/// Activation and dropout of rows × channels as the kernels take them.
+struct ChainOptions;
+Chain chain_of(at::IntArrayRef shape, const ChainOptions& options);
+
 /// The seed where a kernel reads it: at once on the CPU, from device memory on CUDA.
 inline uint64_t seed_value(const at::Tensor& seed) { return static_cast<uint64_t>(*seed.const_data_ptr<int64_t>()); }
 inline const uint64_t* seed_pointer(const at::Tensor& seed) { return reinterpret_cast<const uint64_t*>(seed.const_data_ptr<int64_t>()); }

@@ -3,7 +3,8 @@
 //   model.<name>              weights and buffers after the last epoch
 //   best.<name>               the same at the epoch of the best validation metric; none where no evaluation was due yet
 //   optimizer.step, optimizer.<parameter>.<field>
-//   metadata: format, digest (of the tensors), options (what defines the run), data (name, sizes, a digest of the content), state; the last three as JSON
+//   metadata: format, digest (of the tensors), options (what defines the run), data (name, sizes, a digest of the content), state; the last
+//   three as JSON
 #pragma once
 
 #include <ATen/core/Tensor.h>

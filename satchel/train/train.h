@@ -25,11 +25,12 @@ struct TrainOptions {
   int64_t eval_every = 1;                              // epochs between evaluations; the last epoch always has one
   int64_t patience = 0;                                // evaluations without a better validation metric before it stops; 0: never
   uint64_t seed = 0;
-  int64_t split = 0;            // which of the data's splits
-  std::string device = "cpu";   // cpu, cuda
-  bool self_loops = false;      // sage: a node averages itself too (gcn always does)
-  bool cache_aggregate = true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
-  std::string checkpoint;       // file to write when it ends, is stopped, or every checkpoint_every epochs
+  int64_t split = 0;           // which of the data's splits
+  std::string device = "cpu";  // cpu, cuda
+  bool self_loops = false;     // sage: a node averages itself too (gcn always does)
+  bool cache_aggregate =
+      true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
+  std::string checkpoint;  // file to write when it ends, is stopped, or every checkpoint_every epochs
   int64_t checkpoint_every = 0;
   bool resume = false;  // go on from `checkpoint`
 };

@@ -85,5 +85,24 @@ TEST_F(Cuda, MultiplyNamesALongListThatDoesNotFit) {
   reference::expect_error([&] { multiply(a, normal({200, 8}, 49).cuda()); }, "[multiply] long_stretches must be");
 }
 
+TEST_F(Cuda, PartsOfAProductAreTheBitsOfTheWhole) {
+  // Rows 1, 40 and 41 are hubs, so that parts begin before, between and after them.
+  const auto repeated = [](int64_t row) { return at::full({700}, row, at::kLong); };
+  at::manual_seed(5);
+  const at::Tensor row = at::cat({at::randint(100, {500}), repeated(1), repeated(40), repeated(41)});
+  const Csr a = csr_from_coo(row, at::randint(3000, {row.numel()}), 100, 3000, at::randn({row.numel()}));
+  const at::Tensor x = at::randn({3000, 40});
+  const at::Tensor whole = multiply(a, x);
+  const Csr there = to_device(a, at::kCUDA);
+  for (const int64_t step : {1, 8, 33, 40, 41, 100}) {
+    const at::Tensor parts = at::full({100, 40}, -1.0, at::kCUDA);
+    for (int64_t first = 0; first < 100; first += step) {
+      const int64_t last = std::min<int64_t>(first + step, 100);
+      multiply_rows(there, x.cuda(), first, last, parts.narrow(0, first, last - first));
+    }
+    EXPECT_TRUE(at::equal(parts.cpu(), whole)) << step;
+  }
+}
+
 }  // namespace
 }  // namespace satchel

@@ -107,7 +107,7 @@ __device__ inline int64_t long_row_of(const Sparse& a, int64_t s) {
   int64_t low = 0, high = a.long_rows;
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    (__ldg(a.long_start + middle) <= s ? low : high) = middle;
+    (__ldg(a.long_start + middle) - a.first_stretch <= s ? low : high) = middle;
   }
   return low;
 }
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(kThreads)
   if (tile >= tiles) return;  // the whole team
   int64_t begin, end;
   if (is_stretch) {
-    const int64_t which = long_row_of(a, item), row = __ldg(a.long_row + which);
-    begin = __ldg(a.start + row) + (item - __ldg(a.long_start + which)) * kStretch;
+    const int64_t which = long_row_of(a, item), row = __ldg(a.long_row + which) - a.first_row;
+    begin = __ldg(a.start + row) + (item + a.first_stretch - __ldg(a.long_start + which)) * kStretch;
     end = min(begin + kStretch, static_cast<int64_t>(__ldg(a.start + row + 1)));
   } else {
     begin = __ldg(a.start + item);
@@ -155,8 +155,9 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads) add_stretches(const __grid_constant__ Sparse a, int64_t width, const float* scratch, float* y) {
   const int64_t i = thread_index(), which = quotient(i, width), column = i - which * width;
   if (which >= a.long_rows) return;
-  const int64_t row = __ldg(a.long_row + which), from = __ldg(a.long_start + which), to = __ldg(a.long_start + which + 1);
-  const float* part = scratch + from * width + column;
+  const int64_t row = __ldg(a.long_row + which) - a.first_row;
+  const int64_t from = __ldg(a.long_start + which), to = __ldg(a.long_start + which + 1);
+  const float* part = scratch + (from - a.first_stretch) * width + column;
   float sum = *part;
 #pragma unroll 8
   for (int64_t s = 1; s < to - from; ++s) sum = sum + part[s * width];

@@ -1,0 +1,96 @@
+#include "satchel/tensor/norm_act.h"
+
+#include <ATen/ops/empty.h>
+
+#include "satchel/tensor/check.h"
+#include "satchel/tensor/coders.h"
+#include "satchel/tensor/device.h"
+
+namespace satchel {
+namespace {
+
+constexpr const char* kOp = "norm_act";
+
+Plan plan_for(at::IntArrayRef shape, const CodecSpec& spec) { return plan_of(shape, DType::f32, spec, shape[1], 1, kOp); }
+
+const uint64_t* seed_or_null(const at::Tensor& seed) { return seed.defined() ? seed_pointer(seed) : nullptr; }
+
+float* numbers(const at::Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; }
+
+at::Tensor scratch_of(const Plan& plan, const at::Tensor& like) {
+  return at::empty({cuda::norm_act_scratch_bytes(plan.side)}, like.options().dtype(at::kByte));
+}
+
+}  // namespace
+
+bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec) {
+  if (!x.is_cuda() || x.dim() != 2 || x.numel() == 0 || spec.side != Side::one_sided) return false;
+  const Plan plan = plan_for(x.sizes(), spec);
+  return plan.coding == Coding::side && cuda::norm_act_fits(plan.side);
+}
+
+bool fuses_norm_act(const Packed& code) {
+  if (!code.bytes.is_cuda() || code.spec.side != Side::one_sided || code.shape.size() != 2 || code.channels != code.shape[1]) return false;
+  const Plan plan = check_packed(code, kOp);
+  return plan.coding == Coding::side && plan.values > 0 && cuda::norm_act_fits(plan.side);
+}
+
+ColumnMoments column_moments(const at::Tensor& x, const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
+                             double momentum) {
+  const Place place(x.device(), kOp);
+  const int64_t channels = x.size(1);
+  const ColumnMoments result{at::empty({channels}, x.options()), at::empty({channels}, x.options())};
+  const at::Tensor scratch = at::empty({cuda::column_moments_scratch_bytes(channels)}, x.options().dtype(at::kByte));
+  const cuda::Moments to{numbers(result.mean), numbers(result.rstd), nullptr, numbers(running_mean), numbers(running_var), eps, momentum};
+  cuda::column_moments(x.const_data_ptr<float>(), x.size(0), channels, to, scratch.mutable_data_ptr(), place.stream());
+  return result;
+}
+
+NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments, const at::Tensor& gamma, const at::Tensor& beta,
+                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options) {
+  const Place place(x.device(), kOp);
+  const Plan plan = plan_for(x.sizes(), spec);
+  NormActResult result;
+  result.code.bytes = at::empty({plan.at.total}, x.options().dtype(at::kByte));
+  result.code.shape = x.sizes().vec();
+  result.code.strides = contiguous_strides(x.sizes());
+  result.code.spec = spec;
+  result.code.channels = plan.channels;
+  result.z = at::empty(x.sizes(), x.options());
+  const at::Tensor scratch = scratch_of(plan, x);
+  const cuda::NormParameters with{moments.mean.const_data_ptr<float>(), moments.rstd.const_data_ptr<float>(), gamma.const_data_ptr<float>(),
+                                  beta.const_data_ptr<float>()};
+  cuda::norm_act_encode(plan.side, chain_of(x.sizes(), options), x.const_data_ptr<float>(), with, seed_pointer(seed),
+                        result.code.bytes.mutable_data_ptr<uint8_t>(), numbers(result.z), scratch.mutable_data_ptr(), place.stream());
+  return result;
+}
+
+NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options) {
+  const Place place(g.device(), kOp);
+  const Plan plan = plan_for(code.shape, code.spec);
+  const NormActSums sums{at::empty({g.size(1)}, g.options()), at::empty({g.size(1)}, g.options())};
+  const at::Tensor scratch = scratch_of(plan, g);
+  cuda::norm_act_sums(plan.side, chain_of(code.shape, options), g.const_data_ptr<float>(), code.bytes.const_data_ptr<uint8_t>(),
+                      seed_or_null(seed), numbers(sums.beta), numbers(sums.gamma), scratch.mutable_data_ptr(), place.stream());
+  return sums;
+}
+
+void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
+                    const NormActSums& sums, bool training) {
+  const Place place(g.device(), kOp);
+  const Plan plan = plan_for(code.shape, code.spec);
+  cuda::norm_act_back(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
+                      rstd.const_data_ptr<float>(), training ? sums.beta.const_data_ptr<float>() : nullptr,
+                      training ? sums.gamma.const_data_ptr<float>() : nullptr, numbers(g), place.stream());
+}
+
+at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last) {
+  const Place place(code.bytes.device(), kOp);
+  const Plan plan = plan_for(code.shape, code.spec);
+  const at::Tensor z = at::empty({last - first, code.shape[1]}, code.bytes.options().dtype(at::kFloat));
+  cuda::norm_act_input(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), first, last,
+                       numbers(z), place.stream());
+  return z;
+}
+
+}  // namespace satchel
