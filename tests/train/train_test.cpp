@@ -96,7 +96,7 @@ TEST_F(Train, LearnsWithEveryMethodAndModel) {
       TrainOptions o = small(method, 40);
       o.shape.conv = conv;
       const RunResult r = train_graph(data, o);
-      // Features alone tell the class of about half of the nodes, chance is 25 %: 70 % takes the edges.
+      // Chance is 25 %: far above it, a model has learnt.
       EXPECT_GT(r.test, 70.0) << method;
       EXPECT_EQ(r.method, method);
       EXPECT_EQ(r.epochs, 40);
@@ -200,12 +200,13 @@ TEST_F(Train, MeasuresWhatThePlanPredicts) {
     shape.features = kFeatures;
     shape.classes = kClasses;
     const std::vector<SavedTensor> plan = plan_graph(shape, kNodes, o.method);
-    EXPECT_EQ(r.tensors, plan) << method;
-    if (r.method == "fp32") continue;
+    if (r.method != "fp32") {  // whose lines are the plan's own, and whose loss keeps training rows only
+      EXPECT_EQ(r.tensors, plan) << method;
+      EXPECT_GE(r.loss_bytes, kNodes * kClasses * 4) << method;
+    }
     // The allocator gives out multiples of 64 bytes at most; nothing else may be kept.
     EXPECT_GE(r.saved_bytes, total_bytes(plan)) << method;
     EXPECT_LE(r.saved_bytes, total_bytes(plan) + 64 * static_cast<int64_t>(plan.size())) << method;
-    EXPECT_GE(r.loss_bytes, kNodes * kClasses * 4) << method;
     EXPECT_GT(r.peak_bytes, r.saved_bytes) << method;
   }
   EXPECT_LT(runs["satchel"].saved_bytes, runs["blockwise"].saved_bytes);
