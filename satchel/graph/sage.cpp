@@ -60,13 +60,13 @@ class SageNode : public SavingNode {
     const int64_t out = g.size(1);
     at::Tensor left, right, buffer, dx;
     const at::Tensor wl = needs(0) ? neighbour.unpack() : at::Tensor(), wr = needs(0) ? self.unpack() : at::Tensor();
-    if (needs(0)) dx = at::empty({g.size(0), wl.size(1)}, g.options());
     const bool done = x.for_rows([&](int64_t first, int64_t last, const at::Tensor& rows) {
       const at::Tensor part = g.narrow(0, first, last - first), xt = rows.t();
       if (!buffer.defined()) {
         buffer = at::empty({last - first, out}, g.options());
         left = at::zeros({rows.size(1), out}, g.options());
         right = at::zeros({rows.size(1), out}, g.options());
+        if (needs(0)) dx = at::empty({g.size(0), wl.size(1)}, g.options());
       }
       const at::Tensor ag = buffer.narrow(0, 0, last - first);
       multiply_rows(transpose, g, first, last, ag);
@@ -77,7 +77,7 @@ class SageNode : public SavingNode {
       at::mm_out(to, ag, wl);
       to.addmm_(part, wr);
     });
-    if (!done) return false;
+    if (!done || !buffer.defined()) return false;  // or a graph without nodes
     if (needs(0)) gradients[0] = dx;
     if (needs(1)) gradients[1] = left.t();
     if (needs(2)) gradients[2] = right.t();
