@@ -33,10 +33,9 @@ bench: ## time the codec and a training step on the CPU
 	@build/bin/satchel bench codec
 	@build/bin/satchel bench graph
 
-bench-cuda: ## time the codec and a training step on the GPU
+bench-cuda: ## time codec, A·x and training on the GPU beside PyTorch's own ways: JSON, table and pictures in build/bench
 	@scripts/with_gpu.sh scripts/build.sh cuda satchel_tool
-	@build/bin/satchel bench codec --device cuda
-	@build/bin/satchel bench graph --device cuda --data synthetic:arxiv --steps 40
+	@bench/run_cuda.sh
 
 sanitize: ## every test of every room under ASan + UBSan
 	@scripts/build.sh dev

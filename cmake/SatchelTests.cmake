@@ -63,6 +63,8 @@ if(SATCHEL_TORCH)
     tests/autograd/cases.cpp
     tests/autograd/gradient.cpp
     tests/autograd/gradient_test.cpp
+    tests/autograd/bf16_test.cpp
+    tests/autograd/loss_test.cpp
     tests/graph/adjacency_test.cpp
     tests/graph/csr_test.cpp
     tests/graph/multiply_test.cpp
@@ -74,10 +76,12 @@ if(SATCHEL_TORCH)
     tests/train/memory_test.cpp
     tests/train/metrics_test.cpp
     tests/train/optimizer_test.cpp
+    tests/train/step_test.cpp
     tests/train/train_test.cpp)
   target_precompile_headers(test_train REUSE_FROM test_autograd)
 
   satchel_test(test_tools satchel_core
+    tests/tools/data_command_test.cpp
     tests/tools/plan_command_test.cpp
     tests/tools/tool_test.cpp
     tests/tools/train_command_test.cpp)
@@ -106,11 +110,16 @@ if(SATCHEL_TENSOR_CUDA)
     tests/autograd/cases.cpp
     tests/autograd/gradient.cpp
     tests/cuda/autograd_cuda_test.cpp
+    tests/cuda/bf16_cuda_test.cpp
     tests/cuda/chain_cuda_test.cpp
+    tests/cuda/loss_cuda_test.cpp
     tests/cuda/norm_act_cuda_test.cpp
+    tests/cuda/norm_block_cuda_test.cpp
     tests/cuda/pack_cuda_test.cpp
+    tests/cuda/project_product_cuda_test.cpp
     tests/cuda/sparse_cuda_test.cpp
     tests/cuda/stream_cuda_test.cpp
+    tests/cuda/train_cuda_test.cpp
     tests/cuda/transform_cuda_test.cpp)
   target_link_libraries(test_cuda PRIVATE CUDA::cudart)
   target_precompile_headers(test_cuda REUSE_FROM test_tensor)

@@ -1,25 +1,23 @@
 #include "tools/bench_graph.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
+#include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 
 #include "satchel/core/error.h"
-#include "satchel/core/noise.h"
-#include "satchel/train/graph_task.h"
+#include "satchel/train/memory.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
-#include "satchel/train/step.h"
+#include "tools/bench_graph_entries.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
-#include "tools/torch_model.h"
 #include "tools/train_commands.h"
 #include "tools/train_report.h"
 
@@ -28,144 +26,85 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int64_t kCheckNodes = 2000;
-constexpr int64_t kWarmUps = 2;  // the second one's memory is watched
-
-/// A model that trains: torch's own functions, or a method of this library.
-struct Entry {
-  std::string name;
-  GraphModel model = nullptr;
-  std::unique_ptr<ParameterStep> optimizer;
-  StepParts parts;
-  StepCost cost;
-  int64_t cached_bytes = 0;
-  std::vector<double> seconds;
-
-  double median() const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
-  }
+/// What the results were measured on.
+struct Setting {
+  std::string data_name;
+  int64_t nodes = 0, entries = 0;
+  int64_t cap = 0;  // 0: none
+  double gradient_error = 0;
 };
 
-GraphModel seeded_model(const TrainOptions& options) {
-  at::manual_seed(options.seed);
-  GraphModel model(GraphModelOptions{options.shape, options.method});
-  model->to(device_of(options.device));
-  return model;
+/// What ratios are to: plain torch, where it was run and fits.
+const BenchResult* base_of(const std::vector<BenchResult>& results) {
+  return !results.empty() && results.front().plain_torch && results.front().fits ? &results.front() : nullptr;
 }
 
-/// The data set with what plain steps read and what the methods read.
-struct Bench {
-  TrainOptions options;
-  GraphTask task;
-  TorchAdjacency torch;
-  GraphInput cached;  // with A·X where the methods would make it
-
-  Bench(const GraphData& data, const TrainOptions& asked) : options(asked) {
-    options.shape = shape_for(data, options.shape);
-    options.method = parse_method("fp32");
-    if (data.features.sparse()) fail("bench", "features must be dense", "sparse ones");
-    task = make_task(data, options);
-    torch = {torch_csr(task.a.matrix), torch_csr(task.a.transpose)};
-    TrainOptions packed = options;
-    packed.method = parse_method("satchel");
-    cached = caches_aggregate(task, packed) ? with_aggregated(task.input, task.a) : task.input;
-  }
-
-  Entry plain_torch() const {
-    Entry e{"torch", seeded_model(options), nullptr, {}, {}, 0, {}};
-    e.optimizer = std::make_unique<ParameterStep>(options, e.model->parameters());
-    e.parts = {[this, model = e.model] { return torch_forward(model, task.input.x, torch); },
-               [this](const at::Tensor& logits) { return loss_of(task, logits, true); }};
-    return e;
-  }
-
-  Entry method(const Method& method) const {
-    TrainOptions own = options;
-    own.method = method;
-    Entry e{method.name, seeded_model(own), nullptr, {}, {}, 0, {}};
-    e.optimizer = std::make_unique<ParameterStep>(own, e.model->parameters());
-    const GraphInput& input = method.plain || method.packs_data ? task.input : cached;
-    e.cached_bytes = input.aggregated.defined() ? static_cast<int64_t>(input.aggregated.nbytes()) : 0;
-    e.parts = {[this, &input, model = e.model]() mutable { return model->forward(input, task.a); },
-               [this, plain = method.plain](const at::Tensor& logits) { return loss_of(task, logits, plain); }};
-    return e;
-  }
-};
-
-/// ‖own − reference‖ / ‖reference‖ over the gradients of all parameters together: a bias before a BatchNorm has none of its own.
-double gradient_error(const Entry& own, const Entry& reference) {
-  for (const Entry* e : {&own, &reference}) {
-    at::manual_seed(1);
-    e->parts.loss(e->parts.forward()).backward();
-  }
-  const auto expected = reference.model->named_parameters();
-  double difference = 0, norm = 0;
-  for (const auto& item : own.model->named_parameters()) {
-    const at::Tensor e = expected[item.key()].grad().to(at::kDouble), g = item.value().grad().to(at::kDouble);
-    difference += (g - e).square().sum().item<double>();
-    norm += e.square().sum().item<double>();
-  }
-  return std::sqrt(difference / norm);
+std::vector<std::string> row_of(const BenchResult& r, const BenchResult* base) {
+  if (!r.fits) return {r.name, "does not fit", "-", "-", "-", "-"};
+  const auto beside = [&](int64_t own, int64_t of_base) {
+    return bytes_text(own) +
+           (base == nullptr || r.plain_torch ? "" : " " + less_text(static_cast<double>(of_base), static_cast<double>(own)));
+  };
+  const BenchResult none;
+  const BenchResult& b = base == nullptr ? none : *base;
+  return {r.name,
+          fmt::format("{:.2f} ms", r.median() * 1e3),
+          base == nullptr ? "-" : fmt::format("{:.2f}x", r.median() / b.median()),
+          beside(r.cost.saved_bytes, b.cost.saved_bytes),
+          beside(r.cost.loss_bytes, b.cost.loss_bytes),
+          beside(r.peak_bytes(), b.peak_bytes())};
 }
 
-/// At 32 bits a method's gradients are plain torch's. Without dropout, which draws other masks.
-double check_gradients(TrainOptions options) {
-  options.shape.dropout = 0;
-  const GraphData small = load_graph(fmt::format("synthetic:nodes={},edges={},features=64,classes=8", kCheckNodes, 7 * kCheckNodes));
-  const Bench bench(small, options);
-  const double error = gradient_error(bench.method(parse_method("bits=32")), bench.plain_torch());
-  // A gradient sums over all nodes, layer by layer: each sum of n float32 terms is off by at most n·2^−24 of their size.
-  const double most = static_cast<double>(kCheckNodes * options.shape.layers) * 0x1p-24;
-  if (!(error <= most)) fail("bench", fmt::format("gradients at 32 bits must be plain torch's within {:.1e}", most), error);
-  return error;
+void print_about(const BenchGraphCommand& c, const Setting& s) {
+  fmt::print("{}: {} nodes, {} entries of A; {} {} layers × {}; {}\n", s.data_name, grouped(s.nodes), grouped(s.entries), c.model,
+             c.shape.layers, c.shape.hidden, c.device == "cuda" ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
+  std::string kinds;
+  if (c.tf32) kinds += ", products in TF32";
+  if (c.amp != "none") kinds += ", activations in " + c.amp;
+  if (c.no_cache) kinds += ", A·X in every step";
+  if (c.cuda_graph) kinds += c.no_torch ? ", steps from a CUDA graph" : ", steps from a CUDA graph (torch's run eagerly)";
+  if (s.cap > 0) kinds += fmt::format(", allocator capped at {} bytes", grouped(s.cap));
+  if (!kinds.empty()) fmt::print("{}\n", kinds.substr(2));
+  fmt::print("gradients at 32 bits are torch's within {:.1e}{}\n\n", s.gradient_error,
+             c.tf32 || c.amp != "none" ? " (in float32 throughout)" : "");
+  std::fflush(stdout);
 }
 
-void time_steps(std::vector<Entry>& entries, at::Device device, int64_t steps) {
-  for (int64_t round = -kWarmUps; round < steps; ++round) {
-    for (Entry& e : entries) {
-      const auto start = std::chrono::steady_clock::now();
-      train_step(e.parts, *e.optimizer, device, derive_seed(1, static_cast<uint64_t>(round + kWarmUps), 0, 0),
-                 round == -1 ? &e.cost : nullptr)
-          .item<float>();
-      if (round >= 0) e.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
-  }
-}
-
-void print_results(const std::vector<Entry>& entries) {
-  const Entry& torch = entries.front();
+void print_results(const std::vector<BenchResult>& results) {
   std::vector<std::vector<std::string>> rows{{"method", "epoch", "of torch", "saved", "loss", "peak"}};
-  for (const Entry& e : entries) {
-    const auto beside = [&](int64_t own, int64_t base) {
-      return bytes_text(own) + (&e == &torch ? "" : " " + less_text(static_cast<double>(base), static_cast<double>(own)));
-    };
-    rows.push_back({e.name, fmt::format("{:.2f} ms", e.median() * 1e3), fmt::format("{:.2f}x", e.median() / torch.median()),
-                    beside(e.cost.saved_bytes, torch.cost.saved_bytes), beside(e.cost.loss_bytes, torch.cost.loss_bytes),
-                    beside(e.cost.peak_bytes + e.cached_bytes, torch.cost.peak_bytes)});
-  }
+  for (const BenchResult& r : results) rows.push_back(row_of(r, base_of(results)));
   print_table(rows);
 }
 
-ordered_json results_json(const std::vector<Entry>& entries, const BenchGraphCommand& c, double gradient_error) {
+ordered_json result_json(const BenchResult& r, const BenchResult* base) {
+  ordered_json j = {{"method", r.name}, {"fits", r.fits}, {"cuda_graph", r.cuda_graph}};
+  const auto put = [&](const char* key, const ordered_json& value) { j[key] = r.fits ? value : ordered_json(nullptr); };
+  put("epoch_seconds", r.median());
+  put("ratio", base == nullptr ? ordered_json(nullptr) : ordered_json(r.median() / base->median()));
+  put("saved_bytes", r.cost.saved_bytes);
+  put("loss_bytes", r.cost.loss_bytes);
+  put("peak_bytes", r.peak_bytes());
+  put("cached_bytes", r.cached_bytes);
+  put("steps", r.seconds.size());
+  return j;
+}
+
+ordered_json results_json(const std::vector<BenchResult>& results, const BenchGraphCommand& c, const Setting& s) {
   ordered_json list = ordered_json::array();
-  for (const Entry& e : entries) {
-    list.push_back({{"method", e.name},
-                    {"epoch_seconds", e.median()},
-                    {"ratio", e.median() / entries.front().median()},
-                    {"saved_bytes", e.cost.saved_bytes},
-                    {"loss_bytes", e.cost.loss_bytes},
-                    {"peak_bytes", e.cost.peak_bytes + e.cached_bytes},
-                    {"cached_bytes", e.cached_bytes},
-                    {"steps", e.seconds.size()}});
-  }
+  for (const BenchResult& r : results) list.push_back(result_json(r, base_of(results)));
   return {{"data", c.data},
+          {"nodes", s.nodes},
+          {"entries", s.entries},
           {"model", c.model},
           {"layers", c.shape.layers},
           {"hidden", c.shape.hidden},
           {"device", c.device},
-          {"gradient_error", gradient_error},
+          {"tf32", c.tf32},
+          {"amp", c.amp},
+          {"cuda_graph", c.cuda_graph},
+          {"cache", !c.no_cache},
+          {"cap", s.cap > 0 ? ordered_json(s.cap) : ordered_json(nullptr)},
+          {"gradient_error", s.gradient_error},
           {"machine", machine_json(c.device)},
           {"results", list}};
 }
@@ -178,66 +117,119 @@ TrainOptions options_of(const BenchGraphCommand& c) {
   o.shape.activation = from_name<Activation>(c.activation, "bench");
   o.device = c.device;
   o.method = parse_method("fp32");
+  o.tf32 = c.tf32;
+  o.amp = from_name<Amp>(c.amp, "bench");
+  o.cuda_graph = c.cuda_graph;
+  o.cache_aggregate = !c.no_cache;
+  return o;
+}
+
+/// Everything that can be refused before the data are read. Returns the cap in bytes.
+int64_t check_use(const BenchGraphCommand& c, const TrainOptions& options) {
   try {
-    validate(o);
+    validate(options);
+    if (c.memory_cap.empty()) return 0;
+    const int64_t cap = parse_bytes(c.memory_cap, "bench");
+    if (c.device != "cuda") fail("bench", "--memory-cap needs --device cuda", c.device);
+    return cap;
   } catch (const Error& e) {
     throw UsageError(e.what());
   }
-  return o;
+}
+
+void add_model_options(CLI::App& graph, BenchGraphCommand& c) {
+  graph.add_option("--data", c.data, "The graph, as for train; dense features")->capture_default_str();
+  graph.add_option("--model", c.model, "Graph layer")->check(members<Conv>())->capture_default_str();
+  graph.add_option("--layers", c.shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str();
+  graph.add_option("--hidden", c.shape.hidden, "Width between layers")->transform(whole_number(1, 1 << 20))->capture_default_str();
+  graph.add_option("--norm", c.norm, "Norm between layers")->check(members<Norm>())->capture_default_str();
+  graph.add_option("--activation", c.activation, "Activation between layers")->check(members<Activation>())->capture_default_str();
+  graph.add_option("--dropout", c.shape.dropout, "Dropout between layers")->check(CLI::Number)->capture_default_str();
+}
+
+void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
+  graph.add_option("--steps", c.steps, "Timed steps of which the median counts")
+      ->transform(whole_number(1, 1000000))
+      ->capture_default_str();
+  graph.add_option("--methods", c.methods, "As train's --method")->capture_default_str();
+  graph.add_option("--device", c.device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  graph.add_flag("--tf32", c.tf32, "Products of float32 matrices in TF32, torch's and the methods' (cuda)");
+  graph.add_option("--amp", c.amp, "Features and activations in this type; torch's as autocast would")
+      ->check(members<Amp>())
+      ->capture_default_str();
+  graph.add_flag("--cuda-graph", c.cuda_graph, "Replay the methods' steps from a CUDA graph; torch's run eagerly (cuda)");
+  graph.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
+  graph.add_flag("--no-torch", c.no_torch, "Leave plain torch out, and ratios to it");
+  graph.add_option("--memory-cap", c.memory_cap, "Most that torch's allocator may take: 12GB, 11.5GiB, bytes (cuda)");
+  graph.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
+  graph.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table");
 }
 
 }  // namespace
 
+int64_t parse_bytes(const std::string& text, const char* op) {
+  constexpr std::string_view kLetters = "KMGT";
+  const auto refuse = [&] { fail(op, "size must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000", "'" + text + "'"); };
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, code] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  if (code != std::errc()) refuse();
+  std::string_view unit(stop, static_cast<size_t>(end - stop));
+  double scale = 1;
+  if (!unit.empty() && unit != "B") {
+    const size_t power = kLetters.find(unit.front());
+    const bool binary = unit.substr(1) == "iB";
+    if (power == kLetters.npos || (!binary && unit.substr(1) != "B")) refuse();
+    scale = std::pow(binary ? 1024.0 : 1000.0, static_cast<double>(power + 1));
+  }
+  const double bytes = number * scale;
+  if (!(bytes >= 1 && bytes <= 0x1p62)) refuse();
+  return static_cast<int64_t>(bytes);
+}
+
 void run_bench_graph(const BenchGraphCommand& c) {
   const std::vector<Method> methods = methods_from(c.methods);
   const TrainOptions options = options_of(c);
+  Setting setting;
+  setting.cap = check_use(c, options);
   if (!c.json.empty() && c.json != "-") check_output(c.json, "bench");
   const at::Device device = device_of(c.device);
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.json == "-";
-  const double error = check_gradients(options);
+  setting.gradient_error = check_gradients(options);
 
   const GraphData data = load_graph(c.data);
-  const Bench bench(data, options);
-  std::vector<Entry> entries;
-  entries.push_back(bench.plain_torch());
-  for (const Method& m : methods) entries.push_back(bench.method(m));
-  if (!silent) {
-    fmt::print("{}: {} nodes, {} entries of A; {} {} layers × {}; {}\n", data.name, grouped(data.nodes),
-               grouped(bench.task.a.matrix.entries()), c.model, c.shape.layers, c.shape.hidden,
-               c.device == "cuda" ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
-    fmt::print("gradients at 32 bits are torch's within {:.1e}\n\n", error);
-    std::fflush(stdout);
-  }
-  time_steps(entries, device, c.steps);
-  if (!silent) print_results(entries);
-  if (!c.json.empty()) write_json(c.json, results_json(entries, c, error), "bench");
+  release_cached_memory(device);  // the check's
+  std::optional<MemoryCap> cap;
+  if (setting.cap > 0) cap.emplace(device, setting.cap);
+  const Tf32Guard tf32(options);
+  const GraphBench bench(data, options);
+  setting.data_name = data.name;
+  setting.nodes = data.nodes;
+  setting.entries = bench.entries();
+  if (!silent) print_about(c, setting);
+  const std::vector<BenchResult> results = bench.run(methods, !c.no_torch, c.steps);
+  if (!silent) print_results(results);
+  if (!c.json.empty()) write_json(c.json, results_json(results, c, setting), "bench");
 }
 
 void add_bench_graph(CLI::App& bench) {
   const auto c = std::make_shared<BenchGraphCommand>();
   CLI::App* graph = bench.add_subcommand("graph", "A whole training step beside the same model in plain torch");
-  graph->add_option("--data", c->data, "The graph, as for train; dense features")->capture_default_str();
-  graph->add_option("--model", c->model, "Graph layer")->check(members<Conv>())->capture_default_str();
-  graph->add_option("--layers", c->shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str();
-  graph->add_option("--hidden", c->shape.hidden, "Width between layers")->transform(whole_number(1, 1 << 20))->capture_default_str();
-  graph->add_option("--norm", c->norm, "Norm between layers")->check(members<Norm>())->capture_default_str();
-  graph->add_option("--activation", c->activation, "Activation between layers")->check(members<Activation>())->capture_default_str();
-  graph->add_option("--dropout", c->shape.dropout, "Dropout between layers")->check(CLI::Number)->capture_default_str();
-  graph->add_option("--steps", c->steps, "Timed steps of which the median counts")
-      ->transform(whole_number(1, 1000000))
-      ->capture_default_str();
-  graph->add_option("--methods", c->methods, "As train's --method")->capture_default_str();
-  graph->add_option("--device", c->device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  graph->add_option("--threads", c->threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
-  graph->add_option("--json", c->json, "Write the results to this file too; - prints them instead of the table");
+  add_model_options(*graph, *c);
+  add_run_options(*graph, *c);
   graph->footer(
-      "\nChecked first: at 32 bits the gradients of all weights equal plain torch's within rounding, on a small graph.\n"
-      "Then one step each in turn, round by round: forward, loss, backward, Adam.\n"
+      "\nChecked first: at 32 bits the gradients of all weights equal plain torch's within rounding, on a small graph in float32.\n"
+      "Then steps of forward, loss, backward, Adam: on the CPU one each in turn, round by round; on CUDA all of one entry, then the\n"
+      "next, each alone on the device. An entry that runs out of memory does not fit, and the others go on.\n"
       "  torch  the same model in torch's own functions: sparse CSR matmul with the transpose kept ready, linear, batch_norm,\n"
       "         relu, dropout, cross_entropy\n"
       "  fp32   this library's layers with torch's saves\n"
-      "\nExamples:\n  satchel bench graph\n  satchel bench graph --data synthetic:arxiv --device cuda --steps 100 --json graph.json");
+      "Memory is that of a step without a CUDA graph. With one, the pool that its step needs stays reserved from then on.\n"
+      "\nExamples:\n  satchel bench graph\n  satchel bench graph --data synthetic:arxiv --device cuda --steps 100 --json graph.json\n"
+      "  satchel bench graph --data synthetic:arxiv --device cuda --tf32 --cuda-graph --hidden 256\n"
+      "  satchel bench graph --data synthetic:nodes=2449029,edges=61859140,features=100,classes=47 --hidden 256 --device cuda\n"
+      "    --memory-cap 12GB --methods satchel");
   graph->callback([c] { run_bench_graph(*c); });
 }
 

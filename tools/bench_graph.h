@@ -11,15 +11,21 @@ namespace satchel::tool {
 
 struct BenchGraphCommand {
   std::string data = "synthetic:arxiv,scale=0.1";
-  std::string model = "sage", norm = "batch", activation = "relu", methods = "fp32,exact,blockwise,satchel";
+  std::string model = "sage", norm = "batch", activation = "relu", methods = "fp32,exact,blockwise,satchel", amp = "none";
   GraphShape shape;
   int64_t steps = 15;
   std::string device = "cpu";
   int64_t threads = 0;
+  bool tf32 = false, cuda_graph = false, no_cache = false, no_torch = false;
+  std::string memory_cap;  // bytes of torch's allocator, as parse_bytes() reads them; empty: none
   std::string json;
 };
 
 void add_bench_graph(CLI::App& bench);
 void run_bench_graph(const BenchGraphCommand& command);
+
+/// "12GB" (10⁹ bytes), "12GiB" (2³⁰), also of K, M and T, "1.5GB", or a plain number of bytes. Throws `[op] rule, got 'text'` unless it is
+/// 1 to 2^62 bytes.
+int64_t parse_bytes(const std::string& text, const char* op);
 
 }  // namespace satchel::tool

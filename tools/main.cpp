@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "tools/bench_graph.h"
+#include "tools/bench_spmm.h"
+#include "tools/data_commands.h"
 #include "tools/plan_commands.h"
 #include "tools/tool.h"
 #include "tools/train_commands.h"
@@ -130,6 +132,7 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
       "cuda");
   codec->callback([&o] { satchel::tool::run_bench_codec(o); });
   satchel::tool::add_bench_graph(*bench);
+  satchel::tool::add_bench_spmm(*bench);
 }
 
 /// `satchel: <what>` on stderr, in one line.
@@ -176,6 +179,7 @@ int main(int argc, char** argv) {
       "codes: 0 done, 1 failure, 2 wrong use, 130 interrupted. `satchel COMMAND --help` has more.");
   satchel::tool::add_train_commands(app);
   satchel::tool::add_plan_command(app);
+  satchel::tool::add_data_command(app);
   add_codec_commands(app, codec);
   add_bench_commands(app, bench);
   try {

@@ -37,9 +37,15 @@ struct TorchSpmm : torch::autograd::Function<TorchSpmm> {
   }
 };
 
-at::Tensor spmm(const TorchAdjacency& a, const at::Tensor& x) {
+at::Tensor spmm(const TorchAdjacency& a, const at::Tensor& given) {
+  const at::Tensor x = given.to(a.matrix.scalar_type());
   if (!x.requires_grad()) return at::matmul(a.matrix, x);
   return TorchSpmm::apply(x, a.matrix, a.transpose);
+}
+
+/// x·Wᵀ + b in the type of products.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::ScalarType type) {
+  return at::linear(x.to(type), weight.to(type), bias.defined() ? bias.to(type) : bias);
 }
 
 at::Tensor activated(const at::Tensor& x, const GraphShape& shape) {
@@ -52,41 +58,55 @@ at::Tensor activated(const at::Tensor& x, const GraphShape& shape) {
   return x;
 }
 
+/// Norm, activation and dropout between layers.
+at::Tensor between_layers(at::Tensor x, const GraphShape& shape, const torch::OrderedDict<std::string, at::Tensor>& parameters,
+                          const torch::OrderedDict<std::string, at::Tensor>& buffers, const std::string& norm) {
+  if (shape.norm == Norm::batch) {
+    x = at::batch_norm(x, parameters[norm + "weight"], parameters[norm + "bias"], buffers[norm + "running_mean"],
+                       buffers[norm + "running_var"], true, 0.1, 1e-5, false);
+  } else if (shape.norm == Norm::layer) {
+    x = at::layer_norm(x.to(at::kFloat), {shape.hidden}, parameters[norm + "weight"], parameters[norm + "bias"]);
+  }
+  x = activated(x, shape);
+  return shape.dropout > 0 ? at::dropout(x, shape.dropout, true) : x;
+}
+
 }  // namespace
 
-at::Tensor torch_csr(const Csr& a) {
+at::Tensor torch_csr(const Csr& a, at::Device device, at::ScalarType type) {
   at::Tensor value = a.value.defined() ? a.value : at::ones({a.entries()}, a.start.options().dtype(at::kFloat));
   if (a.row_scale.defined()) value = value * at::repeat_interleave(a.row_scale, a.start.diff());
   if (a.column_scale.defined()) value = value * a.column_scale.index_select(0, a.column);
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard guard(&silence);
   const bool short_indices = a.entries() <= INT32_MAX;  // MKL's and cuSPARSE's own
-  const at::ScalarType type = short_indices ? at::kInt : at::kLong;
-  return at::sparse_csr_tensor(a.start.to(type), a.column.to(type), value, {a.rows, a.columns}, value.options().layout(at::kSparseCsr));
+  const at::ScalarType index = short_indices ? at::kInt : at::kLong;
+  value = value.to(device, type);
+  return at::sparse_csr_tensor(a.start.to(device, index), a.column.to(device, index), value, {a.rows, a.columns},
+                               value.options().layout(at::kSparseCsr));
+}
+
+TorchAdjacency torch_adjacency(const Adjacency& a, at::Device device, Amp amp) {
+  const at::ScalarType type = amp == Amp::bf16 && device.is_cuda() ? at::kBFloat16 : at::kFloat;
+  return {torch_csr(a.matrix, device, type), torch_csr(a.transpose, device, type)};
 }
 
 at::Tensor torch_forward(const GraphModel& model, const at::Tensor& input, const TorchAdjacency& a) {
   const GraphShape& shape = model->options().shape;
   const auto parameters = model->named_parameters();
   const auto buffers = model->named_buffers();
+  const at::ScalarType type = model->options().amp == Amp::bf16 ? at::kBFloat16 : at::kFloat;
   at::Tensor x = input;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     const std::string conv = "convs." + std::to_string(layer) + ".", norm = "norms." + std::to_string(layer) + ".";
     if (shape.conv == Conv::sage) {
-      x = at::linear(spmm(a, x), parameters[conv + "lin_l.weight"], parameters[conv + "lin_l.bias"]) +
-          at::linear(x, parameters[conv + "lin_r.weight"]);
+      x = linear(spmm(a, x), parameters[conv + "lin_l.weight"], parameters[conv + "lin_l.bias"], type) +
+          linear(x, parameters[conv + "lin_r.weight"], {}, type);
     } else {
-      x = spmm(a, at::linear(x, parameters[conv + "lin.weight"])) + parameters[conv + "bias"];
+      // A bias of float32 would make its sum so, as it does under autocast.
+      x = spmm(a, linear(x, parameters[conv + "lin.weight"], {}, type)) + parameters[conv + "bias"];
     }
-    if (layer + 1 == shape.layers) break;
-    if (shape.norm == Norm::batch) {
-      x = at::batch_norm(x, parameters[norm + "weight"], parameters[norm + "bias"], buffers[norm + "running_mean"],
-                         buffers[norm + "running_var"], true, 0.1, 1e-5, false);
-    } else if (shape.norm == Norm::layer) {
-      x = at::layer_norm(x, {shape.hidden}, parameters[norm + "weight"], parameters[norm + "bias"]);
-    }
-    x = activated(x, shape);
-    if (shape.dropout > 0) x = at::dropout(x, shape.dropout, true);
+    if (layer + 1 < shape.layers) x = between_layers(x, shape, parameters, buffers, norm);
   }
   return x;
 }

@@ -7,15 +7,20 @@
 
 namespace satchel::tool {
 
-/// A sparse CSR tensor of torch's, entries multiplied out.
-at::Tensor torch_csr(const Csr& a);
+/// A sparse CSR tensor of torch's on `device`, entries multiplied out where they are.
+at::Tensor torch_csr(const Csr& a, at::Device device, at::ScalarType type = at::kFloat);
 
 /// A and Aᵀ as torch has them. Its own gradient of A·x converts Aᵀ in every step, four times as slow: here both stand ready.
 struct TorchAdjacency {
   at::Tensor matrix, transpose;
 };
 
-/// Logits in training mode from the parameters and buffers of `model`, by torch::linear, batch_norm, relu, dropout …
+/// Both, with values of the type that torch multiplies in: with amp bf16 bfloat16 on CUDA; the CPU's product is float32's only.
+TorchAdjacency torch_adjacency(const Adjacency& a, at::Device device, Amp amp);
+
+/// Logits in training mode from the parameters and buffers of `model`, by torch::linear, batch_norm, relu, dropout … With the
+/// model's amp bf16 the types are those that autocast would choose: products in bfloat16, layer_norm in float32, all else in the type
+/// it gets, so that sage's logits are bfloat16.
 at::Tensor torch_forward(const GraphModel& model, const at::Tensor& x, const TorchAdjacency& a);
 
 }  // namespace satchel::tool

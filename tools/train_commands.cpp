@@ -36,9 +36,11 @@ constexpr const char* kTrainNotes =
     "\nEvery run of a seed starts from the same weights and the same split, whatever the method. Several methods or seeds end\n"
     "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and `satchel predict` read.\n"
     "Ctrl-C ends after the epoch: checkpoint, table and JSON are written, exit code 130; a second one kills.\n"
+    "Memory is measured in the first three steps. With --cuda-graph what a step allocates stays reserved for the graph from the\n"
+    "fourth on, and evaluations allocate beside it. A resumed run may change --cuda-graph, but not --tf32 or --amp.\n"
     "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel --epochs 50\n"
     "  satchel train --data cora.npz --model gcn --layers 2 --norm none --method fp32,exact,satchel --seeds 16 --json cora.json\n"
-    "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda";
+    "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda --tf32 --cuda-graph";
 
 volatile std::sig_atomic_t stop_asked = 0;
 
@@ -67,6 +69,7 @@ TrainOptions options_of(const TrainCommand& c, const Method& method) {
   o.shape.norm = from_name<Norm>(c.norm, "train");
   o.shape.activation = from_name<Activation>(c.activation, "train");
   o.optimizer = from_name<Optimizer>(c.optimizer, "train");
+  o.amp = from_name<Amp>(c.amp, "train");
   o.cache_aggregate = !c.no_cache;
   o.method = method;
   return o;
@@ -187,6 +190,11 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
   train.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit; --epochs may be more");
   train.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
   train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
+  train.add_flag("--tf32", o.tf32, "Products of float32 matrices in TF32 (cuda)");
+  train.add_option("--amp", c.amp, "Features and activations in this type; weights, statistics and losses stay float32")
+      ->check(members<Amp>())
+      ->capture_default_str();
+  train.add_flag("--cuda-graph", o.cuda_graph, "Replay steps after the third from a CUDA graph: the same results, less time (cuda)");
   train.add_flag("--quiet", c.quiet, "No progress");
 }
 
@@ -270,7 +278,8 @@ void run_train(const TrainCommand& c) {
   check_split(data, c.options.split);
   if (!silent) print_about(data);
 
-  RunsAbout about{data.name, data.task, options_of(c, methods.front()).shape, false};
+  const TrainOptions common = options_of(c, methods.front());
+  RunsAbout about{data.name, data.task, common.shape, common.tf32, common.amp, common.cuda_graph, false};
   std::vector<RunResult> runs;
   const StopOnInterrupt guard;
   try {

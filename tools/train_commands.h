@@ -19,7 +19,7 @@ struct Interrupted : std::exception {
 
 struct TrainCommand {
   std::string data;
-  std::string model = "sage", norm = "batch", activation = "relu", optimizer = "adam", methods = "satchel";
+  std::string model = "sage", norm = "batch", activation = "relu", optimizer = "adam", methods = "satchel", amp = "none";
   TrainOptions options;
   int64_t seeds = 1;
   int64_t threads = 0;  // 0: torch's own number

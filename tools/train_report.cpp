@@ -155,8 +155,9 @@ void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about
   const Group* base = fp32 == groups.end() ? nullptr : &*fp32;
   size_t seeds = 0;
   for (const Group& g : groups) seeds = std::max(seeds, g.runs.size());
-  fmt::print("\n{} on {}, {} layers × {}, {} {}\n\n", name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden, seeds,
-             seeds == 1 ? "seed" : "seeds");
+  fmt::print("\n{} on {}, {} layers × {}, {} {}{}{}{}\n\n", name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden,
+             seeds, seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", about.amp == Amp::none ? "" : ", " + name_of(about.amp),
+             about.cuda_graph ? ", CUDA graph" : "");
   std::vector<std::vector<std::string>> rows{{"method", fmt::format("test {} %", metric_name(about.task))}};
   if (base != nullptr) rows[0].push_back("- fp32");
   for (const char* title : {"saved", "loss", "peak", "epoch"}) rows[0].push_back(title);
@@ -201,6 +202,9 @@ ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& abou
                     {"model", name_of(about.shape.conv)},
                     {"layers", about.shape.layers},
                     {"hidden", about.shape.hidden},
+                    {"tf32", about.tf32},
+                    {"amp", name_of(about.amp)},
+                    {"cuda_graph", about.cuda_graph},
                     {"data", about.data},
                     {"metric", metric_name(about.task)},
                     {"machine", machine_json(r.device)},

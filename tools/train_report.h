@@ -14,6 +14,9 @@ struct RunsAbout {
   std::string data;
   Task task = Task::single_label;
   GraphShape shape;
+  bool tf32 = false;
+  Amp amp = Amp::none;
+  bool cuda_graph = false;
   bool interrupted = false;
 };
 

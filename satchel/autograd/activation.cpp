@@ -19,8 +19,10 @@
 namespace satchel {
 namespace {
 
-/// One line of float32 values: the kernels' view of any tensor. Shares memory where it can.
-at::Tensor line_of(const at::Tensor& x) { return x.to(at::kFloat).contiguous().view({1, x.numel()}); }
+/// One line of float32 or bfloat16 values: the kernels' view of any tensor. Shares memory where it can.
+at::Tensor line_of(const at::Tensor& x) {
+  return (x.scalar_type() == at::kBFloat16 ? x : x.to(at::kFloat)).contiguous().view({1, x.numel()});
+}
 
 /// g · m, m being 1 where the bit is set and `slope` where not, dropped values 0.
 at::Tensor masked(at::Tensor&& g, const at::Tensor& bits, const at::Tensor& seed, const ChainOptions& options) {

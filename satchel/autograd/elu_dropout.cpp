@@ -47,7 +47,9 @@ class EluNode : public SharingNode {
 
 at::Tensor elu_dropout(const at::Tensor& x, double alpha, double p, const Saving& saving) {
   if (!(alpha >= 0) || !std::isfinite(alpha)) fail("elu", "alpha must be finite and at least 0", alpha);
-  if (x.dim() == 0 || x.scalar_type() != at::kFloat) fail("elu", "x must be float32 with at least one dimension", x.toString());
+  if (x.dim() == 0 || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)) {
+    fail("elu", "x must be float32 or bfloat16 with at least one dimension", x.toString());
+  }
   const auto node = make_node<EluNode>(saving.name, x);
   const at::Tensor value = at::elu(x.detach(), alpha).contiguous().view({-1, x.size(-1)});
   const CodecSpec spec = shared_spec(saving.method, Norm::none, Activation::elu, x.size(-1));

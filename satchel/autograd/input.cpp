@@ -24,24 +24,24 @@ std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Ten
   if (reference_) {
     const at::Tensor x = reference_->unpack();
     const at::Tensor rows = x.reshape({-1, x.size(-1)}).t();
-    for (const at::Tensor& g : gs) products.push_back(at::mm(rows, g.reshape({-1, g.size(-1)})));
+    for (const at::Tensor& g : gs) products.push_back(product(rows, g.reshape({-1, g.size(-1)})));
   } else {
-    for (const at::Tensor& g : gs) products.push_back(transposed_product(packed_, g));
+    for (const at::Tensor& g : gs) products.push_back(transposed_product(packed_, g.to(at::kFloat)));
   }
   return products;
 }
 
-bool InputSave::for_rows(const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
+int64_t InputSave::columns() const { return shared_ != nullptr ? shared_->channels() : reference_->unpack().size(-1); }
+
+void InputSave::for_rows(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
   if (shared_ != nullptr) {
     const SharedRows rows(*shared_);
-    rows.for_stretches([&](int64_t first, int64_t last) { run(first, last, rows.input(first, last)); });
-    return true;
+    rows.for_stretches([&](int64_t first, int64_t last) { run(first, last, rows.input(first, last, type)); });
+    return;
   }
-  if (!reference_) return false;
   const at::Tensor x = reference_->unpack();
   for_stretches_of(x.size(0), x.size(1), x.is_cuda(),
-                   [&](int64_t first, int64_t last) { run(first, last, x.narrow(0, first, last - first)); });
-  return true;
+                   [&](int64_t first, int64_t last) { run(first, last, x.narrow(0, first, last - first).to(type)); });
 }
 
 void InputSave::report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const {
@@ -49,6 +49,19 @@ void InputSave::report(const std::string& name, const char* kind, std::vector<Sa
 }
 
 void InputSave::release() { *this = {}; }
+
+void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() == at::kFloat) {
+    sums.addmm_(a, b);
+  } else {
+    sums.add_(product(a, b));
+  }
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() == at::kFloat) return at::mm(a, b);
+  return a.is_cuda() ? at::mm(a, b, at::kFloat) : at::mm(a.to(at::kFloat), b.to(at::kFloat));
+}
 
 void report(const Packed& packed, const std::string& name, const char* kind, std::vector<SavedTensor>& lines) {
   int64_t values = 1;

@@ -29,8 +29,12 @@ class InputSave {
   /// Xᵀ·g for every g: columns of X × columns of g. X of more dimensions counts as rows of its last.
   std::vector<at::Tensor> transposed_products(const std::vector<at::Tensor>& gs) const;
 
-  /// Calls run(first, last, X's rows first to last) over all of them and returns true, where rows can be had a stretch at a time.
-  bool for_rows(const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
+  /// Can rows be had a stretch at a time?
+  bool has_rows() const { return reference_.has_value() || shared_ != nullptr; }
+  /// … of how many columns?
+  int64_t columns() const;
+  /// Calls run(first, last, X's rows first to last as `type`) for all stretches of stretch_rows(rows, columns(), …).
+  void for_rows(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
 
   /// Adds its lines; none for a reference and for a save that another function made.
   void report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const;
@@ -41,6 +45,11 @@ class InputSave {
   Packed packed_;
   std::shared_ptr<const SharedSave> shared_;
 };
+
+/// sums (float32) += a·b, both float32 or both bfloat16.
+void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor& b);
+/// a·b in float32.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
 /// The line of packed bytes, and of their seed where there is one.
 void report(const Packed& packed, const std::string& name, const char* kind, std::vector<SavedTensor>& lines);

@@ -5,12 +5,15 @@
 #include <ATen/ops/binary_cross_entropy_with_logits.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/nll_loss.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <sstream>
 #include <utility>
 
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
+#include "satchel/tensor/loss.h"
 
 namespace satchel {
 namespace {
@@ -28,7 +31,9 @@ class LossNode : public SavingNode {
   variable_list back(at::Tensor g) override {
     if (gradient._version() != version) fail(op(), "logits must not change, nor serve a second loss, between a loss and its backward");
     if (!is_last_use()) return {gradient.mul(g)};
-    return {std::exchange(gradient, {}).mul_(g)};
+    at::Tensor last = std::exchange(gradient, {});
+    scale_(last, g);
+    return {last};
   }
   void release() override { gradient.reset(); }
 };
@@ -40,31 +45,50 @@ std::string text_of(const at::Tensor& t) {
   return text.str();
 }
 
+void check_index(const at::Tensor& index, const char* op) {
+  if (!index.defined()) return;
+  if (index.scalar_type() != at::kLong || index.dim() != 1) fail(op, "index must be one line of int64", text_of(index));
+  if (index.numel() == 0) fail(op, "index must name at least one row", 0);
+}
+
+void check_labels(const at::Tensor& labels, int64_t rows, const char* op) {
+  if (!labels.defined() || labels.scalar_type() != at::kLong || labels.dim() != 1 || labels.size(0) != rows) {
+    fail(op, "labels must be " + std::to_string(rows) + " int64 numbers", text_of(labels));
+  }
+}
+
 void check_logits(const at::Tensor& logits, const at::Tensor& index, const char* op) {
   if (!logits.defined() || logits.dim() != 2 || !logits.is_floating_point()) fail(op, "logits must be a matrix of floats", text_of(logits));
   const at::TensorBase& base = logits.is_view() ? logits._base() : logits;
   if (at::GradMode::is_enabled() && base.requires_grad() && base.is_leaf()) {
     fail(op, "logits must be computed, since they are written over", logits.is_view() ? "a view of a leaf" : "a leaf");
   }
-  if (!index.defined()) return;
-  if (index.scalar_type() != at::kLong || index.dim() != 1) fail(op, "index must be one line of int64", text_of(index));
-  if (index.numel() == 0) fail(op, "index must name at least one row", 0);
+  check_index(index, op);
+}
+
+/// Half-width logits are computed with in float32, as torch's autocast does.
+at::Tensor wide(const at::Tensor& x) { return at::isReducedFloatingType(x.scalar_type()) ? x.to(at::kFloat) : x; }
+
+/// The loss with its node; the logits' memory holds their gradient already.
+at::Tensor with_node(const at::Tensor& logits, const at::Tensor& loss, const std::string& name) {
+  const at::AutoGradMode grad(true);
+  const auto node = make_node<LossNode>(name, logits);
+  torch::autograd::impl::bump_version(logits);
+  node->gradient = logits.detach();
+  node->version = logits._version();
+  return attach(loss, node);
 }
 
 /// Row gradients `rows` into the logits' memory, zero elsewhere; the loss with its node.
 at::Tensor finish(const at::Tensor& logits, const at::Tensor& rows, const at::Tensor& index, const at::Tensor& loss,
                   const std::string& name) {
-  const auto node = make_node<LossNode>(name, logits);
   const at::Tensor memory = logits.detach();
   if (index.defined()) {
-    memory.zero_().index_copy_(0, index, rows);
+    memory.zero_().index_copy_(0, index, rows.to(memory.scalar_type()));
   } else {
     memory.copy_(rows);
   }
-  torch::autograd::impl::bump_version(logits);
-  node->gradient = memory;
-  node->version = logits._version();
-  return attach(loss, node);
+  return with_node(logits, loss, name);
 }
 
 at::Tensor rows_of(const at::Tensor& x, const at::Tensor& index) { return index.defined() ? x.index_select(0, index) : x; }
@@ -74,21 +98,61 @@ at::Tensor rows_of(const at::Tensor& x, const at::Tensor& index) { return index.
 at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& index, const std::string& name) {
   constexpr const char* op = "cross_entropy_";
   check_logits(logits, index, op);
-  if (!labels.defined() || labels.scalar_type() != at::kLong || labels.dim() != 1 || labels.size(0) != logits.size(0)) {
-    fail(op, "labels must be " + std::to_string(logits.size(0)) + " int64 numbers", text_of(labels));
-  }
+  check_labels(labels, logits.size(0), op);
   const bool recorded = records(logits);
   const at::NoGradGuard no_grad;
   const at::Tensor wanted = rows_of(labels, index);
-  at::Tensor rows = at::_log_softmax(rows_of(logits.detach(), index), 1, /*half_to_float=*/false);
+  at::Tensor rows = at::_log_softmax(wide(rows_of(logits.detach(), index)), 1, /*half_to_float=*/false);
   const at::Tensor loss = at::nll_loss(rows, wanted);
   if (!recorded) return loss;
   const at::Tensor at = wanted.unsqueeze(1);
   rows.exp_();
   rows.scatter_add_(1, at, at::full({at.size(0), 1}, -1, rows.options()));
   rows.div_(static_cast<double>(rows.size(0)));
-  const at::AutoGradMode grad(true);
   return finish(logits, rows, index, loss, name);
+}
+
+MaskedLabels masked_labels(const at::Tensor& labels, const at::Tensor& index) {
+  constexpr const char* op = "masked_labels";
+  check_labels(labels, labels.defined() && labels.dim() == 1 ? labels.size(0) : 0, op);
+  check_index(index, op);
+  const at::NoGradGuard no_grad;
+  at::Tensor chosen = at::ones_like(labels, at::kBool);
+  if (index.defined()) {
+    if (index.device() != labels.device()) fail(op, "index must be on the labels' device", index.device());
+    const auto low = index.min().item<int64_t>(), high = index.max().item<int64_t>();
+    if (low < 0 || high >= labels.size(0)) fail(op, "index must be 0 to " + std::to_string(labels.size(0) - 1), low < 0 ? low : high);
+    chosen = at::zeros_like(chosen).index_fill_(0, index, true);
+    if (const auto named = chosen.sum().item<int64_t>(); named != index.numel())
+      fail(op, "index must name a row once: " + std::to_string(index.numel()) + " different ones", named);
+  }
+  MaskedLabels masked{labels.masked_fill(chosen.logical_not(), kIgnored), 0};
+  const at::Tensor counts = masked.labels.ne(kIgnored);
+  masked.rows = counts.sum().item<int64_t>();
+  if (masked.rows == 0) fail(op, "at least one row must count", 0);
+  if (const auto least = masked.labels.masked_select(counts).min().item<int64_t>(); least < 0) {
+    fail(op, "labels must be 0 or more, or -100", least);
+  }
+  return masked;
+}
+
+at::Tensor cross_entropy_(const at::Tensor& logits, const MaskedLabels& labels, const std::string& name) {
+  constexpr const char* op = "cross_entropy_";
+  check_logits(logits, {}, op);
+  check_labels(labels.labels, logits.size(0), op);
+  if (labels.labels.device() != logits.device()) fail(op, "labels must be on the logits' device", labels.labels.device());
+  if (labels.rows < 1 || labels.rows > logits.size(0)) {
+    fail(op, "rows that count must be 1 to " + std::to_string(logits.size(0)), labels.rows);
+  }
+  if (!fuses_cross_entropy(logits)) {
+    const at::Tensor index = labels.labels.ne(kIgnored).nonzero().squeeze(1);
+    if (index.numel() != labels.rows) fail(op, "labels must have " + std::to_string(labels.rows) + " rows that count", index.numel());
+    return cross_entropy_(logits, labels.labels, index.numel() == logits.size(0) ? at::Tensor() : index, name);
+  }
+  const bool recorded = records(logits);
+  const at::NoGradGuard no_grad;
+  const at::Tensor loss = cross_entropy_rows_(logits.detach(), labels.labels, labels.rows, recorded);
+  return recorded ? with_node(logits, loss, name) : loss;
 }
 
 at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& index, const std::string& name) {
@@ -100,11 +164,10 @@ at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& tar
   const bool recorded = records(logits);
   const at::NoGradGuard no_grad;
   const at::Tensor wanted = rows_of(targets, index);
-  at::Tensor rows = rows_of(logits.detach(), index);
+  at::Tensor rows = wide(rows_of(logits.detach(), index));
   const at::Tensor loss = at::binary_cross_entropy_with_logits(rows, wanted);
   if (!recorded) return loss;
   rows = rows.sigmoid().sub_(wanted).div_(static_cast<double>(rows.numel()));
-  const at::AutoGradMode grad(true);
   return finish(logits, rows, index, loss, name);
 }
 

@@ -3,6 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <string>
+
 #include "satchel/autograd/saving.h"
 
 namespace satchel {
@@ -13,6 +16,19 @@ namespace satchel {
 /// back that very memory.
 at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& index = {},
                           const std::string& name = "loss");
+
+/// Labels of which some count: made once, read by every step.
+struct MaskedLabels {
+  at::Tensor labels;  // int64, one a row; −100: the row does not count
+  int64_t rows = 0;   // that count
+};
+/// A copy of labels in which only rows `index` (undefined: all) count, less those whose label is −100 already. Looks at the numbers,
+/// so it waits for the device.
+MaskedLabels masked_labels(const at::Tensor& labels, const at::Tensor& index = {});
+
+/// Mean cross-entropy (float32) of the rows that count; else as above. On CUDA one pass over the logits, without waiting for the
+/// device: a label past the last class shows there as NaN in the loss and in its row.
+at::Tensor cross_entropy_(const at::Tensor& logits, const MaskedLabels& labels, const std::string& name = "loss");
 
 /// The same with sigmoids: mean over rows and columns against targets (logits' shape, 0 to 1).
 at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& index = {},

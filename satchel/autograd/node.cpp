@@ -42,7 +42,7 @@ SavedTensor saved_line(const std::string& name, const char* kind, const at::Tens
 }
 
 at::Tensor column_sums(const at::Tensor& g) {
-  if (!g.is_cuda() || g.scalar_type() != at::kFloat) return g.sum(0);
+  if (!g.is_cuda() || g.scalar_type() != at::kFloat) return g.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
   return at::mm(at::ones({1, g.size(0)}, g.options()), g).squeeze(0);
 }
 

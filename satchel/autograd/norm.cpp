@@ -39,7 +39,7 @@ class NormNode : public SavingNode {
   variable_list back(at::Tensor g) override {
     at::Tensor gradient = own(std::move(g));
     if (!packed.bytes.defined()) {
-      const at::Tensor beta = needs(2) ? gradient.sum(0) : at::Tensor();
+      const at::Tensor beta = needs(2) ? gradient.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat) : at::Tensor();
       return {needs(0) ? gradient.mul_(at::mul(weight.unpack().detach(), rstd.squeeze(0))) : at::Tensor(), {}, beta};
     }
     const SharedSave save{packed, {}, {}, {}, {}, {}};
@@ -68,7 +68,9 @@ at::Tensor apply_norm(const at::Tensor& x, const NormWeights& weights, Norm norm
                       const char* op) {
   check_norm(x, weights, norm, options, op);
   if (saving.method.plain || !records(x, weights.gamma, weights.beta)) {
-    if (norm == Norm::layer) return at::layer_norm(x, {x.size(1)}, weights.gamma, weights.beta, options.eps);
+    // torch's batch_norm takes float32 weights with bfloat16 rows; its layer_norm on CUDA does not.
+    const auto as_x = [&](const at::Tensor& w) { return w.to(x.scalar_type()); };
+    if (norm == Norm::layer) return at::layer_norm(x, {x.size(1)}, as_x(weights.gamma), as_x(weights.beta), options.eps);
     return at::batch_norm(x, weights.gamma, weights.beta, weights.running_mean, weights.running_var, options.training, options.momentum,
                           options.eps, /*cudnn_enabled=*/true);
   }
@@ -90,7 +92,7 @@ at::Tensor apply_norm(const at::Tensor& x, const NormWeights& weights, Norm norm
     node->packed = pack(rows, spec, fresh_seed(x.device()));
     node->mean = s.mean.is_view() ? s.mean.clone() : s.mean;  // not a view of running statistics, which change
   }
-  return attach(at::addcmul(weights.beta.detach(), values, weights.gamma.detach()), node);
+  return attach(at::addcmul(weights.beta.detach(), values, weights.gamma.detach()).to(x.scalar_type()), node);
 }
 
 }  // namespace

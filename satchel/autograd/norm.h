@@ -1,4 +1,5 @@
-// Norms that keep their normalised values (or, layer by layer, their input) packed.
+// Norms that keep their normalised values (or, layer by layer, their input) packed. x is float32 or bfloat16, and so is what comes out;
+// weights and statistics are float32.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,6 +6,7 @@
 #include "satchel/autograd/elu_dropout.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/norm_chain.h"
 #include "satchel/autograd/shared.h"
 #include "satchel/autograd/statistics.h"
 #include "satchel/core/error.h"
@@ -84,9 +85,17 @@ SharedSave save_of(const at::Tensor& x, const NormWeights& weights, const NormAc
   return save;
 }
 
+/// x's memory to write over, where a recorded function made x and nobody but this call holds it; else undefined. A node that saved its own
+/// output, or a view, would show in the storage's count.
+at::Tensor spare_memory(const at::Tensor& x) {
+  const bool alone = x.use_count() == 1 && x.storage().use_count() == 1 && x.grad_fn() != nullptr && !x.is_view() && x.is_contiguous();
+  return alone ? x.variable_data() : at::Tensor();
+}
+
 /// One pass over x where the fused kernels fit.
 at::Tensor fused_norm_act(const at::Tensor& x, const NormWeights& w, const NormActOptions& options, const CodecSpec& spec,
                           const Saving& saving) {
+  const at::Tensor spare = spare_memory(x);  // first: every other name for x counts
   const at::Tensor rows = x.detach().contiguous(), gamma = w.gamma.detach(), beta = w.beta.detach();
   ColumnMoments moments;
   if (options.training()) {
@@ -96,7 +105,7 @@ at::Tensor fused_norm_act(const at::Tensor& x, const NormWeights& w, const NormA
   }
   const ChainOptions chain{options.training() ? options.dropout : 0, slope_of(options)};
   const at::Tensor seed = fresh_seed(x.device());
-  NormActResult result = norm_act_encode(rows, moments, gamma, beta, spec, seed, chain);
+  NormActResult result = norm_act_encode(rows, moments, gamma, beta, spec, seed, chain, spare);
   const auto node = make_node<NormActNode>(saving.name, x, w.gamma, w.beta);
   node->norm = Norm::batch;
   node->training = options.training();
@@ -123,7 +132,9 @@ at::Tensor shared_norm_act(const at::Tensor& x, const NormWeights& weights, cons
   const ChainOptions chain{options.training() ? options.dropout : 0, slope_of(options)};
   const at::Tensor seed = fresh_seed(x.device());
   const at::Tensor gamma = affine ? weights.gamma.detach() : at::Tensor(), beta = affine ? weights.beta.detach() : at::Tensor();
-  const auto finish = [&] { return apply_chain(values, gamma, beta, {}, chain.dropout > 0 ? seed : at::Tensor(), chain); };
+  const auto finish = [&] {
+    return apply_chain(values, gamma, beta, {}, chain.dropout > 0 ? seed : at::Tensor(), chain).to(x.scalar_type());
+  };
   if (!records(x, weights.gamma, weights.beta)) return finish();
 
   const auto node = make_node<NormActNode>(saving.name, x, weights.gamma, weights.beta);
@@ -141,7 +152,7 @@ at::Tensor shared_norm_act(const at::Tensor& x, const NormWeights& weights, cons
 at::Tensor activated(const at::Tensor& x, const NormActOptions& options, const Saving& saving) {
   switch (options.activation) {
     case Activation::relu: return relu(x, saving);
-    case Activation::leaky_relu: return leaky_relu(x, options.alpha, saving);
+    case Activation::leaky_relu: return leaky_relu(x, options.slope, saving);
     case Activation::elu: return elu(x, options.alpha, saving);
     case Activation::none: return x;
   }
@@ -159,7 +170,7 @@ at::Tensor norm_of(const at::Tensor& x, const NormWeights& weights, const NormAc
 
 }  // namespace
 
-at::Tensor norm_act(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const Saving& saving) {
+at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptions& options, const Saving& saving) {
   constexpr const char* op = "norm_act";
   check_norm(x, weights, options.norm, options.statistics, op);
   check_dropout(options.dropout, op);
@@ -168,6 +179,8 @@ at::Tensor norm_act(const at::Tensor& x, const NormWeights& weights, const NormA
   const double p = options.training() ? options.dropout : 0;
   const bool evaluates = !options.training() && !records(x, weights.gamma, weights.beta);
   const bool nothing_to_share = options.norm == Norm::none && options.activation == Activation::none;
+  // Methods that keep each function's own: the same saves in one pass each way.
+  if (fuses_norm_chain(x, weights, options, saving)) return norm_chain(x, weights, options, saving, spare_memory(x));
   if (saving.method.plain || !saving.method.shared || evaluates || nothing_to_share) {
     return dropout(activated(norm_of(x, weights, options, saving), options, saving), p, true, saving);
   }

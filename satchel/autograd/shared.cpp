@@ -13,9 +13,16 @@
 
 namespace satchel {
 
+int64_t stretch_rows(int64_t rows, int64_t width, bool cuda) {
+  width = std::max<int64_t>(width, 1);
+  // A GPU's: a sixth of the matrix, so that launches stay few on large graphs, from 4 to 64 MiB of float32.
+  const int64_t values = cuda ? std::clamp<int64_t>(ceil_div(rows, 6) * width, 1 << 20, 1 << 24) : 1 << 18;
+  const int64_t most = std::max<int64_t>(kGroup, ceil_div(values / width, kGroup) * kGroup);
+  return ceil_div(ceil_div(rows, std::max<int64_t>(ceil_div(rows, most), 1)), kGroup) * kGroup;
+}
+
 void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run) {
-  const int64_t values = int64_t{1} << (cuda ? 22 : 18);
-  const int64_t some = std::max<int64_t>(kGroup, values / std::max<int64_t>(width, 1) / kGroup * kGroup);
+  const int64_t some = stretch_rows(rows, width, cuda);
   for (int64_t first = 0; first < rows; first += some) run(first, std::min(first + some, rows));
 }
 
@@ -46,9 +53,9 @@ at::Tensor SharedRows::bits(int64_t first, int64_t last) const {
   return on_.narrow(0, begin, ceil_div(last * save_.channels(), 8) - begin);
 }
 
-at::Tensor SharedRows::input(int64_t first, int64_t last) const {
-  if (fused_) return norm_act_input(save_.code, save_.seed, save_.chain, first, last);
-  return apply_chain(values(first, last), gamma_, beta_, bits(first, last), save_.seed, save_.chain, first * save_.channels());
+at::Tensor SharedRows::input(int64_t first, int64_t last, at::ScalarType type) const {
+  if (fused_) return norm_act_input(save_.code, save_.seed, save_.chain, first, last, type);
+  return apply_chain(values(first, last), gamma_, beta_, bits(first, last), save_.seed, save_.chain, first * save_.channels()).to(type);
 }
 
 void SharedRows::gradient_(const at::Tensor& g, int64_t first) const {
@@ -63,11 +70,13 @@ at::Tensor SharedRows::on(int64_t first, int64_t last) const {
 
 std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::vector<at::Tensor>& gs) {
   std::vector<at::Tensor> sums;
-  for (const at::Tensor& g : gs) sums.push_back(at::zeros({save.channels(), g.size(-1)}, g.options()));
+  for (const at::Tensor& g : gs) sums.push_back(at::zeros({save.channels(), g.size(-1)}, g.options().dtype(at::kFloat)));
   const SharedRows rows(save);
   rows.for_stretches([&](int64_t first, int64_t last) {
-    const at::Tensor z = rows.input(first, last).t();
-    for (size_t i = 0; i < gs.size(); ++i) sums[i].addmm_(z, gs[i].reshape({-1, gs[i].size(-1)}).narrow(0, first, last - first));
+    const at::Tensor z = rows.input(first, last, gs.front().scalar_type()).t();
+    for (size_t i = 0; i < gs.size(); ++i) {
+      add_product_(sums[i], z, gs[i].reshape({-1, gs[i].size(-1)}).narrow(0, first, last - first));
+    }
   });
   return sums;
 }

@@ -50,7 +50,9 @@ class SharingNode : public SavingNode {
   uint32_t version_ = 0;
 };
 
-/// Calls run(first, last) for stretches of rows of `width` values that stay in the cache: 16 MiB of a GPU's, 1 MiB of a core's.
+/// Rows of `width` values that are worked on at a time: as float32 1 MiB, which stays in a core's cache, or 4 to 64 MiB on a GPU.
+int64_t stretch_rows(int64_t rows, int64_t width, bool cuda);
+/// Calls run(first, last) for stretches of so many rows; the last may be shorter.
 void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run);
 
 /// Rows of a shared save, a stretch at a time: decoded values, and what its readers make of them. Lives as long as the save.
@@ -65,7 +67,7 @@ class SharedRows {
   /// Normalised or activated values.
   at::Tensor values(int64_t first, int64_t last) const;
   /// The next layer's input, kept · act(γ·values + β) · scale.
-  at::Tensor input(int64_t first, int64_t last) const;
+  at::Tensor input(int64_t first, int64_t last, at::ScalarType type = at::kFloat) const;
   /// g (rows from `first` on) becomes what passes activation and dropout, in place.
   void gradient_(const at::Tensor& g, int64_t first) const;
   /// Which values are on; all where nothing tells.

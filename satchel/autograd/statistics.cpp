@@ -16,7 +16,9 @@ namespace satchel {
 void check_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, const NormOptions& options, const char* op) {
   if (!x.defined() || x.dim() != 2)
     fail(op, "x must be rows × channels", x.defined() ? std::to_string(x.dim()) + " dimensions" : "nothing");
-  if (x.scalar_type() != at::kFloat) fail(op, "x must be float32", c10::toString(x.scalar_type()));
+  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
+    fail(op, "x must be float32 or bfloat16", c10::toString(x.scalar_type()));
+  }
   check_no_autocast(x, op);
   const auto check = [&](const at::Tensor& w, const char* name) {
     if (!w.defined() || w.dim() != 1 || w.size(0) != x.size(1) || w.scalar_type() != at::kFloat || w.device() != x.device() ||
@@ -41,7 +43,7 @@ Statistics statistics_of(const at::Tensor& x, const NormWeights& weights, Norm n
   if (norm == Norm::batch && !options.training) {
     return {weights.running_mean.unsqueeze(0), weights.running_var.add(options.eps).rsqrt_().unsqueeze(0)};
   }
-  auto [var, mean] = at::var_mean(x, at::IntArrayRef{norm == Norm::batch ? 0 : 1}, /*correction=*/0, /*keepdim=*/true);
+  auto [var, mean] = at::var_mean(x.to(at::kFloat), at::IntArrayRef{norm == Norm::batch ? 0 : 1}, /*correction=*/0, /*keepdim=*/true);
   if (norm == Norm::batch && weights.running_mean.defined()) {
     const double rows = static_cast<double>(x.size(0)), m = options.momentum;
     weights.running_mean.mul_(1 - m).add_(mean.squeeze(0), m);
@@ -50,9 +52,21 @@ Statistics statistics_of(const at::Tensor& x, const NormWeights& weights, Norm n
   return {mean, var.add_(options.eps).rsqrt_()};
 }
 
-at::Tensor normalised(const at::Tensor& x, const Statistics& s) { return at::sub(x, s.mean).mul_(s.rstd); }
+at::Tensor normalised(const at::Tensor& x, const Statistics& s) {
+  return at::sub(x, s.mean).mul_(s.rstd);  // the statistics' type wins over bfloat16
+}
 
 namespace {
+
+/// Rows of g in float32: g's own memory, or a copy of bfloat16 that store() puts back.
+struct Stretch {
+  at::Tensor own, rows;
+
+  explicit Stretch(const at::Tensor& part) : own(part), rows(part.to(at::kFloat)) {}
+  void store() const {
+    if (!rows.is_same(own)) own.copy_(rows);
+  }
+};
 
 void add_sums(const NormGradients& sums, const at::Tensor& g, const at::Tensor& x) {
   sums.beta.add_(g.sum(0));
@@ -70,12 +84,16 @@ void layer_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor& gam
 
 NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x,
                          const std::function<void(const std::function<void(int64_t, int64_t)>&)>& stretches) {
-  const NormGradients sums{at::zeros({g.size(1)}, g.options()), at::zeros({g.size(1)}, g.options())};
-  const auto part = [&](int64_t first, int64_t last) { return g.narrow(0, first, last - first); };
+  const auto floats = g.options().dtype(at::kFloat);
+  const NormGradients sums{at::zeros({g.size(1)}, floats), at::zeros({g.size(1)}, floats)};
+  const auto part = [&](int64_t first, int64_t last) { return Stretch(g.narrow(0, first, last - first)); };
   stretches([&](int64_t first, int64_t last) {
     const at::Tensor x = back.values(first, last);
-    add_sums(sums, part(first, last), x);
-    if (needs_x && back.norm == Norm::layer) layer_back_(part(first, last), x, back.gamma, back.rstd.narrow(0, first, last - first));
+    const Stretch some = part(first, last);
+    add_sums(sums, some.rows, x);
+    if (!needs_x || back.norm != Norm::layer) return;
+    layer_back_(some.rows, x, back.gamma, back.rstd.narrow(0, first, last - first));
+    some.store();
   });
   if (!needs_x || back.norm == Norm::layer) return sums;
   const at::Tensor scale = at::mul(back.gamma, back.rstd.squeeze(0));
@@ -85,7 +103,11 @@ NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x
   }
   const double rows = static_cast<double>(g.size(0));
   const at::Tensor along = sums.gamma.div(rows), offset = sums.beta.div(rows);
-  stretches([&](int64_t first, int64_t last) { part(first, last).sub_(back.values(first, last).mul_(along).add_(offset)).mul_(scale); });
+  stretches([&](int64_t first, int64_t last) {
+    const Stretch some = part(first, last);
+    some.rows.sub_(back.values(first, last).mul_(along).add_(offset)).mul_(scale);
+    some.store();
+  });
   return sums;
 }
 

@@ -15,12 +15,17 @@ std::string sizes_of(const at::Tensor& t) {
   return text + "] on " + t.device().str();
 }
 
-void check_matrix(const at::Tensor& t, int64_t rows, int64_t columns, const Adjacency& a, const char* name, const char* op) {
+/// `half`: bfloat16 will do too.
+void check_matrix(const at::Tensor& t, int64_t rows, int64_t columns, const Adjacency& a, const char* name, const char* op,
+                  bool half = false) {
   const bool fits = t.defined() && t.dim() == 2 && (rows < 0 || t.size(0) == rows) && (columns < 0 || t.size(1) == columns) &&
-                    t.scalar_type() == at::kFloat && t.device() == a.matrix.device();
+                    (t.scalar_type() == at::kFloat || (half && t.scalar_type() == at::kBFloat16)) && t.device() == a.matrix.device();
   if (fits) return;
   const auto size = [](int64_t n) { return n < 0 ? std::string("any") : std::to_string(n); };
-  fail(op, std::string(name) + " must be float32 [" + size(rows) + ", " + size(columns) + "] on " + a.matrix.device().str(), sizes_of(t));
+  fail(op,
+       std::string(name) + " must be float32 " + (half ? "or bfloat16 " : "") + "[" + size(rows) + ", " + size(columns) + "] on " +
+           a.matrix.device().str(),
+       sizes_of(t));
 }
 
 void check_bias(const at::Tensor& weight, const at::Tensor& bias, const char* op) {
@@ -32,7 +37,7 @@ void check_bias(const at::Tensor& weight, const at::Tensor& bias, const char* op
 }  // namespace
 
 void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
-  check_matrix(x, a.nodes(), -1, a, "x", op);
+  check_matrix(x, a.nodes(), -1, a, "x", op, true);
   check_no_autocast(x, op);
   check_matrix(weight, -1, x.size(1), a, "weight", op);
   check_bias(weight, bias, op);
@@ -47,7 +52,11 @@ void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& 
       fail(op, "aggregated features must be made with this adjacency", "another's");
     }
     check_layer(input.x, a, weight, bias, op);
-    if (input.aggregated.defined()) check_matrix(input.aggregated, a.nodes(), input.x.size(1), a, "aggregated x", op);
+    if (input.aggregated.defined()) {
+      check_matrix(input.aggregated, a.nodes(), input.x.size(1), a, "aggregated x", op, true);
+      if (input.aggregated.scalar_type() != input.x.scalar_type())
+        fail(op, "aggregated features must have the features' type", c10::toString(input.aggregated.scalar_type()));
+    }
     return;
   }
   if (input.sparse.matrix.rows != a.nodes()) fail(op, "x must have " + std::to_string(a.nodes()) + " rows", input.sparse.matrix.rows);

@@ -1,5 +1,6 @@
 #include "satchel/graph/gcn.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -13,6 +14,7 @@
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/graph/check.h"
+#include "satchel/graph/product_rows.h"
 #include "satchel/graph/spmm.h"
 
 namespace satchel {
@@ -42,11 +44,12 @@ class GcnNode : public SavingNode {
       if (needs(1)) gradients[1] = x.transposed_products({g})[0].t();
       return gradients;
     }
-    const at::Tensor w = needs(0) ? weight.unpack() : at::Tensor();
+    const at::Tensor w = needs(0) ? weight.unpack().to(g.scalar_type()) : at::Tensor();
     if (!needs(1) && needs(0) && w.size(1) < w.size(0)) {
       gradients[0] = multiply(transpose, at::mm(g, w));
       return gradients;
     }
+    if (needs(1) && by_rows(g, w, gradients)) return gradients;
     const at::Tensor ag = needs(0) || needs(1) ? multiply(transpose, g) : at::Tensor();
     if (needs(1)) gradients[1] = x.transposed_products({ag})[0].t();
     if (needs(0)) gradients[0] = at::mm(ag, w);
@@ -57,36 +60,50 @@ class GcnNode : public SavingNode {
     x.release();
     weight.reset_data();
   }
+
+ private:
+  /// A stretch of rows at a time, so that Aᵀ·g never stands beside x's gradient: false where x cannot be had by rows.
+  bool by_rows(const at::Tensor& g, const at::Tensor& w, variable_list& gradients) const {
+    if (!x.has_rows() || g.size(0) == 0) return false;
+    const int64_t in = x.columns();
+    gradients[1] = at::zeros({g.size(1), in}, g.options().dtype(at::kFloat));
+    ProductRows product(transpose, g, needs(0) ? in : 0, stretch_rows(g.size(0), in, g.is_cuda()));
+    x.for_rows(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& rows) {
+      const at::Tensor ag = product.read(first, last).to(g.scalar_type());
+      add_product_(gradients[1], ag.t(), rows);
+      if (!needs(0)) return;
+      at::Tensor to = product.result().narrow(0, first, last - first);
+      at::mm_out(to, ag, w);
+    });
+    gradients[0] = product.result();
+    return true;
+  }
 };
 
-at::Tensor detached(const at::Tensor& t) { return t.defined() ? t.detach() : t; }
-
-/// A·x·Wᵀ + bias without gradients, on the narrower side.
-at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias) {
-  const at::Tensor w = weight.detach();
+/// A·x·Wᵀ + bias without gradients, on the narrower side. In x's type.
+at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& given_bias) {
+  const at::Tensor w = weight.detach().to(x.scalar_type());
+  const at::Tensor bias = given_bias.defined() ? given_bias.detach().to(x.scalar_type()) : given_bias;
   if (w.size(0) >= w.size(1)) {
-    at::Tensor out = at::empty({x.size(0), w.size(0)}, x.options()), buffer;
+    ProductRows product(a.matrix, x, w.size(0), stretch_rows(x.size(0), x.size(1), x.is_cuda()));
     for_stretches_of(x.size(0), x.size(1), x.is_cuda(), [&](int64_t first, int64_t last) {
-      if (!buffer.defined()) buffer = at::empty({last - first, x.size(1)}, x.options());
-      const at::Tensor ax = buffer.narrow(0, 0, last - first);
-      multiply_rows(a.matrix, x, first, last, ax);
-      at::Tensor to = out.narrow(0, first, last - first);
-      at::mm_out(to, ax, w.t());
-      if (bias.defined()) to.add_(detached(bias));
+      const at::Tensor ax = product.read(first, last);
+      at::Tensor to = product.result().narrow(0, first, last - first);
+      bias.defined() ? at::addmm_out(to, bias, ax, w.t()) : at::mm_out(to, ax, w.t());
     });
-    return out;
+    return product.result();
   }
   at::Tensor out = multiply(a.matrix, at::mm(x, w.t()));
-  return bias.defined() ? out.add_(detached(bias)) : out;
+  return bias.defined() ? out.add_(bias) : out;
 }
 
-at::Tensor plus(const at::Tensor& x, const at::Tensor& bias) { return bias.defined() ? x + bias : x; }
+at::Tensor plus(const at::Tensor& x, const at::Tensor& bias) { return bias.defined() ? x + bias.to(x.scalar_type()) : x; }
 
 }  // namespace
 
 at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
   check_layer(x, a, weight, bias, "gcn");
-  if (saving.method.plain) return plus(spmm(a, at::linear(x, weight)), bias);
+  if (saving.method.plain) return plus(spmm(a, at::linear(x, weight.to(x.scalar_type()))), bias);
   const at::Tensor rows = x.detach().contiguous();
   if (!records(x, weight, bias)) return combine(rows, a, weight, bias);
   const auto node = make_node<GcnNode>(saving.name, x, weight, bias);
@@ -102,7 +119,9 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   if (saving.method.plain || saving.method.packs_data) return gcn(input.x, a, weight, bias, saving);
   const bool aggregated = input.aggregated.defined();
   const auto forward = [&] {
-    return aggregated ? at::linear(input.aggregated, weight.detach(), detached(bias)) : combine(input.x.contiguous(), a, weight, bias);
+    if (!aggregated) return combine(input.x.contiguous(), a, weight, bias);
+    const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.detach().to(input.x.scalar_type()) : t; };
+    return at::linear(input.aggregated, as_x(weight), as_x(bias));
   };
   if (!records(weight, bias)) return forward();
   const auto node = make_node<GcnNode>(saving.name, at::Tensor(), weight, bias);

@@ -1,5 +1,6 @@
-// A·x on either device, summed in the order of kernels/sparse.h whatever the number of threads.
+// A·x on either device, summed in the order of kernels/sparse.h whatever the number of threads. bfloat16 is summed in float32.
 #include <ATen/Parallel.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -46,7 +47,8 @@ Sparse sparse_of(const Csr& a) {
 
 /// The list of long rows, which only a GPU reads.
 void add_long_rows(const Csr& a, Sparse& s) {
-  if (!a.long_row.defined() || a.long_row.numel() == 0) return;
+  if (!a.long_row.defined()) fail(kOp, "a matrix on CUDA must have its list of long rows, as csr.h's functions make it", "none");
+  if (a.long_row.numel() == 0) return;
   s.long_rows = a.long_row.numel();
   s.long_stretches = a.long_stretches;
   s.long_row = line<int32_t>(a, a.long_row, s.long_rows, "long_row");
@@ -81,16 +83,14 @@ void multiply_here(const Sparse& a, const float* x, int64_t width, float* y) {
   });
 }
 
-/// Rows [first, last) as a matrix of its own. Without a list on the host hubs are summed by one team of lanes each.
+/// Rows [first, last) as a matrix of its own.
 Sparse part_of(Sparse s, const Csr& a, int64_t first, int64_t last) {
   s.start += first;
   if (s.row_scale != nullptr) s.row_scale += first;
   s.rows = last - first;
   s.first_row = first;
-  if (s.long_rows == 0 || a.long_list == nullptr) {
-    s.long_rows = s.long_stretches = 0;
-    return s;
-  }
+  if (s.long_rows == 0) return s;
+  if (a.long_list == nullptr) fail(kOp, "parts of a matrix need its list of long rows on the host", "none");
   const auto at = [&](int64_t row) {
     return std::lower_bound(a.long_list->begin(), a.long_list->end(), row, [](const LongRow& l, int64_t r) { return l.row < r; });
   };
@@ -104,46 +104,93 @@ Sparse part_of(Sparse s, const Csr& a, int64_t first, int64_t last) {
   return s;
 }
 
-void run(const Sparse& s, const at::Tensor& x, const at::Tensor& out, const Place& place) {
-  const int64_t width = x.size(1);
-  const float* from = x.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  if (!place.cuda()) return multiply_here(s, from, width, to);
-  const at::Tensor scratch = at::empty({cuda::multiply_scratch_values(s, width)}, x.options());
-  cuda::multiply(s, from, width, to, scratch.mutable_data_ptr<float>(), place.stream());
+/// y, and what goes into it beside A·x.
+struct Target {
+  at::Tensor y;
+  at::Tensor plus = {};
+};
+
+void run_there(const Sparse& s, const at::Tensor& x, const Target& to, const Place& place) {
+  cuda::ProductSides sides;
+  sides.type = x.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
+  sides.width = x.size(1);
+  sides.x = x.const_data_ptr();
+  sides.x_stride = x.stride(0);
+  sides.y = to.y.mutable_data_ptr();
+  sides.y_stride = to.y.stride(0);
+  if (to.plus.defined()) {
+    sides.plus = to.plus.const_data_ptr();
+    sides.plus_stride = to.plus.stride(0);
+  }
+  const at::Tensor scratch = at::empty({cuda::multiply_scratch_values(s, sides.width)}, x.options().dtype(at::kFloat));
+  cuda::multiply(s, sides, scratch.mutable_data_ptr<float>(), place.stream());
 }
+
+/// The CPU's kernel knows float32 row after row; the rest is copies.
+void run_here(const Sparse& s, const at::Tensor& x, const Target& to) {
+  const at::Tensor source = x.to(at::kFloat).contiguous();
+  const int64_t width = x.size(1);
+  const bool direct = to.y.is_contiguous() && to.y.scalar_type() == at::kFloat && !to.plus.defined();
+  const at::Tensor sums = direct ? to.y : at::empty({s.rows, width}, source.options());
+  multiply_here(s, source.const_data_ptr<float>(), width, sums.mutable_data_ptr<float>());
+  if (direct) return;
+  to.y.copy_(to.plus.defined() ? at::add(to.plus, sums) : sums);
+}
+
+void run(const Sparse& s, const at::Tensor& x, const Target& to) {
+  const Place place(x.device(), kOp);
+  if (to.y.numel() == 0) return;
+  place.cuda() ? run_there(s, x, to, place) : run_here(s, x, to);
+}
+
+bool has_plain_rows(const at::Tensor& x) { return x.size(1) <= 1 || x.stride(1) == 1; }
 
 Sparse check_product(const Csr& a, const at::Tensor& x) {
   check_tensor(x, kOp);
   Sparse s = sparse_of(a);
-  if (x.scalar_type() != at::kFloat) fail(kOp, "x must be float32", c10::toString(x.scalar_type()));
+  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)
+    fail(kOp, "x must be float32 or bfloat16", c10::toString(x.scalar_type()));
   if (x.device() != a.device()) fail(kOp, "x must be on the matrix's device", x.device());
   if (x.dim() != 2 || x.size(0) != a.columns) fail(kOp, "x must have " + std::to_string(a.columns) + " rows", x.sizes());
   if (x.is_cuda()) add_long_rows(a, s);
   return s;
 }
 
+void check_part(const Csr& a, const at::Tensor& x, int64_t first, int64_t last, const at::Tensor& out) {
+  if (first < 0 || last < first || last > a.rows) fail(kOp, "rows must be 0 to " + std::to_string(a.rows), std::max(first, last));
+  if (!has_plain_rows(x)) fail(kOp, "x must have rows without gaps", "other strides");
+  if (out.dim() != 2 || out.size(0) != last - first || out.size(1) != x.size(1) || !out.is_contiguous() || out.device() != x.device() ||
+      out.scalar_type() != x.scalar_type()) {
+    fail(kOp, "out must be contiguous, of x's type, and hold the rows asked for", out.sizes());
+  }
+}
+
 }  // namespace
 
 at::Tensor multiply(const Csr& a, const at::Tensor& x) {
   const Sparse s = check_product(a, x);
-  const Place place(x.device(), kOp);
   const at::Tensor in = x.detach().resolve_neg().contiguous();
   at::Tensor out = at::empty({a.rows, in.size(1)}, in.options());
-  if (out.numel() > 0) run(s, in, out, place);
+  run(s, in, {out});
   return out;
 }
 
 void multiply_rows(const Csr& a, const at::Tensor& x, int64_t first, int64_t last, const at::Tensor& out) {
   const Sparse s = check_product(a, x);
-  if (first < 0 || last < first || last > a.rows) fail(kOp, "rows must be 0 to " + std::to_string(a.rows), std::max(first, last));
-  if (!x.is_contiguous()) fail(kOp, "x must be contiguous", "other strides");
-  if (out.dim() != 2 || out.size(0) != last - first || out.size(1) != x.size(1) || !out.is_contiguous() || out.device() != x.device() ||
-      out.scalar_type() != at::kFloat) {
-    fail(kOp, "out must be contiguous float32 of the rows asked for", out.sizes());
+  check_part(a, x, first, last, out);
+  run(part_of(s, a, first, last), x, {out});
+}
+
+at::Tensor multiply_plus(const Csr& a, const at::Tensor& x, const at::Tensor& plus) {
+  const Sparse s = check_product(a, x);
+  if (!has_plain_rows(x)) fail(kOp, "x must have rows without gaps", "other strides");
+  if (plus.dim() != 2 || plus.size(0) != a.rows || plus.size(1) != x.size(1) || !has_plain_rows(plus) || plus.device() != x.device() ||
+      plus.scalar_type() != x.scalar_type()) {
+    fail(kOp, "what is added must be of A·x's shape and type", plus.sizes());
   }
-  const Place place(x.device(), kOp);
-  if (out.numel() > 0) run(part_of(s, a, first, last), x, out, place);
+  at::Tensor out = at::empty({a.rows, x.size(1)}, x.options());
+  run(s, x, {out, plus});
+  return out;
 }
 
 }  // namespace satchel

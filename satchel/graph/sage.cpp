@@ -1,9 +1,12 @@
 #include "satchel/graph/sage.h"
 
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <ostream>
@@ -12,6 +15,7 @@
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/graph/check.h"
+#include "satchel/graph/product_rows.h"
 #include "satchel/graph/spmm.h"
 
 namespace satchel {
@@ -55,32 +59,26 @@ class SageNode : public SavingNode {
   }
 
  private:
-  /// All of it a stretch of rows at a time, so that Aᵀ·g never stands whole: false where x cannot be had by rows.
+  /// All of it a stretch of rows at a time, so that Aᵀ·g never stands beside x's gradient: false where x cannot be had by rows.
   bool by_rows(const at::Tensor& g, variable_list& gradients) const {
-    const int64_t out = g.size(1);
-    at::Tensor left, right, buffer, dx;
-    const at::Tensor wl = needs(0) ? neighbour.unpack() : at::Tensor(), wr = needs(0) ? self.unpack() : at::Tensor();
-    const bool done = x.for_rows([&](int64_t first, int64_t last, const at::Tensor& rows) {
-      const at::Tensor part = g.narrow(0, first, last - first), xt = rows.t();
-      if (!buffer.defined()) {
-        buffer = at::empty({last - first, out}, g.options());
-        left = at::zeros({rows.size(1), out}, g.options());
-        right = at::zeros({rows.size(1), out}, g.options());
-        if (needs(0)) dx = at::empty({g.size(0), wl.size(1)}, g.options());
-      }
-      const at::Tensor ag = buffer.narrow(0, 0, last - first);
-      multiply_rows(transpose, g, first, last, ag);
-      if (needs(1)) left.addmm_(xt, ag);
-      if (needs(2)) right.addmm_(xt, part);
+    if (!x.has_rows() || g.size(0) == 0) return false;
+    const int64_t out = g.size(1), in = x.columns();
+    const at::Tensor wl = needs(0) ? neighbour.unpack().to(g.scalar_type()) : at::Tensor();
+    const at::Tensor wr = needs(0) ? self.unpack().to(g.scalar_type()) : at::Tensor();
+    const auto sums = [&](bool wanted) { return wanted ? at::zeros({out, in}, g.options().dtype(at::kFloat)) : at::Tensor(); };
+    gradients[1] = sums(needs(1));
+    gradients[2] = sums(needs(2));
+    ProductRows product(transpose, g, needs(0) ? in : 0, stretch_rows(g.size(0), in, g.is_cuda()));
+    x.for_rows(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& rows) {
+      const at::Tensor part = g.narrow(0, first, last - first), ag = product.read(first, last).to(g.scalar_type());
+      if (needs(1)) add_product_(gradients[1], ag.t(), rows);
+      if (needs(2)) add_product_(gradients[2], part.t(), rows);
       if (!needs(0)) return;
-      at::Tensor to = dx.narrow(0, first, last - first);
+      at::Tensor to = product.result().narrow(0, first, last - first);
       at::mm_out(to, ag, wl);
       to.addmm_(part, wr);
     });
-    if (!done || !buffer.defined()) return false;  // or a graph without nodes
-    if (needs(0)) gradients[0] = dx;
-    if (needs(1)) gradients[1] = left.t();
-    if (needs(2)) gradients[2] = right.t();
+    gradients[0] = product.result();
     return true;
   }
 
@@ -98,26 +96,32 @@ class SageNode : public SavingNode {
 
   /// Aᵀ·g·Wl + g·Wr; `ag` is undefined where aggregating after the product is narrower and nothing else needed it.
   at::Tensor input_gradient(const at::Tensor& ag, const at::Tensor& g) const {
-    const at::Tensor wl = neighbour.unpack();
+    const at::Tensor wl = neighbour.unpack().to(g.scalar_type());
     at::Tensor out = ag.defined() ? at::mm(ag, wl) : multiply(transpose, at::mm(g, wl));
-    return out.addmm_(g, self.unpack());
+    return out.addmm_(g, self.unpack().to(g.scalar_type()));
   }
 };
 
-/// bias + x·Wrᵀ + A·x·Wlᵀ without gradients, on the narrower side; or through `aggregated`.
+/// bias + x·Wrᵀ + A·x·Wlᵀ without gradients, on the narrower side; or through `aggregated`. In x's type.
 at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adjacency& a, const SageWeights& w) {
-  const at::Tensor wl = w.neighbour.detach();
-  at::Tensor out = at::linear(x, w.self.detach(), w.bias.defined() ? w.bias.detach() : w.bias);
-  if (aggregated.defined()) return out.addmm_(aggregated, wl.t());
-  if (wl.size(0) < wl.size(1)) return out.add_(multiply(a.matrix, at::mm(x, wl.t())));
-  at::Tensor buffer;  // A·x a stretch of rows at a time: it never stands whole
-  for_stretches_of(x.size(0), x.size(1), x.is_cuda(), [&](int64_t first, int64_t last) {
-    if (!buffer.defined()) buffer = at::empty({last - first, x.size(1)}, x.options());
-    const at::Tensor ax = buffer.narrow(0, 0, last - first);
-    multiply_rows(a.matrix, x, first, last, ax);
-    out.narrow(0, first, last - first).addmm_(ax, wl.t());
+  const auto as_x = [&](const at::Tensor& t) { return t.detach().to(x.scalar_type()); };
+  const at::Tensor bias = w.bias.defined() ? as_x(w.bias) : w.bias;
+  if (aggregated.defined()) return at::linear(x, as_x(w.self), bias).addmm_(aggregated, as_x(w.neighbour).t());
+  const int64_t out = w.self.size(0), in = w.self.size(1);
+  if (out < in) {
+    const at::Tensor weights = as_x(at::cat({w.neighbour.detach(), w.self.detach()})).t();
+    const at::Tensor both = bias.defined() ? at::addmm(at::cat({at::zeros_like(bias), bias}), x, weights) : at::mm(x, weights);
+    return multiply_plus(a.matrix, both.narrow(1, 0, out), both.narrow(1, out, out));
+  }
+  const at::Tensor wl = as_x(w.neighbour).t(), wr = as_x(w.self).t();
+  ProductRows product(a.matrix, x, out, stretch_rows(x.size(0), in, x.is_cuda()));
+  for_stretches_of(x.size(0), in, x.is_cuda(), [&](int64_t first, int64_t last) {
+    const at::Tensor ax = product.read(first, last), rows = x.narrow(0, first, last - first);
+    at::Tensor to = product.result().narrow(0, first, last - first);
+    bias.defined() ? at::addmm_out(to, bias, rows, wr) : at::mm_out(to, rows, wr);
+    to.addmm_(ax, wl);
   });
-  return out;
+  return product.result();
 }
 
 void check_weights(const SageWeights& w, const char* op) {
@@ -139,7 +143,10 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, c
   check_weights(w, "sage");
   check_layer(x, a, w.neighbour, w.bias, "sage");
   const Method& method = saving.method;
-  if (method.plain) return at::linear(spmm(a, x), w.neighbour, w.bias) + at::linear(x, w.self);
+  if (method.plain) {
+    const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.to(x.scalar_type()) : t; };
+    return at::linear(spmm(a, x), as_x(w.neighbour), as_x(w.bias)) + at::linear(x, as_x(w.self));
+  }
   const at::Tensor rows = x.detach().contiguous();
   if (!records(x, w.neighbour, w.self, w.bias)) return combine(rows, {}, a, w);
   const auto node = make_sage_node(x, a, w, saving);

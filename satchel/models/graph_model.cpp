@@ -2,6 +2,8 @@
 
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <utility>
+
 #include "satchel/core/error.h"
 
 namespace satchel {
@@ -14,6 +16,13 @@ void check_shape(const GraphShape& s) {
   if (s.hidden < 1) fail(op, "hidden must be at least 1", s.hidden);
   if (s.classes < 1) fail(op, "classes must be at least 1", s.classes);
   check_dropout(s.dropout, op);
+}
+
+/// Dense features in bfloat16: as they are where they stand so already, else a copy.
+GraphInput in_bf16(GraphInput input) {
+  if (input.x.defined()) input.x = input.x.to(at::kBFloat16);
+  if (input.aggregated.defined()) input.aggregated = input.aggregated.to(at::kBFloat16);
+  return input;
 }
 
 }  // namespace
@@ -43,10 +52,16 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
 }
 
 at::Tensor GraphModelImpl::forward(const GraphInput& input, const Adjacency& a) {
+  if (options_.amp == Amp::none) return layers(input, a);
+  return layers(in_bf16(input), a).to(at::kFloat);
+}
+
+at::Tensor GraphModelImpl::layers(const GraphInput& input, const Adjacency& a) {
   const bool sage = !sages_.empty();
   at::Tensor x = sage ? sages_[0]->forward_data(input, a) : gcns_[0]->forward_data(input, a);
+  if (options_.amp == Amp::bf16) x = x.to(at::kBFloat16);  // sparse features are float32
   for (size_t i = 0; i < norms_.size(); ++i) {
-    x = norms_[i]->forward(x);
+    x = norms_[i]->forward(std::move(x));
     x = sage ? sages_[i + 1]->forward(x, a) : gcns_[i + 1]->forward(x, a);
   }
   return x;

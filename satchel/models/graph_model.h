@@ -19,17 +19,20 @@ namespace satchel {
 struct GraphModelOptions {
   GraphShape shape;  // plan/graph_plan.h: conv, layers, widths, norm, activation, dropout
   Method method = parse_method("satchel");
+  Amp amp = Amp::none;  // bf16: features and what flows between layers; weights, statistics and logits are float32
 };
 
 /// Modules convs.0, norms.0, convs.1 …; plan_graph() tells what it keeps.
 class GraphModelImpl : public torch::nn::Module {
  public:
   explicit GraphModelImpl(const GraphModelOptions& options);
-  /// Logits, nodes × classes. Where gradients are recorded, keeps what the method keeps.
+  /// Logits, nodes × classes, float32. Where gradients are recorded, keeps what the method keeps.
   at::Tensor forward(const GraphInput& input, const Adjacency& a);
   const GraphModelOptions& options() const { return options_; }
 
  private:
+  at::Tensor layers(const GraphInput& input, const Adjacency& a);
+
   GraphModelOptions options_;
   std::vector<SageConv> sages_;  // one of the two
   std::vector<GcnConv> gcns_;

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <ostream>
+#include <utility>
 
 #include "satchel/core/error.h"
 
@@ -30,10 +31,10 @@ void NormActImpl::reset_parameters() {
   }
 }
 
-at::Tensor NormActImpl::forward(const at::Tensor& x) {
+at::Tensor NormActImpl::forward(at::Tensor x) {
   const satchel::NormActOptions call{options.norm,  options.activation, options.slope,
                                      options.alpha, options.dropout,    {options.eps, options.momentum, is_training()}};
-  return norm_act(x, weights_, call, options.saving);
+  return norm_act(std::move(x), weights_, call, options.saving);
 }
 
 void NormActImpl::pretty_print(std::ostream& stream) const {

@@ -24,8 +24,8 @@ class NormActImpl : public torch::nn::Module {
  public:
   explicit NormActImpl(const NormActOptions& options);
   void reset_parameters();
-  /// The next layer's input from rows × channels.
-  at::Tensor forward(const at::Tensor& x);
+  /// The next layer's input from rows × channels. forward(std::move(x)) may reuse x's memory.
+  at::Tensor forward(at::Tensor x);
   void pretty_print(std::ostream& stream) const override;
 
   NormActOptions options;

@@ -1,10 +1,12 @@
 #include "satchel/tensor/chain.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/BFloat16.h>
 
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
@@ -18,7 +20,9 @@ constexpr int64_t kNoises = 1 << 16;
 
 void check_rows(const at::Tensor& x, const char* op) {
   check_tensor(x, op);
-  if (x.scalar_type() != at::kFloat) fail(op, "tensor must be float32", c10::toString(x.scalar_type()));
+  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
+    fail(op, "tensor must be float32 or bfloat16", c10::toString(x.scalar_type()));
+  }
   if (x.dim() != 2) fail(op, "tensor must be rows x channels", x.sizes());
   if (!x.is_contiguous() || x.is_neg()) fail(op, "tensor must be contiguous", x.is_neg() ? "a negated view" : "other strides");
 }
@@ -82,17 +86,39 @@ Chain make_chain(const at::Tensor& x, const ChainOptions& options, const at::Ten
 /// Chunks in which the channels' table that a kernel makes first is the smaller part.
 int64_t chunk_for(const Chain& c) { return std::max(kChunk, ceil_div(4 * c.channels, kGroup) * kGroup); }
 
+/// Calls run(part, first, x, z) for chunks of c on all threads: a chain of its own from value `first` on, with its values and its
+/// place in `to` (where that is not null). bf16 goes through a chunk of fp32 that serves as both.
+template <class F>
+void for_parts(const Chain& c, int64_t chunk, DType type, const void* from, void* to, const F& run) {
+  for_chunks(c.values, chunk, [&](int64_t first, int64_t last) {
+    Chain part = c;
+    part.values = last - first;
+    part.origin = c.origin + first;
+    if (type == DType::f32)
+      return run(part, first, static_cast<const float*>(from) + first, to ? static_cast<float*>(to) + first : nullptr);
+    const auto* halves = static_cast<const at::BFloat16*>(from) + first;
+    std::vector<float> values(halves, halves + part.values);
+    run(part, first, values.data(), values.data());
+    if (to != nullptr) std::copy(values.begin(), values.end(), static_cast<at::BFloat16*>(to) + first);
+  });
+}
+
+const uint8_t* bits_from(const uint8_t* bits, int64_t first) { return bits == nullptr ? nullptr : bits + first / kGroup; }
+
 void multiply_gradient(const at::Tensor& g, const at::Tensor& on, const at::Tensor& seed, const ChainOptions& options, int64_t origin,
                        const at::Tensor& out, const char* op) {
   const Chain c = make_chain(g, options, seed, origin, op);
   const uint8_t* bits = check_on(g, on, op);
   if (c.values == 0) return;
   const Place place(g.device(), op);
-  float* to = out.mutable_data_ptr<float>();  // first: it may move memory that g shares with copies
-  const float* from = g.const_data_ptr<float>();
-  if (place.cuda()) return cuda::chain_back(c, from, bits, c.drop > 0 ? seed_pointer(seed) : nullptr, to, place.stream());
+  void* to = out.mutable_data_ptr();  // first: it may move memory that g shares with copies
+  const void* from = g.const_data_ptr();
+  const DType type = dtype_of(g.scalar_type());
+  if (place.cuda()) return cuda::chain_back(c, from, type, bits, c.drop > 0 ? seed_pointer(seed) : nullptr, to, place.stream());
   const uint64_t number = c.drop > 0 ? seed_value(seed) : 0;
-  for_chunks(c.values, kChunk, [&](int64_t first, int64_t last) { best_cpu_kernel().chain_back(c, from, bits, number, to, first, last); });
+  for_parts(c, kChunk, type, from, to, [&](const Chain& part, int64_t first, const float* in, float* z) {
+    best_cpu_kernel().chain_back(part, in, bits_from(bits, first), number, z, 0, part.values);
+  });
 }
 
 }  // namespace
@@ -109,15 +135,16 @@ at::Tensor apply_chain(const at::Tensor& x, const at::Tensor& gamma, const at::T
   const Place place(x.device(), op);
   at::Tensor out = at::empty(x.sizes(), x.options());
   if (c.values == 0) return out;
-  const float* from = x.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
+  const DType type = dtype_of(x.scalar_type());
+  const void* from = x.const_data_ptr();
+  void* to = out.mutable_data_ptr();
   if (place.cuda()) {
-    cuda::chain(c, from, affine.gamma, affine.beta, bits, c.drop > 0 ? seed_pointer(seed) : nullptr, to, place.stream());
+    cuda::chain(c, from, type, affine.gamma, affine.beta, bits, c.drop > 0 ? seed_pointer(seed) : nullptr, to, place.stream());
     return out;
   }
   const uint64_t number = c.drop > 0 ? seed_value(seed) : 0;
-  for_chunks(c.values, chunk_for(c), [&](int64_t first, int64_t last) {
-    best_cpu_kernel().chain(c, from, affine.gamma, affine.beta, bits, number, to, first, last);
+  for_parts(c, chunk_for(c), type, from, to, [&](const Chain& part, int64_t first, const float* values, float* z) {
+    best_cpu_kernel().chain(part, values, affine.gamma, affine.beta, bits_from(bits, first), number, z, 0, part.values);
   });
   return out;
 }
@@ -145,14 +172,16 @@ at::Tensor on_bits(const at::Tensor& x, const at::Tensor& gamma, const at::Tenso
   at::Tensor bits = at::empty({ceil_div(x.numel(), 8)}, x.options().dtype(at::kByte));
   if (x.numel() == 0) return bits;
   const Chain c = make_chain(x, {}, {}, 0, op);
-  const float* from = x.const_data_ptr<float>();
+  const DType type = dtype_of(x.scalar_type());
+  const void* from = x.const_data_ptr();
   auto* to = bits.mutable_data_ptr<uint8_t>();
   if (place.cuda()) {
-    cuda::chain_on(c, from, affine.gamma, affine.beta, to, place.stream());
+    cuda::chain_on(c, from, type, affine.gamma, affine.beta, to, place.stream());
     return bits;
   }
-  for_chunks(c.values, chunk_for(c),
-             [&](int64_t first, int64_t last) { best_cpu_kernel().chain_on(c, from, affine.gamma, affine.beta, to, first, last); });
+  for_parts(c, chunk_for(c), type, from, nullptr, [&](const Chain& part, int64_t first, const float* values, float*) {
+    best_cpu_kernel().chain_on(part, values, affine.gamma, affine.beta, to + first / kGroup, 0, part.values);
+  });
   return bits;
 }
 

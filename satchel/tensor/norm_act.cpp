@@ -15,6 +15,10 @@ Plan plan_for(at::IntArrayRef shape, const CodecSpec& spec) { return plan_of(sha
 
 const uint64_t* seed_or_null(const at::Tensor& seed) { return seed.defined() ? seed_pointer(seed) : nullptr; }
 
+DType type_of(const at::Tensor& t) { return dtype_of(t.scalar_type()); }
+
+at::TensorOptions floats(const at::Tensor& like) { return like.options().dtype(at::kFloat); }
+
 float* numbers(const at::Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; }
 
 at::Tensor scratch_of(const Plan& plan, const at::Tensor& like) {
@@ -39,15 +43,15 @@ ColumnMoments column_moments(const at::Tensor& x, const at::Tensor& running_mean
                              double momentum) {
   const Place place(x.device(), kOp);
   const int64_t channels = x.size(1);
-  const ColumnMoments result{at::empty({channels}, x.options()), at::empty({channels}, x.options())};
+  const ColumnMoments result{at::empty({channels}, floats(x)), at::empty({channels}, floats(x))};
   const at::Tensor scratch = at::empty({cuda::column_moments_scratch_bytes(channels)}, x.options().dtype(at::kByte));
   const cuda::Moments to{numbers(result.mean), numbers(result.rstd), nullptr, numbers(running_mean), numbers(running_var), eps, momentum};
-  cuda::column_moments(x.const_data_ptr<float>(), x.size(0), channels, to, scratch.mutable_data_ptr(), place.stream());
+  cuda::column_moments(x.const_data_ptr(), type_of(x), x.size(0), channels, to, scratch.mutable_data_ptr(), place.stream());
   return result;
 }
 
 NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments, const at::Tensor& gamma, const at::Tensor& beta,
-                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options) {
+                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& into) {
   const Place place(x.device(), kOp);
   const Plan plan = plan_for(x.sizes(), spec);
   NormActResult result;
@@ -56,21 +60,22 @@ NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments,
   result.code.strides = contiguous_strides(x.sizes());
   result.code.spec = spec;
   result.code.channels = plan.channels;
-  result.z = at::empty(x.sizes(), x.options());
+  result.z = into.defined() ? into : at::empty(x.sizes(), x.options());
+  void* z = result.z.mutable_data_ptr();  // first: it may move memory that x shares with copies
   const at::Tensor scratch = scratch_of(plan, x);
   const cuda::NormParameters with{moments.mean.const_data_ptr<float>(), moments.rstd.const_data_ptr<float>(), gamma.const_data_ptr<float>(),
                                   beta.const_data_ptr<float>()};
-  cuda::norm_act_encode(plan.side, chain_of(x.sizes(), options), x.const_data_ptr<float>(), with, seed_pointer(seed),
-                        result.code.bytes.mutable_data_ptr<uint8_t>(), numbers(result.z), scratch.mutable_data_ptr(), place.stream());
+  cuda::norm_act_encode(plan.side, chain_of(x.sizes(), options), x.const_data_ptr(), type_of(x), with, seed_pointer(seed),
+                        result.code.bytes.mutable_data_ptr<uint8_t>(), z, scratch.mutable_data_ptr(), place.stream());
   return result;
 }
 
 NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options) {
   const Place place(g.device(), kOp);
   const Plan plan = plan_for(code.shape, code.spec);
-  const NormActSums sums{at::empty({g.size(1)}, g.options()), at::empty({g.size(1)}, g.options())};
+  const NormActSums sums{at::empty({g.size(1)}, floats(g)), at::empty({g.size(1)}, floats(g))};
   const at::Tensor scratch = scratch_of(plan, g);
-  cuda::norm_act_sums(plan.side, chain_of(code.shape, options), g.const_data_ptr<float>(), code.bytes.const_data_ptr<uint8_t>(),
+  cuda::norm_act_sums(plan.side, chain_of(code.shape, options), g.const_data_ptr(), type_of(g), code.bytes.const_data_ptr<uint8_t>(),
                       seed_or_null(seed), numbers(sums.beta), numbers(sums.gamma), scratch.mutable_data_ptr(), place.stream());
   return sums;
 }
@@ -81,15 +86,16 @@ void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& s
   const Plan plan = plan_for(code.shape, code.spec);
   cuda::norm_act_back(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
                       rstd.const_data_ptr<float>(), training ? sums.beta.const_data_ptr<float>() : nullptr,
-                      training ? sums.gamma.const_data_ptr<float>() : nullptr, numbers(g), place.stream());
+                      training ? sums.gamma.const_data_ptr<float>() : nullptr, g.mutable_data_ptr(), type_of(g), place.stream());
 }
 
-at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last) {
+at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
+                          at::ScalarType type) {
   const Place place(code.bytes.device(), kOp);
   const Plan plan = plan_for(code.shape, code.spec);
-  const at::Tensor z = at::empty({last - first, code.shape[1]}, code.bytes.options().dtype(at::kFloat));
+  const at::Tensor z = at::empty({last - first, code.shape[1]}, code.bytes.options().dtype(type));
   cuda::norm_act_input(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), first, last,
-                       numbers(z), place.stream());
+                       z.mutable_data_ptr(), dtype_of(type), place.stream());
   return z;
 }
 

@@ -1,5 +1,6 @@
 // Norm → activation → dropout in one pass over the values, with the side code as all that backward reads: CUDA, where the fused
-// kernels fit. What they keep is what pack_side() keeps of the same normalised values. Private to the library.
+// kernels fit. What they keep is what pack_side() keeps of the same normalised values in fp32. Activations (x, z, g) are float32 or
+// bfloat16, everything else float32. Private to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +12,7 @@
 
 namespace satchel {
 
-/// Do the fused kernels serve x (rows × channels of float32) with this spec?
+/// Do the fused kernels serve x (rows × channels) with this spec?
 bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec);
 /// … and a packed one?
 bool fuses_norm_act(const Packed& code);
@@ -27,8 +28,9 @@ struct NormActResult {
   Packed code;
   at::Tensor z;  // the next layer's input
 };
+/// `into`: where z is written, contiguous and of x's shape and type, x itself included; undefined: memory of its own.
 NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments, const at::Tensor& gamma, const at::Tensor& beta,
-                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options);
+                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& into = {});
 
 /// Gradients of β and γ for g, that of z.
 struct NormActSums {
@@ -38,7 +40,8 @@ NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Ten
 /// g becomes the gradient of x, in place; `training`: the statistics were the batch's.
 void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
                     const NormActSums& sums, bool training);
-/// Rows [first, last) of z again.
-at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last);
+/// Rows [first, last) of z again, float32 or bfloat16.
+at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
+                          at::ScalarType type = at::kFloat);
 
 }  // namespace satchel

@@ -1,5 +1,5 @@
 // Random projection of rows (theory.md 4). On the CPU and on the way back matrices are drawn a group at a time and
-// multiplied by torch; CUDA's forward kernel draws its own.
+// multiplied by torch; CUDA's kernels draw their own, forward and, for one matrix of usual width, on the way back.
 #include "satchel/tensor/project.h"
 
 #include <ATen/Parallel.h>
@@ -16,6 +16,7 @@
 #include <limits>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/cuda/project_product.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/pack.h"
@@ -122,6 +123,23 @@ void add_projected(const Plan& plan, const Packed& packed, const at::Tensor& g, 
   });
 }
 
+/// P·(Zᵀ·g) straight from the codes, where the fused kernel serves; else undefined.
+at::Tensor fused_product(const Plan& plan, const Packed& packed, const at::Tensor& g, const Place& place) {
+  if (!place.cuda() || !plan.projected || plan.coding != Coding::block) return {};
+  const at::Tensor rows = (g.scalar_type() == at::kHalf ? g.to(at::kFloat) : g).contiguous();
+  const DType type = dtype_of(rows.scalar_type());
+  const int64_t columns = rows.size(1);
+  if (reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % kAlign != 0) return {};
+  if (!cuda::project_product_fits(plan.projection, plan.block, type, columns)) return {};
+  const at::Tensor bytes = aligned(packed.bytes);
+  const at::Tensor out = at::empty({plan.projection.columns, columns}, rows.options().dtype(at::kFloat));
+  const at::Tensor scratch = at::empty({cuda::project_product_scratch_bytes(plan.projection, columns)}, bytes.options());
+  const Parts from = parts_of(plan, bytes);
+  cuda::project_product(plan.projection, plan.block, from.codes, from.headers, seed_pointer(packed.seed), rows.const_data_ptr(), type,
+                        columns, out.mutable_data_ptr<float>(), scratch.mutable_data_ptr(), place.stream());
+  return out;
+}
+
 /// Hᵀ·g by stretches of rows, added to `sum`.
 void add_decoded(const Plan& plan, const Packed& packed, const at::Tensor& g, const at::Tensor& sum, const Place& place) {
   Rows rows(plan, packed.bytes, place);
@@ -159,8 +177,9 @@ void encode_projected(const Plan& plan, const at::Tensor& h, const at::Tensor& s
   if (!place.cuda() || plan.coding != Coding::block) {
     return encode(plan, flat(project(plan.projection, h, seed, place)), seed, bytes, place);
   }
-  zero_gaps(plan, bytes);
-  const at::Tensor scratch = at::empty({cuda::project_scratch_bytes(plan.projection, plan.block)}, bytes.options());
+  const int64_t unfused = cuda::project_scratch_bytes(plan.projection, plan.block);
+  if (unfused > 0) zero_gaps(plan, bytes);  // the fused kernel writes the gap itself
+  const at::Tensor scratch = at::empty({unfused}, bytes.options());
   const Parts to = parts_of(plan, bytes);
   cuda::project_encode(plan.projection, plan.block, h.const_data_ptr(), dtype_of(h.scalar_type()), seed_pointer(seed), to.codes, to.headers,
                        scratch.mutable_data_ptr(), place.stream());
@@ -210,9 +229,11 @@ at::Tensor transposed_product(const Packed& packed, const at::Tensor& g) {
   check_product(packed.shape, g, packed.bytes.device(), op);
   const int64_t columns = packed.shape.back();
   const Place place(g.device(), op);
-  const at::Tensor sum = at::zeros({columns, g.size(-1)}, g.options().dtype(at::kFloat));
-  if (plan.values == 0 || g.numel() == 0) return sum;
+  const auto zeros = [&] { return at::zeros({columns, g.size(-1)}, g.options().dtype(at::kFloat)); };
+  if (plan.values == 0 || g.numel() == 0) return zeros();
   const at::Tensor rows = g.detach().reshape({-1, g.size(-1)});
+  if (const at::Tensor product = fused_product(plan, packed, rows, place); product.defined()) return product;
+  const at::Tensor sum = zeros();
   if (plan.projected) {
     add_projected(plan, packed, rows, sum, place);
   } else if (packed.strides == contiguous_strides(packed.shape)) {

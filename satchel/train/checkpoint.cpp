@@ -191,7 +191,9 @@ std::string describe_options(const TrainOptions& o) {
                       {"split", o.split},
                       {"device", o.device},
                       {"self_loops", o.self_loops},
-                      {"cache_aggregate", o.cache_aggregate}}
+                      {"cache_aggregate", o.cache_aggregate},
+                      {"tf32", o.tf32},
+                      {"amp", name_of(o.amp)}}
       .dump();
 }
 
@@ -222,6 +224,8 @@ TrainOptions parse_options(const std::string& json) {
     o.device = j.at("device").get<std::string>();
     o.self_loops = j.at("self_loops").get<bool>();
     o.cache_aggregate = j.at("cache_aggregate").get<bool>();
+    o.tf32 = j.value("tf32", false);  // these two: checkpoints of 0.1 have none
+    o.amp = from_name<Amp>(j.value("amp", "none"), "checkpoint");
     return o;
   });
 }

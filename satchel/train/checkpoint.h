@@ -49,7 +49,8 @@ struct Checkpoint {
   TensorMap model, best, optimizer;
 };
 
-/// All that defines a run, as flat JSON; files and the number of epochs are left out. The shape has features and classes.
+/// All that defines a run, as flat JSON; left out are files, the number of epochs, and whether steps come from a CUDA graph. The shape
+/// has features and classes.
 std::string describe_options(const TrainOptions& options);
 TrainOptions parse_options(const std::string& json);
 std::string describe_data(const GraphData& data);

@@ -19,9 +19,9 @@ namespace satchel {
 namespace {
 
 template <class T>
-at::Tensor copied(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType type, at::Device device) {
-  if (values.empty()) return at::empty(shape, at::TensorOptions().dtype(type).device(device));
-  return at::from_blob(const_cast<T*>(values.data()), shape, type).clone().to(device);
+at::Tensor copied(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType type) {
+  if (values.empty()) return at::empty(shape, type);
+  return at::from_blob(const_cast<T*>(values.data()), shape, type).clone();
 }
 
 int64_t length(const auto& values) { return static_cast<int64_t>(values.size()); }
@@ -48,34 +48,33 @@ void check_features(const Features& x, int64_t nodes) {
     fail("data", "sparse features must have rows + 1 starts and a value an entry", x.start.size());
 }
 
-at::Tensor label_tensor(const GraphData& data, at::Device device) {
+at::Tensor label_tensor(const GraphData& data) {
   switch (data.task) {
-    case Task::single_label: return copied(data.labels, {data.nodes}, at::kInt, at::kCPU).to(device, at::kLong);
-    case Task::binary: return copied(data.labels, {data.nodes, 1}, at::kInt, at::kCPU).to(device, at::kFloat);
-    case Task::multi_label: return copied(data.targets, {data.nodes, data.classes}, at::kByte, at::kCPU).to(device, at::kFloat);
+    case Task::single_label: return copied(data.labels, {data.nodes}, at::kInt).to(at::kLong);
+    case Task::binary: return copied(data.labels, {data.nodes, 1}, at::kInt).to(at::kFloat);
+    case Task::multi_label: return copied(data.targets, {data.nodes, data.classes}, at::kByte).to(at::kFloat);
   }
   return {};
 }
 
 Adjacency adjacency_of(const GraphData& data, const TrainOptions& options) {
-  const Csr edges = csr_from_csr(copied(data.start, {data.nodes + 1}, at::kLong, at::kCPU),
-                                 copied(data.target, {length(data.target)}, at::kInt, at::kCPU), data.nodes);
+  const Csr edges =
+      csr_from_csr(copied(data.start, {data.nodes + 1}, at::kLong), copied(data.target, {length(data.target)}, at::kInt), data.nodes);
   const Csr graph = without_self_loops(made_symmetric(edges));
   if (options.shape.conv == Conv::gcn) return gcn_adjacency(graph);
   return mean_adjacency(options.self_loops ? with_self_loops(graph) : graph);
 }
 
-GraphInput input_of(const Features& x, at::Device device) {
+GraphInput input_of(const Features& x, Amp amp) {
   GraphInput input;
   if (!x.sparse()) {
-    input.x = copied(x.dense, {x.rows, x.columns}, at::kFloat, device);
+    input.x = copied(x.dense, {x.rows, x.columns}, at::kFloat);
+    if (amp == Amp::bf16) input.x = input.x.to(at::kBFloat16);
     return input;
   }
   const int64_t entries = length(x.column);
-  input.sparse =
-      to_device(adjacency(csr_from_csr(copied(x.start, {x.rows + 1}, at::kLong, at::kCPU), copied(x.column, {entries}, at::kInt, at::kCPU),
-                                       x.columns, copied(x.value, {entries}, at::kFloat, at::kCPU))),
-                device);
+  input.sparse = adjacency(csr_from_csr(copied(x.start, {x.rows + 1}, at::kLong), copied(x.column, {entries}, at::kInt), x.columns,
+                                        copied(x.value, {entries}, at::kFloat)));
   return input;
 }
 
@@ -101,20 +100,49 @@ GraphShape shape_for(const GraphData& data, GraphShape shape) {
   return shape;
 }
 
+GraphModelOptions model_options(const TrainOptions& options) {
+  GraphModelOptions model{options.shape, options.method};
+  model.amp = options.amp;
+  return model;
+}
+
 GraphTask make_task(const GraphData& data, const TrainOptions& options) {
   const at::Device device = device_of(options.device);
   const Split split = split_of(data, options.seed, options.split);
   validate(data, split);
   GraphTask task;
   task.kind = data.task;
-  task.a = to_device(adjacency_of(data, options), device);
-  task.input = input_of(data.features, device);
-  task.labels = label_tensor(data, device);
-  task.train = copied(split.train, {length(split.train)}, at::kLong, device);
-  task.valid = copied(split.valid, {length(split.valid)}, at::kLong, device);
-  task.test = copied(split.test, {length(split.test)}, at::kLong, device);
-  if (options.method.plain) task.train_labels = at::index_select(task.labels, 0, task.train);
+  task.a = adjacency_of(data, options);
+  task.input = input_of(data.features, options.amp);
+  task.labels = label_tensor(data);
+  task.train = copied(split.train, {length(split.train)}, at::kLong);
+  task.valid = copied(split.valid, {length(split.valid)}, at::kLong);
+  task.test = copied(split.test, {length(split.test)}, at::kLong);
+  task = to_device(task, device);
+  add_loss_labels(task, options.method.plain);
   return task;
+}
+
+void add_loss_labels(GraphTask& task, bool plain) {
+  if (plain) {
+    task.train_labels = at::index_select(task.labels, 0, task.train);
+  } else if (task.kind == Task::single_label) {
+    task.masked = masked_labels(task.labels, task.train);
+  }
+}
+
+GraphTask to_device(const GraphTask& task, at::Device device) {
+  const auto moved = [&](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
+  GraphTask there = task;
+  there.a = to_device(task.a, device);
+  there.input.x = moved(task.input.x);
+  if (task.input.is_sparse()) there.input.sparse = to_device(task.input.sparse, device);
+  there.input.aggregated = moved(task.input.aggregated);
+  there.input.aggregated_by = task.input.aggregated_by.defined() ? there.a.matrix.column : at::Tensor();
+  for (at::Tensor GraphTask::*part : {&GraphTask::labels, &GraphTask::train, &GraphTask::valid, &GraphTask::test, &GraphTask::train_labels})
+    there.*part = moved(task.*part);
+  there.masked.labels = moved(task.masked.labels);
+  return there;
 }
 
 bool caches_aggregate(const GraphTask& task, const TrainOptions& options) {
@@ -136,8 +164,8 @@ double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tenso
 
 at::Tensor loss_of(const GraphTask& task, const at::Tensor& logits, bool plain) {
   const bool single = task.kind == Task::single_label;
-  if (!plain) return single ? cross_entropy_(logits, task.labels, task.train) : binary_cross_entropy_(logits, task.labels, task.train);
-  const at::Tensor rows = at::index_select(logits, 0, task.train);
+  if (!plain) return single ? cross_entropy_(logits, task.masked) : binary_cross_entropy_(logits, task.labels, task.train);
+  const at::Tensor rows = at::index_select(logits, 0, task.train).to(at::kFloat);
   return single ? at::cross_entropy_loss(rows, task.train_labels) : at::binary_cross_entropy_with_logits(rows, task.train_labels);
 }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 
 #include "satchel/core/error.h"
@@ -207,6 +208,24 @@ int64_t free_memory(c10::Device device) {
   if (device.is_cuda()) return cuda_free_memory(device);
   if (!device.is_cpu()) fail("memory", "device must be cpu or cuda", device);
   return host_free_memory("");
+}
+
+MemoryCap::MemoryCap(c10::Device device, int64_t bytes) : device_(device) {
+  if (!device.is_cuda()) fail("memory", "a cap needs device cuda", device);
+  if (bytes < 1) fail("memory", "a cap must be at least 1 byte", bytes);
+  before_ = cuda_share(device);
+  set_cuda_share(device, std::min(1.0, static_cast<double>(bytes) / static_cast<double>(cuda_total_memory(device))));
+}
+
+MemoryCap::~MemoryCap() { set_cuda_share(device_, before_); }
+
+void release_cached_memory(c10::Device device) {
+  if (device.is_cuda()) cuda_empty_cache(device);
+}
+
+bool out_of_memory(const c10::Error& error) {
+  const std::string_view what = error.what_without_backtrace();
+  return what.find("allocate memory") != what.npos || what.find("out of memory") != what.npos;
 }
 
 }  // namespace satchel

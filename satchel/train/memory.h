@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <memory>
@@ -41,7 +42,26 @@ class MemoryMeter {
 };
 
 /// Bytes that new tensors could take. CPU: available memory, or what the control group leaves where that is less. CUDA: free on the
-/// device, and cached by torch's allocator but not in use.
+/// device, and cached by torch's allocator but not in use; less where a cap leaves less.
 int64_t free_memory(c10::Device device);
+
+/// Torch's allocator takes at most so many bytes of a CUDA device while this lives: tensors, and what it caches. One at a time.
+class MemoryCap {
+ public:
+  MemoryCap(c10::Device device, int64_t bytes);
+  ~MemoryCap();
+  MemoryCap(const MemoryCap&) = delete;
+  MemoryCap& operator=(const MemoryCap&) = delete;
+
+ private:
+  c10::Device device_;
+  double before_;  // share of the device's memory
+};
+
+/// Gives back to a CUDA device what torch's allocator caches and nothing uses; without effect on the CPU.
+void release_cached_memory(c10::Device device);
+
+/// Is it torch's error for memory that could not be had?
+bool out_of_memory(const c10::Error& error);
 
 }  // namespace satchel

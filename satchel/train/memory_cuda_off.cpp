@@ -10,4 +10,12 @@ void reset_cuda_peak(c10::Device) { fail("memory", "built without CUDA"); }
 
 int64_t cuda_free_memory(c10::Device) { fail("memory", "built without CUDA"); }
 
+void cuda_empty_cache(c10::Device) { fail("memory", "built without CUDA"); }
+
+double cuda_share(c10::Device) { fail("memory", "built without CUDA"); }
+
+void set_cuda_share(c10::Device, double) { fail("memory", "built without CUDA"); }
+
+int64_t cuda_total_memory(c10::Device) { fail("memory", "built without CUDA"); }
+
 }  // namespace satchel

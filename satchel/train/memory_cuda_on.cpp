@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "satchel/core/error.h"
 #include "satchel/train/memory_parts.h"
 
@@ -26,6 +28,17 @@ const c10::CachingAllocator::Stat& total(const c10::CachingAllocator::StatArray&
   return stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
 }
 
+struct DeviceMemory {
+  int64_t free = 0, total = 0;
+};
+
+DeviceMemory memory_of(c10::DeviceIndex index) {
+  const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, index));
+  size_t free = 0, all = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &all));
+  return {static_cast<int64_t>(free), static_cast<int64_t>(all)};
+}
+
 }  // namespace
 
 CudaMemory cuda_memory(c10::Device device) {
@@ -37,11 +50,22 @@ void reset_cuda_peak(c10::Device device) { allocator::resetPeakStats(started(dev
 
 int64_t cuda_free_memory(c10::Device device) {
   const c10::DeviceIndex index = started(device);
-  const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, index));
-  size_t free = 0, all = 0;
-  C10_CUDA_CHECK(cudaMemGetInfo(&free, &all));
+  const DeviceMemory memory = memory_of(index);
   const auto stats = allocator::getDeviceStats(index);
-  return static_cast<int64_t>(free) + total(stats.reserved_bytes).current - total(stats.allocated_bytes).current;
+  const int64_t reserved = total(stats.reserved_bytes).current, used = total(stats.allocated_bytes).current;
+  const auto allowed = static_cast<int64_t>(allocator::getMemoryFraction(index) * static_cast<double>(memory.total));
+  return std::max<int64_t>(0, std::min(memory.free + reserved, allowed) - used);
 }
+
+void cuda_empty_cache(c10::Device device) {
+  started(device);
+  allocator::emptyCache();
+}
+
+double cuda_share(c10::Device device) { return allocator::getMemoryFraction(started(device)); }
+
+void set_cuda_share(c10::Device device, double share) { allocator::setMemoryFraction(share, started(device)); }
+
+int64_t cuda_total_memory(c10::Device device) { return memory_of(started(device)).total; }
 
 }  // namespace satchel

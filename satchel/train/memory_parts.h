@@ -16,6 +16,12 @@ struct CudaMemory {
 CudaMemory cuda_memory(c10::Device device);
 void reset_cuda_peak(c10::Device device);
 int64_t cuda_free_memory(c10::Device device);
+void cuda_empty_cache(c10::Device device);
+/// The share of a device's memory that torch's allocator may take.
+double cuda_share(c10::Device device);
+void set_cuda_share(c10::Device device, double share);
+/// All memory of a device, in bytes.
+int64_t cuda_total_memory(c10::Device device);
 
 /// Free memory as /proc and /sys under `root` say; `root` is empty but in tests.
 int64_t host_free_memory(const std::string& root);

@@ -32,6 +32,11 @@ struct Names<Activation> {
                                   std::pair{"elu", Activation::elu}, std::pair{"none", Activation::none}};
 };
 template <>
+struct Names<Amp> {
+  static constexpr const char* what = "amp";
+  static constexpr std::array all{std::pair{"none", Amp::none}, std::pair{"bf16", Amp::bf16}};
+};
+template <>
 struct Names<Optimizer> {
   static constexpr const char* what = "optimizer";
   static constexpr std::array all{std::pair{"adam", Optimizer::adam}, std::pair{"adamw", Optimizer::adamw},

@@ -45,6 +45,8 @@ void validate(const TrainOptions& o) {
   at_least("patience", o.patience, 0);
   at_least("split", o.split, 0);
   at_least("epochs between checkpoints", o.checkpoint_every, 0);
+  if (o.tf32 && o.device != "cuda") fail("train", "tf32 needs device cuda", o.device);
+  if (o.cuda_graph && o.device != "cuda") fail("train", "cuda_graph needs device cuda", o.device);
   if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) fail("train", "resume and checkpoint_every need a checkpoint", "none");
 }
 
@@ -53,6 +55,16 @@ at::Device device_of(const std::string& name) {
   if (name != "cuda") fail("train", "device must be cpu or cuda", "'" + name + "'");
   if (!at::hasCUDA()) fail("train", "device cuda needs a GPU that torch can use", "none");
   return {at::kCUDA, 0};
+}
+
+Tf32Guard::Tf32Guard(const TrainOptions& options) : cuda_(options.device == "cuda") {
+  if (!cuda_) return;
+  before_ = at::globalContext().allowTF32CuBLAS();
+  at::globalContext().setAllowTF32CuBLAS(options.tf32);
+}
+
+Tf32Guard::~Tf32Guard() {
+  if (cuda_) at::globalContext().setAllowTF32CuBLAS(before_);
 }
 
 }  // namespace satchel

@@ -15,4 +15,17 @@ void validate(const TrainOptions& options);
 /// "cpu" or "cuda"; throws where there is no such device.
 at::Device device_of(const std::string& name);
 
+/// While it lives, torch's products of float32 matrices are in TF32 or not, as the options say for a run on CUDA; then as before. All
+/// threads': torch has one setting.
+class Tf32Guard {
+ public:
+  explicit Tf32Guard(const TrainOptions& options);
+  ~Tf32Guard();
+  Tf32Guard(const Tf32Guard&) = delete;
+  Tf32Guard& operator=(const Tf32Guard&) = delete;
+
+ private:
+  bool cuda_, before_ = false;
+};
+
 }  // namespace satchel

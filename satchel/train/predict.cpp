@@ -34,7 +34,9 @@ Prediction predict_graph(const GraphData& data, const std::string& checkpoint, c
   const Checkpoint c = read_checkpoint(checkpoint);
   TrainOptions options = parse_options(c.options);
   options.device = device;
+  options.tf32 = options.tf32 && device == "cuda";
   validate(options);
+  const Tf32Guard tf32(options);
   if (options.shape.features != data.features.columns)
     fail("predict", "data must have the " + std::to_string(options.shape.features) + " features of the checkpoint", data.features.columns);
   check_task(c.data, data.task);
@@ -44,7 +46,7 @@ Prediction predict_graph(const GraphData& data, const std::string& checkpoint, c
   const at::NoGradGuard guard;
   GraphTask task = make_task(data, options);
   if (c.state.caches && task.input.x.defined()) task.input = with_aggregated(std::move(task.input), task.a);
-  GraphModel model(GraphModelOptions{options.shape, options.method});
+  GraphModel model(model_options(options));
   set_weights(*model, c.state.use_last || c.best.empty() ? c.model : c.best);
   model->to(task.labels.device());
   model->eval();

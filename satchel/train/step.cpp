@@ -1,34 +1,78 @@
 #include "satchel/train/step.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "satchel/autograd/report.h"
+#include "satchel/autograd/saving.h"
+#include "satchel/core/error.h"
 #include "satchel/train/memory.h"
 
 namespace satchel {
 
-at::Tensor train_step(const StepParts& parts, ParameterStep& optimizer, at::Device device, uint64_t seed, StepCost* cost) {
+TrainStep::TrainStep(StepParts parts, ParameterStep& optimizer, at::Device device, bool cuda_graph)
+    : parts_(std::move(parts)), optimizer_(optimizer), device_(device) {
+  if (cuda_graph && !device_.is_cuda()) fail("train", "cuda_graph needs device cuda", device_);
+  if (cuda_graph) graph_ = std::make_unique<CapturedWork>(device_);
+}
+
+at::Tensor TrainStep::operator()(uint64_t seed, StepCost* cost) {
+  if (graph_ == nullptr || steps_ < kEager) {
+    at::manual_seed(seed);
+    ++steps_;
+    if (graph_ == nullptr) return eager(cost);
+    at::Tensor loss;
+    graph_->warm_up([&] { loss = eager(cost); });
+    return loss;
+  }
+  if (cost != nullptr) fail("train", "memory must be measured in one of the first " + std::to_string(kEager) + " steps", "a later one");
+  if (!graph_->captured()) capture();
   at::manual_seed(seed);
-  const int64_t stood = optimizer.clear_gradients();  // those of the step before: new ones take their place
+  redraw_seeds(bank_);
+  graph_->replay();
+  ++steps_;
+  return loss_;
+}
+
+at::Tensor TrainStep::eager(StepCost* cost) {
+  const int64_t stood = optimizer_.clear_gradients();  // those of the step before: new ones take their place
   std::optional<MemoryMeter> meter;
-  if (cost != nullptr) meter.emplace(device);
-  at::Tensor logits = parts.forward();
+  if (cost != nullptr) meter.emplace(device_);
+  std::optional<SeedBank> bank;
+  if (device_.is_cuda()) bank.emplace(draw_seeds(seeds_, device_));
+  at::Tensor loss = forward_to_optimizer(meter ? &*meter : nullptr, cost);
+  if (bank) seeds_ = bank->asked();
+  if (meter) cost->peak_bytes = meter->peak() - stood;
+  return loss;
+}
+
+at::Tensor TrainStep::forward_to_optimizer(MemoryMeter* meter, StepCost* cost) {
+  at::Tensor logits = parts_.forward();
   const int64_t logit_bytes = static_cast<int64_t>(logits.nbytes());
-  const int64_t after_forward = meter ? meter->allocated() : 0;
-  at::Tensor loss = parts.loss(logits);
+  const int64_t after_forward = meter != nullptr ? meter->allocated() : 0;
+  at::Tensor loss = parts_.loss(logits);
   logits.reset();
-  if (meter) {
+  if (meter != nullptr) {
     cost->saved_bytes = after_forward - logit_bytes;
     cost->loss_bytes = meter->allocated() - cost->saved_bytes;
     cost->tensors = saved_tensors(loss);
   }
-
   loss.backward();
-  optimizer.step();
-  if (meter) cost->peak_bytes = meter->peak() - stood;
+  optimizer_.step();
   return loss.detach();
+}
+
+void TrainStep::capture() {
+  optimizer_.clear_gradients();
+  bank_ = at::empty({seeds_}, at::TensorOptions().dtype(at::kLong).device(device_));
+  graph_->capture([&] {
+    const SeedBank bank(bank_, SeedBank::End::refuses);
+    loss_ = forward_to_optimizer(nullptr, nullptr);
+  });
 }
 
 }  // namespace satchel

@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "satchel/core/saved.h"
+#include "satchel/train/captured.h"
+#include "satchel/train/memory.h"
 #include "satchel/train/optimizer.h"
 
 namespace satchel {
@@ -23,8 +26,33 @@ struct StepParts {
   std::function<at::Tensor(const at::Tensor& logits)> loss;  // may overwrite the logits
 };
 
-/// Forward, loss, backward, optimizer, from the seed. Returns the loss where it was computed: reading it waits for the step. Where
-/// `cost` is given, memory is watched; the numbers that come out are the same.
-at::Tensor train_step(const StepParts& parts, ParameterStep& optimizer, at::Device device, uint64_t seed, StepCost* cost = nullptr);
+/// Forward, loss, backward, optimizer: the step that a run repeats. On CUDA nothing in it waits for the GPU, and its seeds, as many as
+/// the step before took, get there by one copy.
+///
+/// With `cuda_graph` the first kEager steps run as they are, and the next one is captured; it and all after it are replayed, from the
+/// same seeds, so that the results are the same bit for bit. Parameters, buffers, optimizer state and what the parts read must keep
+/// their place in memory; gradients live in the graph's own.
+class TrainStep {
+ public:
+  static constexpr int64_t kEager = 3;
+
+  TrainStep(StepParts parts, ParameterStep& optimizer, at::Device device, bool cuda_graph = false);
+
+  /// One step from the seed. Returns the loss where it was computed, until the next step: reading it waits for the step. Where `cost`
+  /// is given, memory is watched; the numbers that come out are the same. A captured step's memory cannot be.
+  at::Tensor operator()(uint64_t seed, StepCost* cost = nullptr);
+
+ private:
+  at::Tensor eager(StepCost* cost);
+  at::Tensor forward_to_optimizer(MemoryMeter* meter, StepCost* cost);
+  void capture();
+
+  StepParts parts_;
+  ParameterStep& optimizer_;
+  at::Device device_;
+  int64_t steps_ = 0, seeds_ = 0;  // seeds: of the step before
+  at::Tensor bank_, loss_;         // what the graph reads its seeds from, and writes
+  std::unique_ptr<CapturedWork> graph_;
+};
 
 }  // namespace satchel

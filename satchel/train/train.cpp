@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "satchel/core/error.h"
@@ -16,6 +15,7 @@
 #include "satchel/tensor/output.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/graph_task.h"
+#include "satchel/train/memory.h"
 #include "satchel/train/options.h"
 #include "satchel/train/step.h"
 
@@ -33,7 +33,7 @@ double median(std::vector<double> values) {
 
 GraphModel make_model(const TrainOptions& options, at::Device device) {
   at::manual_seed(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
-  GraphModel model(GraphModelOptions{options.shape, options.method});
+  GraphModel model(model_options(options));
   model->to(device);
   return model;
 }
@@ -65,26 +65,29 @@ class Run {
     state_.caches = caches_aggregate(task_, options_);
     if (options_.resume) resume();
     if (state_.caches) task_.input = with_aggregated(std::move(task_.input), task_.a);
-    parts_ = {[this] { return model_->forward(task_.input, task_.a); },
-              [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain); }};
+    step_.emplace(StepParts{[this] { return model_->forward(task_.input, task_.a); },
+                            [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain); }},
+                  optimizer_, device_, options_.cuda_graph);
   }
   Run(const Run&) = delete;
 
   bool goes_on() const { return state_.epoch < options_.epochs && (options_.patience == 0 || state_.since_best < options_.patience); }
 
   void epoch() {
-    const bool measures = steps_ <= 2;  // the first without gradients and optimizer state to stand before it: the next replaces it
+    // Of the first steps, the first without gradients and optimizer state to stand before it: the next replaces it.
+    const bool measures = steps_ < TrainStep::kEager;
+    const bool warms_up = measures || (options_.cuda_graph && steps_ == TrainStep::kEager);  // the next one captures the graph
     StepCost cost;
     const auto start = std::chrono::steady_clock::now();
     const uint64_t seed = derive_seed(options_.seed, static_cast<uint64_t>(state_.epoch + 1), 0, 0);
-    const at::Tensor loss = train_step(parts_, optimizer_, device_, seed, measures ? &cost : nullptr);
+    const at::Tensor loss = (*step_)(seed, measures ? &cost : nullptr);
     state_.loss = loss.item<double>();
     last_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     ++state_.epoch;
     ++steps_;
     if (!std::isfinite(state_.loss))
       fail("train", "loss must be finite", (std::isnan(state_.loss) ? "nan" : "infinity") + (" at epoch " + std::to_string(state_.epoch)));
-    (measures ? watched_seconds_ : seconds_).push_back(last_seconds_);
+    (warms_up ? watched_seconds_ : seconds_).push_back(last_seconds_);
     if (measures) keep(std::move(cost));
   }
 
@@ -169,7 +172,7 @@ class Run {
 
   void resume() {
     const Checkpoint c = read_checkpoint(options_.checkpoint);
-    check_equal(c.options, describe_options(options_), "options");
+    check_equal(describe_options(parse_options(c.options)), describe_options(options_), "options");
     check_equal(c.data, data_, "data");
     if (c.state.epoch > options_.epochs)
       fail("resume", "epochs must be at least the " + std::to_string(c.state.epoch) + " done", options_.epochs);
@@ -193,13 +196,13 @@ class Run {
   GraphTask task_;
   GraphModel model_;
   ParameterStep optimizer_;
-  StepParts parts_;
+  std::optional<TrainStep> step_;
   std::string data_;
   RunState state_;
   TensorMap best_;
   std::optional<Scores> extra_;  // of the last epoch, where none was due
   std::vector<SavedTensor> tensors_;
-  std::vector<double> seconds_, watched_seconds_;  // of steps whose memory was not, or was, measured
+  std::vector<double> seconds_, watched_seconds_;  // of steps as most are, and of the first ones
   double last_seconds_ = 0;
   int64_t steps_ = 0;  // of this session
 };
@@ -208,6 +211,7 @@ class Run {
 
 RunResult train_graph(const GraphData& data, const TrainOptions& options, const std::function<bool(const Progress&)>& progress) {
   try {
+    const Tf32Guard tf32(options);
     Run run(data, options);
     bool stopped = false;
     while (!stopped && run.goes_on()) {
@@ -218,8 +222,7 @@ RunResult train_graph(const GraphData& data, const TrainOptions& options, const 
     }
     return run.finish(stopped);
   } catch (const c10::Error& e) {
-    const std::string_view what = e.what_without_backtrace();
-    if (what.find("allocate memory") == what.npos && what.find("out of memory") == what.npos) throw;
+    if (!out_of_memory(e)) throw;
     const std::string size = std::to_string(options.shape.layers) + " layers × " + std::to_string(options.shape.hidden);
     fail("train", "graph, model and saves must fit into memory", size + " on " + options.device);
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "satchel/core/layer.h"
 #include "satchel/core/method.h"
 #include "satchel/core/saved.h"
 #include "satchel/data/graph_data.h"
@@ -29,8 +30,11 @@ struct TrainOptions {
   std::string device = "cpu";  // cpu, cuda
   bool self_loops = false;     // sage: a node averages itself too (gcn always does)
   bool cache_aggregate =
-      true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
-  std::string checkpoint;  // file to write when it ends, is stopped, or every checkpoint_every epochs
+      true;             // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
+  bool tf32 = false;    // cuda: products of float32 matrices in TF32
+  Amp amp = Amp::none;  // bf16: features and activations in bfloat16; weights, statistics and losses in float32
+  bool cuda_graph = false;  // cuda: steps after the third are replayed from a CUDA graph; the same results, bit for bit
+  std::string checkpoint;   // file to write when it ends, is stopped, or every checkpoint_every epochs
   int64_t checkpoint_every = 0;
   bool resume = false;  // go on from `checkpoint`
 };
@@ -54,7 +58,8 @@ struct RunResult {
   double epoch_seconds = 0;               // median of a training step: forward, loss, backward, optimizer; evaluation not counted
   int64_t saved_bytes = 0;                // measured: allocated after the model's forward − before, less the logits
   int64_t loss_bytes = 0;                 // measured: the logits and what the loss added
-  int64_t peak_bytes = 0;                 // measured: the most allocated during a step − what stood before; a cached A·X counts
+  int64_t peak_bytes = 0;                 // measured: the most allocated during a step − what stood before; a cached A·X counts.
+                                          // With a CUDA graph: of the steps before its capture; its pool is as large again
   int64_t cached_bytes = 0;               // of it: A·X
   std::vector<SavedTensor> tensors;       // read from the autograd graph (fp32: from the plan)
   bool interrupted = false;               // progress said stop

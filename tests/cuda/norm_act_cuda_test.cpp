@@ -60,7 +60,7 @@ struct Layer {
   std::pair<at::Tensor, at::Tensor> encode(const at::Tensor& from, const at::Tensor& to) const {
     const Place place(from.device(), "test");
     const at::Tensor out = at::full_like(packed.bytes, 0xcd), scratch = scratch_of(cuda::norm_act_scratch_bytes(code));
-    cuda::norm_act_encode(code, chain, floats(from), parameters(), seed_pointer(), out.mutable_data_ptr<uint8_t>(), floats(to),
+    cuda::norm_act_encode(code, chain, floats(from), DType::f32, parameters(), seed_pointer(), out.mutable_data_ptr<uint8_t>(), floats(to),
                           scratch.mutable_data_ptr(), place.stream());
     return {out, to};
   }
@@ -69,7 +69,7 @@ struct Layer {
     const Place place(g.device(), "test");
     const at::Tensor sum = at::full_like(gamma, 7), along = at::full_like(gamma, 7);
     const at::Tensor scratch = scratch_of(cuda::norm_act_scratch_bytes(code));
-    cuda::norm_act_sums(code, chain, floats(g), bytes(), chain.drop > 0 ? seed_pointer() : nullptr, floats(sum), floats(along),
+    cuda::norm_act_sums(code, chain, floats(g), DType::f32, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, floats(sum), floats(along),
                         scratch.mutable_data_ptr(), place.stream());
     return {sum, along};
   }
@@ -78,12 +78,13 @@ struct Layer {
     const Place place(g.device(), "test");
     const bool batch = sum.defined();
     cuda::norm_act_back(code, chain, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, floats(rstd), batch ? floats(sum) : nullptr,
-                        batch ? floats(along) : nullptr, floats(g), place.stream());
+                        batch ? floats(along) : nullptr, floats(g), DType::f32, place.stream());
   }
 
   void input(int64_t first, int64_t last, const at::Tensor& to) const {
     const Place place(to.device(), "test");
-    cuda::norm_act_input(code, chain, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, first, last, floats(to), place.stream());
+    cuda::norm_act_input(code, chain, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, first, last, floats(to), DType::f32,
+                         place.stream());
   }
 };
 
@@ -225,8 +226,8 @@ TEST_F(Cuda, ColumnMoments) {
         const at::Tensor mean = fresh(7), rstd = fresh(7), var = fresh(7), running_mean = fresh(1), running_var = fresh(2);
         const Place place(h.device(), "test");
         const auto run = [&] {
-          cuda::column_moments(floats(h), rows, channels, {floats(mean), floats(rstd), floats(var), nullptr, nullptr}, scratch.data_ptr(),
-                               place.stream());
+          cuda::column_moments(floats(h), DType::f32, rows, channels, {floats(mean), floats(rstd), floats(var), nullptr, nullptr},
+                               scratch.data_ptr(), place.stream());
         };
         run();
         const at::Tensor first = at::stack({mean, rstd, var});
@@ -245,8 +246,9 @@ TEST_F(Cuda, ColumnMoments) {
         run();
         EXPECT_TRUE(same(at::stack({mean, rstd, var}), first)) << "a second time";
         if (rows < 2) continue;
-        cuda::column_moments(floats(h), rows, channels, {floats(mean), floats(rstd), nullptr, floats(running_mean), floats(running_var)},
-                             scratch.data_ptr(), place.stream());
+        cuda::column_moments(floats(h), DType::f32, rows, channels,
+                             {floats(mean), floats(rstd), nullptr, floats(running_mean), floats(running_var)}, scratch.data_ptr(),
+                             place.stream());
         // A tenth of the new value's error, and the rounding of the blend.
         EXPECT_LE((running_mean - (m * 0.1 + 0.9)).abs().max().item<double>(), 0.1 * off + kUnit * (1 + most));
         const double unbiased = static_cast<double>(rows) / static_cast<double>(rows - 1);

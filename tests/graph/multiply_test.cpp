@@ -94,7 +94,7 @@ TEST(MultiplyTensor, BadInputIsNamed) {
   };
   expect_error([&] { multiply(Csr{}, x); }, "[multiply] matrix must have start and column");
   expect_error([&] { multiply(a, at::Tensor()); }, "[multiply] tensor must be defined");
-  expect_error([&] { multiply(a, x.to(at::kHalf)); }, "[multiply] x must be float32, got Half");
+  expect_error([&] { multiply(a, x.to(at::kHalf)); }, "[multiply] x must be float32 or bfloat16, got Half");
   expect_error([&] { multiply(a, x.narrow(0, 0, 19)); }, "[multiply] x must have 20 rows, got [19, 3]");
   expect_error([&] { multiply(a, x.view({20, 3, 1})); }, "[multiply] x must have 20 rows");
   expect_error(with([](Csr& m) { m.rows = 11; }), "[multiply] start must be one line of 12 numbers, got [11]");

@@ -24,6 +24,23 @@ TEST(MultiplyRows, GiveTheBitsOfTheWhole) {
   }
 }
 
+TEST(MultiplyPlus, AddsToRowsOfAWiderMatrix) {
+  at::manual_seed(5);
+  const Csr a = csr_from_coo(at::randint(40, {300}), at::randint(50, {300}), 40, 50, at::randn({300}));
+  const at::Tensor x = at::randn({50, 9}).narrow(1, 1, 6), plus = at::randn({40, 9}).narrow(1, 3, 6);
+  EXPECT_TRUE(at::equal(multiply_plus(a, x, plus), plus + multiply(a, x)));
+  EXPECT_THROW(multiply_plus(a, x, at::randn({40, 5})), Error);
+  EXPECT_THROW(multiply_plus(a, x, at::randn({40, 6}, at::kDouble)), Error);
+}
+
+TEST(Multiply, SumsBfloat16InFloat) {
+  at::manual_seed(6);
+  const Csr a = csr_from_coo(at::randint(40, {900}), at::randint(50, {900}), 40, 50, at::randn({900}));
+  const at::Tensor x = at::randn({50, 9}).to(at::kBFloat16);
+  EXPECT_TRUE(at::equal(multiply(a, x), multiply(a, x.to(at::kFloat)).to(at::kBFloat16)));
+  EXPECT_THROW(multiply(a, x.to(at::kHalf)), Error);
+}
+
 TEST(MultiplyRows, RefuseWhatDoesNotFit) {
   const Csr a = csr_from_coo(at::arange(4), at::arange(4), 4, 4);
   const at::Tensor x = at::randn({4, 3});

@@ -99,9 +99,10 @@ TEST(GraphModel, RefusesFeaturesThatWantAGradientAndOthersAggregates) {
 }
 
 /// One model's gradients for a method, the same weights every time.
-std::vector<at::Tensor> gradients(const GraphShape& shape, const std::string& method, const GraphInput& input, const Adjacency& a) {
+std::vector<at::Tensor> gradients(const GraphShape& shape, const std::string& method, const GraphInput& input, const Adjacency& a,
+                                  Amp amp = Amp::none) {
   at::manual_seed(11);
-  GraphModel model(GraphModelOptions{shape, parse_method(method)});
+  GraphModel model(GraphModelOptions{shape, parse_method(method), amp});
   at::manual_seed(12);
   const at::Tensor labels = at::randint(shape.classes, {kNodes});
   cross_entropy_(model(input, a), labels, at::arange(100)).backward();
@@ -129,6 +130,97 @@ TEST(GraphModel, AlgebraGivesTorchsGradients) {
         EXPECT_LE((got[i] - want[i]).abs().max().item<double>(), 1e-4 * std::max(1e-2, want[i].abs().max().item<double>())) << i;
       }
     }
+  }
+}
+
+/// Gradients of a model in bfloat16 are those of float32 within rounding: at 32 bits nothing else is lost.
+TEST(GraphModel, Bf16GivesFloat32sGradientsWithinRounding) {
+  for (const Conv conv : {Conv::sage, Conv::gcn}) {
+    const GraphShape shape = shape_of(conv, Norm::batch, Activation::elu, 0);  // smooth: rounding turns no side of it over
+    const Adjacency a = random_graph(conv);
+    at::manual_seed(3);
+    const GraphInput plain{at::randn({kNodes, shape.features}).to(at::kBFloat16).to(at::kFloat), {}, {}};
+    const Csr rows =
+        csr_from_coo(at::arange(kNodes * 20).div(20, "floor"), at::arange(kNodes * 20).remainder(20), kNodes, 20, plain.x.reshape(-1));
+    const GraphInput cached = with_aggregated(plain, a), sparse{{}, adjacency(rows), {}};
+    const auto want = gradients(shape, "fp32", plain, a);
+    double largest = 0;
+    for (const at::Tensor& g : want) largest = std::max(largest, g.norm().item<double>());
+    for (const char* method : {"fp32", "satchel,bits=32", "exact,bits=32,project=none"}) {
+      for (const GraphInput* input : {&plain, &cached, &sparse}) {
+        const auto got = gradients(shape, method, *input, a, Amp::bf16);
+        ASSERT_EQ(got.size(), want.size());
+        for (size_t i = 0; i < got.size(); ++i) {
+          EXPECT_EQ(got[i].scalar_type(), at::kFloat);
+          // Three layers of about eight roundings each way (tests/autograd/bf16.h), 2^−8 each, added up as squares are: √48·2^−8 = .027.
+          // A bias before a norm has no gradient but the rounding of larger ones: of the largest at most a tenth of that.
+          const double size = std::max(want[i].norm().item<double>(), 0.1 * largest);
+          EXPECT_LE((got[i] - want[i]).norm().item<double>(), 0.027 * size) << method << ", conv " << int(conv) << ", parameter " << i;
+        }
+      }
+    }
+  }
+}
+
+/// By how much some steps lower the loss.
+double gain(const GraphShape& shape, const char* method, Amp amp, const GraphInput& input, const Adjacency& a, const at::Tensor& labels) {
+  at::manual_seed(21);
+  GraphModel model(GraphModelOptions{shape, parse_method(method), amp});
+  double first = 0, last = 0;
+  for (int step = 0; step <= 12; ++step) {
+    const at::Tensor logits = model(input, a);
+    EXPECT_EQ(logits.scalar_type(), at::kFloat);
+    const at::Tensor loss = cross_entropy_(logits, labels);
+    last = loss.item<double>();
+    if (step == 0) first = last;
+    model->zero_grad();
+    loss.backward();
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& p : model->parameters()) p.sub_(p.grad(), 0.2);
+  }
+  return first - last;
+}
+
+TEST(GraphModel, EveryMethodTrainsInBf16) {
+  for (const Conv conv : {Conv::sage, Conv::gcn}) {
+    const Adjacency a = random_graph(conv);
+    at::manual_seed(4);
+    const at::Tensor x = at::randn({kNodes, 20});
+    const at::Tensor labels = multiply(a.matrix, x).matmul(at::randn({20, 7})).argmax(1);  // what a graph layer can learn
+    for (const auto& [norm, activation] : {std::pair{Norm::batch, Activation::relu},
+                                           {Norm::batch, Activation::leaky_relu},
+                                           {Norm::batch, Activation::elu},
+                                           {Norm::layer, Activation::relu},
+                                           {Norm::none, Activation::relu}}) {
+      if (conv == Conv::gcn && norm != Norm::batch) continue;
+      const GraphShape shape = shape_of(conv, norm, activation, 0.1);
+      for (const char* method : {"satchel", "exact", "blockwise", "projection", "satchel,bits=32", "gact", "fp32"}) {
+        const double wanted = gain(shape, method, Amp::none, {x}, a, labels), got = gain(shape, method, Amp::bf16, {x}, a, labels);
+        // The same draws of noise, but for torch's own dropout: rounding moves a run a little; a broken gradient gains nothing, or loses.
+        EXPECT_GT(wanted, 0.03);
+        EXPECT_NEAR(got, wanted, 0.3 * wanted) << method << " conv " << int(conv) << " norm " << int(norm) << " activation "
+                                               << int(activation);
+      }
+    }
+  }
+}
+
+TEST(GraphModel, Bf16EvaluatesWhatItTrained) {
+  const GraphShape shape = shape_of(Conv::sage, Norm::batch, Activation::relu, 0.5);
+  const Adjacency a = random_graph(shape.conv);
+  const GraphInput input{at::randn({kNodes, shape.features}).to(at::kBFloat16).to(at::kFloat)};
+  for (const char* method : {"satchel", "exact", "fp32"}) {
+    at::manual_seed(9);
+    GraphModel wide(GraphModelOptions{shape, parse_method(method)});
+    at::manual_seed(9);
+    GraphModel model(GraphModelOptions{shape, parse_method(method), Amp::bf16});
+    wide->eval();
+    model->eval();
+    const at::NoGradGuard no_grad;
+    const at::Tensor want = wide(input, a), got = model(input, a);
+    EXPECT_EQ(got.scalar_type(), at::kFloat);
+    // Three layers of about four roundings each: √12·2^−8.
+    EXPECT_LE((got - want).norm().item<double>(), 0.0136 * want.norm().item<double>()) << method;
   }
 }
 

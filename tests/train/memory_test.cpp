@@ -158,6 +158,24 @@ TEST(Memory, FreeMemoryIsBetweenNothingAndAllThereIs) {
   EXPECT_EQ(error_of([] { free_memory(at::kMeta); }), "[memory] device must be cpu or cuda, got meta");
 }
 
+TEST(Memory, CapsAreForCuda) {
+  EXPECT_EQ(error_of([] { const MemoryCap cap(at::kCPU, 1 << 20); }), "[memory] a cap needs device cuda, got cpu");
+  release_cached_memory(at::kCPU);  // nothing to do
+}
+
+TEST(Memory, TellsWhatRanOutOfMemory) {
+  const auto ran_out = [](const auto& run) {
+    try {
+      run();
+    } catch (const c10::Error& e) {
+      return out_of_memory(e) ? 1 : 0;
+    }
+    return -1;
+  };
+  EXPECT_EQ(ran_out([] { of_bytes(int64_t{1} << 60); }), 1);  // more than any address space
+  EXPECT_EQ(ran_out([] { of_bytes(4).view({5}); }), 0);
+}
+
 /// A made-up /proc and /sys, gone at the end.
 class FakeHost {
  public:

@@ -14,6 +14,7 @@
 #include "satchel/core/error.h"
 #include "satchel/core/noise.h"
 #include "satchel/train/checkpoint.h"
+#include "satchel/train/names.h"
 
 namespace satchel {
 namespace {
@@ -262,6 +263,56 @@ TEST_F(Train, RefusesAnotherRunsCheckpoint) {
   EXPECT_THROW(predict_graph(data, file_), Error);
 }
 
+TEST_F(Train, CheckpointsTellTypesAndNotCudaGraphs) {
+  TrainOptions o = small("satchel", 2);
+  o.device = "cuda";
+  o.tf32 = true;
+  o.amp = Amp::bf16;
+  const TrainOptions again = parse_options(describe_options(o));
+  EXPECT_TRUE(again.tf32);
+  EXPECT_EQ(again.amp, Amp::bf16);
+  TrainOptions other = o;
+  other.cuda_graph = true;
+  EXPECT_EQ(describe_options(other), describe_options(o));
+  other.tf32 = false;
+  expect_refused([&] { check_equal(describe_options(o), describe_options(other), "options"); },
+                 "[resume] tf32 must be the checkpoint's, true, got false");
+  other = o;
+  other.amp = Amp::none;
+  expect_refused([&] { check_equal(describe_options(o), describe_options(other), "options"); },
+                 "[resume] amp must be the checkpoint's, \"bf16\", got \"none\"");
+
+  // A checkpoint from before there was a choice.
+  std::string old = describe_options(small("satchel", 2));
+  const std::string added = R"(,"tf32":false,"amp":"none")";
+  ASSERT_NE(old.find(added), std::string::npos) << old;
+  old.erase(old.find(added), added.size());
+  EXPECT_FALSE(parse_options(old).tf32);
+  EXPECT_EQ(parse_options(old).amp, Amp::none);
+  expect_refused([] { from_name<Amp>("fp16", "train"); }, "[train] amp must be none, bf16, got 'fp16'");
+}
+
+TEST_F(Train, LearnsInBfloat16) {
+  const GraphData data = communities();
+  for (const Conv conv : {Conv::sage, Conv::gcn}) {
+    for (const char* method : {"fp32", "exact", "blockwise", "satchel"}) {
+      TrainOptions o = small(method, 40);
+      o.shape.conv = conv;
+      o.amp = Amp::bf16;
+      const RunResult r = train_graph(data, o);
+      // Chance is 25 %: far above it, a model has learnt.
+      EXPECT_GT(r.test, 70.0) << method;
+      // A·X is kept in bfloat16, where a method caches it.
+      EXPECT_EQ(r.cached_bytes, std::string(method) == "satchel" ? kNodes * kFeatures * 2 : 0) << method;
+    }
+  }
+  TrainOptions o = small("satchel", 4);
+  o.amp = Amp::bf16;
+  o.checkpoint = file_;
+  const RunResult r = train_graph(data, o);
+  EXPECT_EQ(predict_graph(data, file_).test, r.test);
+}
+
 TEST_F(Train, NeverTrainsOnWithALossThatIsNotFinite) {
   GraphData data = communities();
   data.features.dense[0] = std::numeric_limits<float>::quiet_NaN();
@@ -282,6 +333,8 @@ TEST_F(Train, RefusesBadOptionsAndData) {
   refuse([](TrainOptions& o) { o.epochs = 0; }, "[train] epochs must be at least 1, got 0");
   refuse([](TrainOptions& o) { o.device = "tpu"; }, "[train] device must be cpu or cuda, got 'tpu'");
   refuse([](TrainOptions& o) { o.resume = true; }, "need a checkpoint");
+  refuse([](TrainOptions& o) { o.tf32 = true; }, "[train] tf32 needs device cuda, got cpu");
+  refuse([](TrainOptions& o) { o.cuda_graph = true; }, "[train] cuda_graph needs device cuda, got cpu");
   GraphData bad = data;
   bad.labels[static_cast<size_t>(bad.splits[0].train[0])] = kClasses;
   expect_refused([&] { train_graph(bad, small("satchel", 2)); }, "[data] label of training node");

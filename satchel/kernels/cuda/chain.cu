@@ -1,5 +1,6 @@
 // The chain of kernels/chain.h: eight values a thread, so that one draw of noise and one byte of bits serve them all.
-#include "satchel/kernels/cuda/device.cuh"
+// Values are fp32 or bf16 in memory and fp32 in between.
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace {
@@ -50,65 +51,47 @@ __device__ inline uint32_t positive_bits(const float (&v)[8]) {
   return bits;
 }
 
-template <bool vector>
-__device__ inline void store8(float* x, int64_t i, int64_t end, const float (&v)[8]) {
-  if (vector && i + 8 <= end) {
-    *reinterpret_cast<float4*>(x + i) = make_float4(v[0], v[1], v[2], v[3]);
-    *reinterpret_cast<float4*>(x + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
-    return;
-  }
+template <DType type, bool vector>
+__device__ inline void read_group(const void* x, int64_t i, int64_t end, float (&v)[8]) {
+  const Eight<type> eight = read8_until<type, vector>(x, i, end);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (i + j < end) x[i + j] = v[j];
-  }
+  for (int j = 0; j < 8; ++j) v[j] = eight[j];
 }
 
-/// Values of a buffer that the same launch may write: read past the cache of constants.
-template <bool vector>
-__device__ inline void read8(const float* x, int64_t i, int64_t end, float (&v)[8]) {
-  if (vector && i + 8 <= end) {
-    const float4 a = *reinterpret_cast<const float4*>(x + i), b = *reinterpret_cast<const float4*>(x + i + 4);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = i + j < end ? x[i + j] : 0.0f;
-}
-
-template <bool vector, bool affine_vector>
-__global__ void __launch_bounds__(kThreads) chain_groups(const __grid_constant__ Chain c, const float* x, const float* gamma,
-                                                         const float* beta, const uint8_t* on, const uint64_t* seed, float* z) {
+template <DType type, bool vector, bool affine_vector>
+__global__ void __launch_bounds__(kThreads) chain_groups(const __grid_constant__ Chain c, const void* x, const float* gamma,
+                                                         const float* beta, const uint8_t* on, const uint64_t* seed, void* z) {
   const int64_t i = thread_index() * 8;
   if (i >= c.values) return;
   float v[8];
-  read8<vector>(x, i, c.values, v);
+  read_group<type, vector>(x, i, c.values, v);
   apply_affine<affine_vector>(c, gamma, beta, i, v);
   const uint32_t bits = on == nullptr ? positive_bits(v) : __ldg(on + i / 8), kept = kept_bits(c, seed, i);
 #pragma unroll
   for (int j = 0; j < 8; ++j) v[j] = chain_output(v[j], chain_factor(c, bits >> j & 1, kept >> j & 1));
-  store8<vector>(z, i, c.values, v);
+  write8_within<type, vector>(z, i, 0, c.values, v);
 }
 
-template <bool vector>
+template <DType type, bool vector>
 __global__ void __launch_bounds__(kThreads)
-    back_groups(const __grid_constant__ Chain c, const float* g, const uint8_t* on, const uint64_t* seed, float* out) {
+    back_groups(const __grid_constant__ Chain c, const void* g, const uint8_t* on, const uint64_t* seed, void* out) {
   const int64_t i = thread_index() * 8;
   if (i >= c.values) return;
   float v[8];
-  read8<vector>(g, i, c.values, v);
+  read_group<type, vector>(g, i, c.values, v);
   const uint32_t bits = on == nullptr ? 0xffu : __ldg(on + i / 8), kept = kept_bits(c, seed, i);
 #pragma unroll
   for (int j = 0; j < 8; ++j) v[j] = v[j] * chain_factor(c, bits >> j & 1, kept >> j & 1);
-  store8<vector>(out, i, c.values, v);
+  write8_within<type, vector>(out, i, 0, c.values, v);
 }
 
-template <bool vector, bool affine_vector>
+template <DType type, bool vector, bool affine_vector>
 __global__ void __launch_bounds__(kThreads)
-    on_groups(const __grid_constant__ Chain c, const float* x, const float* gamma, const float* beta, uint8_t* on) {
+    on_groups(const __grid_constant__ Chain c, const void* x, const float* gamma, const float* beta, uint8_t* on) {
   const int64_t i = thread_index() * 8;
   if (i >= c.values) return;
   float v[8];
-  read8<vector>(x, i, c.values, v);
+  read_group<type, vector>(x, i, c.values, v);
   apply_affine<affine_vector>(c, gamma, beta, i, v);
   const uint32_t exist = c.values - i >= 8 ? 0xffu : (1u << (c.values - i)) - 1;  // β alone may be positive
   on[i / 8] = static_cast<uint8_t>(positive_bits(v) & exist);
@@ -147,42 +130,41 @@ bool affine_fits(const Chain& c, const float* gamma, const float* beta) {
 
 }  // namespace
 
-void chain(const Chain& c, const float* x, const float* gamma, const float* beta, const uint8_t* on, const uint64_t* seed, float* z,
-           StreamHandle stream) {
+void chain(const Chain& c, const void* x, DType type, const float* gamma, const float* beta, const uint8_t* on, const uint64_t* seed,
+           void* z, StreamHandle stream) {
   if (c.values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned blocks = blocks_for(ceil_div(c.values, 8));
-  const bool vector = is_aligned(x) && is_aligned(z);
-  if (vector && affine_fits(c, gamma, beta))
-    chain_groups<true, true><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on, seed, z);
-  else if (vector)
-    chain_groups<true, false><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on, seed, z);
-  else
-    chain_groups<false, false><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on, seed, z);
+  const bool affine = affine_fits(c, gamma, beta);
+  with_values(type, is_aligned(x) && is_aligned(z), "chain", [&](auto t, auto vector) {
+    if (vector() && affine)
+      chain_groups<t(), vector(), vector()><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on, seed, z);
+    else
+      chain_groups<t(), vector(), false><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on, seed, z);
+  });
   check_launch("chain");
 }
 
-void chain_back(const Chain& c, const float* g, const uint8_t* on, const uint64_t* seed, float* out, StreamHandle stream) {
+void chain_back(const Chain& c, const void* g, DType type, const uint8_t* on, const uint64_t* seed, void* out, StreamHandle stream) {
   if (c.values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned blocks = blocks_for(ceil_div(c.values, 8));
-  if (is_aligned(g) && is_aligned(out))
-    back_groups<true><<<blocks, kThreads, 0, s>>>(c, g, on, seed, out);
-  else
-    back_groups<false><<<blocks, kThreads, 0, s>>>(c, g, on, seed, out);
+  with_values(type, is_aligned(g) && is_aligned(out), "chain_back",
+              [&](auto t, auto vector) { back_groups<t(), vector()><<<blocks, kThreads, 0, s>>>(c, g, on, seed, out); });
   check_launch("chain_back");
 }
 
-void chain_on(const Chain& c, const float* x, const float* gamma, const float* beta, uint8_t* on, StreamHandle stream) {
+void chain_on(const Chain& c, const void* x, DType type, const float* gamma, const float* beta, uint8_t* on, StreamHandle stream) {
   if (c.values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned blocks = blocks_for(ceil_div(c.values, 8));
-  if (is_aligned(x) && affine_fits(c, gamma, beta))
-    on_groups<true, true><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on);
-  else if (is_aligned(x))
-    on_groups<true, false><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on);
-  else
-    on_groups<false, false><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on);
+  const bool affine = affine_fits(c, gamma, beta);
+  with_values(type, is_aligned(x), "chain_on", [&](auto t, auto vector) {
+    if (vector() && affine)
+      on_groups<t(), vector(), vector()><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on);
+    else
+      on_groups<t(), vector(), false><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on);
+  });
   check_launch("chain_on");
 }
 

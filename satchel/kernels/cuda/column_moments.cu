@@ -1,7 +1,7 @@
 // Mean and variance of every channel in one read: batches of 8 rows in registers (mean first, then squares of what differs), merged
 // by Chan's formula; parts and slots in double. What is merged with what depends on sizes alone. Tiles of rows are read from the last
 // to the first, so that a pass which starts with the first rows finds them in the cache.
-#include "satchel/kernels/cuda/device.cuh"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace moments {
@@ -30,14 +30,19 @@ struct Tiling {
   }
 };
 
-template <bool vector>
-__device__ inline void read4(const float* h, int64_t i, int64_t left, float (&v)[4]) {
-  if constexpr (vector) {
-    const float4 a = __ldg(reinterpret_cast<const float4*>(h + i));
+/// Four channels of a row, those that exist: 16 bytes of fp32 or 8 of bf16 at once.
+template <DType type, bool vector>
+__device__ inline void read4(const void* h, int64_t i, int64_t left, float (&v)[4]) {
+  if constexpr (!vector) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = j < left ? load(h, type, i + j) : 0.0f;
+  } else if constexpr (type == DType::f32) {
+    const float4 a = __ldg(reinterpret_cast<const float4*>(static_cast<const float*>(h) + i));
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
   } else {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = j < left ? __ldg(h + i + j) : 0.0f;
+    const uint2 a = __ldg(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(h) + i));
+    v[0] = __uint_as_float(a.x << 16), v[1] = __uint_as_float(a.x & 0xffff0000u);
+    v[2] = __uint_as_float(a.y << 16), v[3] = __uint_as_float(a.y & 0xffff0000u);
   }
 }
 
@@ -80,9 +85,9 @@ struct Merge {
   }
 };
 
-template <bool vector>
+template <DType type, bool vector>
 __global__ void __launch_bounds__(kThreads, vector ? 4 : 3)
-    moments_of_tiles(const __grid_constant__ Tiling t, const float* h, float2* partial) {
+    moments_of_tiles(const __grid_constant__ Tiling t, const void* h, float2* partial) {
   __shared__ float means[kThreads * 4], squares[kThreads * 4], counts[kThreads];
   const int quad = static_cast<int>(threadIdx.x) % t.lanes, slot = static_cast<int>(threadIdx.x) / t.lanes;
   const int64_t part = blockIdx.y, first = static_cast<int64_t>(blockIdx.x) * t.lanes * 4, c = first + quad * 4;
@@ -94,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, vector ? 4 : 3)
     float v[kBatch][4] = {};
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      if (u < n) read4<vector>(h, (row + static_cast<int64_t>(u) * t.slots) * t.channels + c, t.channels - c, v[u]);
+      if (u < n) read4<type, vector>(h, (row + static_cast<int64_t>(u) * t.slots) * t.channels + c, t.channels - c, v[u]);
     }
     w.add(v, n);
   }
@@ -147,17 +152,16 @@ __global__ void __launch_bounds__(kFinishWarps * 32)
 
 int64_t column_moments_scratch_bytes(int64_t channels) { return moments::kParts * channels * static_cast<int64_t>(sizeof(float2)); }
 
-void column_moments(const float* h, int64_t rows, int64_t channels, const Moments& to, void* scratch, StreamHandle stream) {
+void column_moments(const void* h, DType type, int64_t rows, int64_t channels, const Moments& to, void* scratch, StreamHandle stream) {
   if (channels == 0) return;
   if (rows < 1) fail("column_moments", "there must be at least one row", rows);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const moments::Tiling t(rows, channels);
   float2* partial = static_cast<float2*>(scratch);
   const dim3 grid(grid_size(ceil_div(channels, t.lanes * 4)), static_cast<unsigned>(t.parts));
-  if (channels % 4 == 0 && is_aligned(h))
-    moments::moments_of_tiles<true><<<grid, kThreads, 0, s>>>(t, h, partial);
-  else
-    moments::moments_of_tiles<false><<<grid, kThreads, 0, s>>>(t, h, partial);
+  const bool vector = channels % 4 == 0 && is_aligned(h, static_cast<uintptr_t>(4 * size_of(type)));
+  with_values(type, vector, "column_moments",
+              [&](auto of, auto whole) { moments::moments_of_tiles<of(), whole()><<<grid, kThreads, 0, s>>>(t, h, partial); });
   check_launch("column_moments");
   moments::finish_moments<<<grid_size(ceil_div(channels, 32)), moments::kFinishWarps * 32, 0, s>>>(t, partial, to);
   check_launch("column_moments");

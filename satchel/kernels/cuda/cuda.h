@@ -48,17 +48,32 @@ void draw_projection(const Projection&, const uint64_t* seed, float* matrices, i
 void narrow(const int64_t* x, int64_t values, int64_t least, int bits, uint8_t* codes, StreamHandle);
 void widen(const uint8_t* codes, int64_t values, int64_t least, int bits, int64_t* x, StreamHandle);
 
-/// y = A·x, both row after row with `width` columns, to the bit what the CPU gives. `scratch` holds multiply_scratch_values(…)
-/// floats. Rows that `long_row` leaves out are summed by one warp each, however long.
-int64_t multiply_scratch_values(const Sparse&, int64_t width);
-void multiply(const Sparse&, const float* x, int64_t width, float* y, float* scratch, StreamHandle);
+/// Rows of `width` values (float32 or bfloat16; sums in float32), `stride` apart. y = plus + A·x, `plus` null: A·x; y overlaps neither.
+struct ProductSides {
+  DType type = DType::f32;
+  int64_t width = 0;
+  const void* x = nullptr;
+  int64_t x_stride = 0;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  const void* plus = nullptr;
+  int64_t plus_stride = 0;
+};
 
+/// In float32 to the bit what the CPU gives. `scratch` holds multiply_scratch_values(…) floats; `long_row` must list every row of more
+/// than kStretch entries.
+int64_t multiply_scratch_values(const Sparse&, int64_t width);
+void multiply(const Sparse&, const ProductSides&, float* scratch, StreamHandle);
+
+/// Activations are f32 or bf16 in memory (DType, of what stands before it and of what is written) and f32 in between: to the bit what
+/// f32 gives of the same numbers, rounded to nearest even at the end.
+///
 /// The chain of chain.h, to the bit what the CPU gives. Null pointers mean what they mean in CpuKernels; `seed` is read only where
 /// values are dropped. z may be x, out may be g.
-void chain(const Chain&, const float* x, const float* gamma, const float* beta, const uint8_t* on, const uint64_t* seed, float* z,
+void chain(const Chain&, const void* x, DType, const float* gamma, const float* beta, const uint8_t* on, const uint64_t* seed, void* z,
            StreamHandle);
-void chain_back(const Chain&, const float* g, const uint8_t* on, const uint64_t* seed, float* out, StreamHandle);
-void chain_on(const Chain&, const float* x, const float* gamma, const float* beta, uint8_t* on, StreamHandle);
+void chain_back(const Chain&, const void* g, DType, const uint8_t* on, const uint64_t* seed, void* out, StreamHandle);
+void chain_on(const Chain&, const void* x, DType, const float* gamma, const float* beta, uint8_t* on, StreamHandle);
 void side_on(const SideCode&, const uint8_t* codes, uint8_t* on, StreamHandle);
 
 /// Mean, rstd = 1/√(var + eps) and, where not null, the biased variance of every channel; running statistics, where not null, move by
@@ -70,14 +85,14 @@ struct Moments {
 
 /// Of rows × channels (at least one row), read once; the order of the sums depends on the sizes alone.
 int64_t column_moments_scratch_bytes(int64_t channels);
-void column_moments(const float* h, int64_t rows, int64_t channels, const Moments&, void* scratch, StreamHandle);
+void column_moments(const void* h, DType, int64_t rows, int64_t channels, const Moments&, void* scratch, StreamHandle);
 
 /// One number a channel each.
 struct NormParameters {
   const float *mean, *rstd, *gamma, *beta;
 };
 
-/// Norm → activation → dropout of rows × channels of fp32, with one packed side code as all that backward reads. `bytes` is that packed
+/// Norm → activation → dropout of rows × channels, with one packed side code as all that backward reads. `bytes` is that packed
 /// tensor as core/layout.h lays it out, at a multiple of 16; of the chain only slope, drop and scale are read; `seed` may be null in
 /// backward where nothing is dropped. `scratch` holds norm_act_scratch_bytes(code) bytes.
 /// Fits: one-sided codes of 2 bits in blocks of 256 (so 256 values at least) that start nowhere anew, inner = 1, and channels of which
@@ -85,16 +100,16 @@ struct NormParameters {
 bool norm_act_fits(const SideCode&);
 int64_t norm_act_scratch_bytes(const SideCode&);
 /// All of `bytes`, the channel table and the gaps included, and z, which may be h: what pack_side() and chain() give of (h − mean)·rstd.
-void norm_act_encode(const SideCode&, const Chain&, const float* h, const NormParameters&, const uint64_t* seed, uint8_t* bytes, float* z,
-                     void* scratch, StreamHandle);
+void norm_act_encode(const SideCode&, const Chain&, const void* h, DType, const NormParameters&, const uint64_t* seed, uint8_t* bytes,
+                     void* z, void* scratch, StreamHandle);
 /// Σ gz (β's gradient) and Σ gz·x̂ (γ's) a channel; gz = g where it passes activation and dropout.
-void norm_act_sums(const SideCode&, const Chain&, const float* g, const uint8_t* bytes, const uint64_t* seed, float* sum_g, float* sum_gx,
-                   void* scratch, StreamHandle);
+void norm_act_sums(const SideCode&, const Chain&, const void* g, DType, const uint8_t* bytes, const uint64_t* seed, float* sum_g,
+                   float* sum_gx, void* scratch, StreamHandle);
 /// g becomes γ·rstd·(gz − Σgz/N − x̂·Σgz·x̂/N); null sums: γ·rstd·gz, for statistics that are not the batch's.
 void norm_act_back(const SideCode&, const Chain&, const uint8_t* bytes, const uint64_t* seed, const float* rstd, const float* sum_g,
-                   const float* sum_gx, float* g, StreamHandle);
+                   const float* sum_gx, void* g, DType, StreamHandle);
 /// Rows [first, last) of the next layer's input: what decode and chain() with the code's own on bits give.
-void norm_act_input(const SideCode&, const Chain&, const uint8_t* bytes, const uint64_t* seed, int64_t first, int64_t last, float* z,
+void norm_act_input(const SideCode&, const Chain&, const uint8_t* bytes, const uint64_t* seed, int64_t first, int64_t last, void* z, DType,
                     StreamHandle);
 
 /// *seed = the next seed of the run: for captured graphs, one thread.

@@ -1,6 +1,9 @@
 // Stands in for the CUDA kernels where CMake found no CUDA.
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/cuda.h"
+#include "satchel/kernels/cuda/loss.h"
+#include "satchel/kernels/cuda/norm_block.h"
+#include "satchel/kernels/cuda/project_product.h"
 
 namespace satchel::cuda {
 namespace {
@@ -35,30 +38,54 @@ void draw_projection(const Projection&, const uint64_t*, float*, int64_t, int64_
 void narrow(const int64_t*, int64_t, int64_t, int, uint8_t*, StreamHandle) { missing("narrow"); }
 void widen(const uint8_t*, int64_t, int64_t, int, int64_t*, StreamHandle) { missing("widen"); }
 int64_t multiply_scratch_values(const Sparse&, int64_t) { missing("multiply"); }
-void multiply(const Sparse&, const float*, int64_t, float*, float*, StreamHandle) { missing("multiply"); }
-void chain(const Chain&, const float*, const float*, const float*, const uint8_t*, const uint64_t*, float*, StreamHandle) {
+void multiply(const Sparse&, const ProductSides&, float*, StreamHandle) { missing("multiply"); }
+void chain(const Chain&, const void*, DType, const float*, const float*, const uint8_t*, const uint64_t*, void*, StreamHandle) {
   missing("chain");
 }
-void chain_back(const Chain&, const float*, const uint8_t*, const uint64_t*, float*, StreamHandle) { missing("chain_back"); }
-void chain_on(const Chain&, const float*, const float*, const float*, uint8_t*, StreamHandle) { missing("chain_on"); }
+void chain_back(const Chain&, const void*, DType, const uint8_t*, const uint64_t*, void*, StreamHandle) { missing("chain_back"); }
+void chain_on(const Chain&, const void*, DType, const float*, const float*, uint8_t*, StreamHandle) { missing("chain_on"); }
 void side_on(const SideCode&, const uint8_t*, uint8_t*, StreamHandle) { missing("side_on"); }
 int64_t column_moments_scratch_bytes(int64_t) { missing("column_moments"); }
-void column_moments(const float*, int64_t, int64_t, const Moments&, void*, StreamHandle) { missing("column_moments"); }
+void column_moments(const void*, DType, int64_t, int64_t, const Moments&, void*, StreamHandle) { missing("column_moments"); }
 bool norm_act_fits(const SideCode&) { return false; }
 int64_t norm_act_scratch_bytes(const SideCode&) { missing("norm_act_encode"); }
-void norm_act_encode(const SideCode&, const Chain&, const float*, const NormParameters&, const uint64_t*, uint8_t*, float*, void*,
+void norm_act_encode(const SideCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, uint8_t*, void*, void*,
                      StreamHandle) {
   missing("norm_act_encode");
 }
-void norm_act_sums(const SideCode&, const Chain&, const float*, const uint8_t*, const uint64_t*, float*, float*, void*, StreamHandle) {
+void norm_act_sums(const SideCode&, const Chain&, const void*, DType, const uint8_t*, const uint64_t*, float*, float*, void*,
+                   StreamHandle) {
   missing("norm_act_sums");
 }
-void norm_act_back(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, const float*, const float*, const float*, float*,
+void norm_act_back(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, const float*, const float*, const float*, void*, DType,
                    StreamHandle) {
   missing("norm_act_back");
 }
-void norm_act_input(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, int64_t, int64_t, float*, StreamHandle) {
+void norm_act_input(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, int64_t, int64_t, void*, DType, StreamHandle) {
   missing("norm_act_input");
+}
+int64_t cross_entropy_scratch_bytes() { missing("cross_entropy"); }
+void cross_entropy(const LabelledRows&, void*, DType, const int64_t*, bool, float*, void*, StreamHandle) { missing("cross_entropy"); }
+void scale(void*, DType, int64_t, const float*, StreamHandle) { missing("scale"); }
+bool norm_block_fits(const BlockCode&, DType, int64_t) { return false; }
+int64_t norm_block_scratch_bytes() { missing("norm_block"); }
+void norm_block_encode(const BlockCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, const uint64_t*,
+                       const NormBlockSaves&, void*, StreamHandle) {
+  missing("norm_block");
+}
+void norm_block_sums(const BlockCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, const NormBlockSaves&,
+                     float*, float*, void*, StreamHandle) {
+  missing("norm_block");
+}
+void norm_block_back(const BlockCode&, const Chain&, const NormParameters&, const uint64_t*, const NormBlockSaves&, const float*,
+                     const float*, void*, DType, StreamHandle) {
+  missing("norm_block");
+}
+bool project_product_fits(const Projection&, const BlockCode&, DType, int64_t) { return false; }
+int64_t project_product_scratch_bytes(const Projection&, int64_t) { missing("project_product"); }
+void project_product(const Projection&, const BlockCode&, const uint8_t*, const void*, const uint64_t*, const void*, DType, int64_t, float*,
+                     void*, StreamHandle) {
+  missing("project_product");
 }
 void advance_seed(uint64_t*, StreamHandle) { missing("advance_seed"); }
 

@@ -1,4 +1,4 @@
-// What the fused passes of norm → activation → dropout share (theory.md 10): one-sided codes of 2 bits, rows × channels of fp32.
+// What the fused passes of norm → activation → dropout share (theory.md 10): one-sided codes of 2 bits, rows × channels of fp32 or bf16.
 //
 //   block of 256 values = one warp and step    lane   0        1              31
 //                                              value 0 … 7   8 … 15   …   248 … 255
@@ -8,6 +8,7 @@
 #pragma once
 
 #include "satchel/kernels/cuda/side.cuh"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda::norm_act {
 
@@ -17,14 +18,9 @@ constexpr int64_t kWalkBlocks = 132 * 4;  // all resident at once on an H200 at 
 constexpr int kCodeThreads = 128;         // of the encoder, with kCodeBlocks: the partition that side_encode.cu sums off means by
 constexpr int64_t kCodeBlocks = 132 * 6;
 
-inline int64_t common_divisor(int64_t a, int64_t b) {
-  while (b != 0) std::swap(a %= b, b);
-  return a;
-}
-
 /// Thread blocks of kWarps warps for `blocks` blocks of values, so that lanes keep their channels.
 inline int64_t walk_blocks(int64_t channels, int64_t blocks) {
-  const int64_t unit = channels / common_divisor(kBlock, channels), most = kWalkBlocks / unit * unit;
+  const int64_t unit = channels / side::common_divisor(kBlock, channels), most = kWalkBlocks / unit * unit;
   const int64_t wanted = ceil_div(ceil_div(blocks, kWarps), unit) * unit;
   return wanted < most ? wanted : most;
 }
@@ -64,47 +60,6 @@ struct Table {
     asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from));
   }
 };
-
-/// Eight values of a buffer that the same launch may write.
-template <bool vector>
-__device__ inline void read8(const float* x, int64_t i, float (&v)[8]) {
-  if constexpr (vector) {
-    const float4 a = *reinterpret_cast<const float4*>(x + i), b = *reinterpret_cast<const float4*>(x + i + 4);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-  } else {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = x[i + j];
-  }
-}
-
-template <bool vector>
-__device__ inline void write8(float* x, int64_t i, const float (&v)[8]) {
-  if constexpr (vector) {
-    *reinterpret_cast<float4*>(x + i) = make_float4(v[0], v[1], v[2], v[3]);
-    *reinterpret_cast<float4*>(x + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
-  } else {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) x[i + j] = v[j];
-  }
-}
-
-/// Values i … i + 7; those past `end` as 0.
-template <bool vector>
-__device__ inline void read8_until(const float* x, int64_t i, int64_t end, float (&v)[8]) {
-  if (i + 8 <= end) return read8<vector>(x, i, v);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = i + j < end ? x[i + j] : 0.0f;
-}
-
-/// Values i … i + 7, those inside [begin, end), to a buffer that starts with value `begin`.
-template <bool vector>
-__device__ inline void write8_within(float* x, int64_t i, int64_t begin, int64_t end, const float (&v)[8]) {
-  if (i >= begin && i + 8 <= end) return write8<vector>(x, i - begin, v);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (i + j >= begin && i + j < end) x[i + j - begin] = v[j];
-  }
-}
 
 /// Codes of 8 values; those that do not exist as 0.
 __device__ inline uint32_t load_eight(const uint8_t* codes, int64_t group, int64_t values) {

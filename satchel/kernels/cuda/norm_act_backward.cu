@@ -1,5 +1,5 @@
 // Backward from the packed bytes: sums a channel, the gradient in place, and the next layer's input again. Every pass reads the codes
-// (a sixteenth of the gradient's bytes) instead of keeping what it decodes.
+// (a sixteenth of the gradient's bytes in fp32) instead of keeping what it decodes.
 #include "satchel/kernels/cuda/norm_act.cuh"
 
 namespace satchel::cuda {
@@ -29,8 +29,8 @@ struct Walk {
 __device__ inline uint32_t blocks_of(int64_t values) { return static_cast<uint32_t>(ceil_div(values, kBlock)); }
 
 /// Σ gz and Σ gz·x̂ of the 256 values that a thread block's steps meet.
-template <bool vector>
-__global__ void __launch_bounds__(kWarps * 32, 4) sum_blocks(const __grid_constant__ Backward a, const float* g, float2* partial) {
+template <DType type, bool vector>
+__global__ void __launch_bounds__(kWarps * 32, 4) sum_blocks(const __grid_constant__ Backward a, const void* g, float2* partial) {
   __shared__ ChannelTables table;
   __shared__ float2 shared[kWarps][kBlock];
   const int64_t n = a.code.grid.values;
@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) sum_blocks(const __grid_consta
   for (uint32_t k = 0, block = walk.start; k < walk.count; ++k, block += walk.step) {
     const int64_t group = static_cast<int64_t>(block) * 32 + walk.lane, left = n - group * 8;
     if (left <= 0) break;  // behind the end of the last, broken block
-    float v[8];
-    read8_until<vector>(g, group * 8, n, v);
+    const Eight<type> v = read8_until<type, vector>(g, group * 8, n);
     const uint32_t eight = load_eight(a.from.codes, group, n);
     const Range r = load_range(a.from.headers, a.code.header, block);
     const side::Bounds b(r);
@@ -104,9 +103,9 @@ struct ChannelSums {
 
 /// g = γ·rstd·(gz − Σgz/N − x̂·Σgz·x̂/N), or γ·rstd·gz for statistics that are not the batch's. From the last block to the first: the
 /// sums' pass, which went the other way, has left the last ones in the cache.
-template <bool vector, bool batch>
+template <DType type, bool vector, bool batch>
 __global__ void __launch_bounds__(kWarps * 32, 4)
-    back_blocks(const __grid_constant__ Backward a, const __grid_constant__ ChannelSums sums, float* g) {
+    back_blocks(const __grid_constant__ Backward a, const __grid_constant__ ChannelSums sums, void* g) {
   __shared__ ChannelTables table;
   __shared__ Table scales, offsets, alongs;
   const int64_t n = a.code.grid.values, first = static_cast<int64_t>(blockIdx.x) * kBlock;
@@ -124,8 +123,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     const uint32_t block = walk.start + k * walk.step;
     const int64_t group = static_cast<int64_t>(block) * 32 + walk.lane;
     if (group * 8 >= n) continue;
+    const Eight<type> given = read8_until<type, vector>(g, group * 8, n);
     float v[8];
-    read8_until<vector>(g, group * 8, n, v);
     const uint32_t eight = load_eight(a.from.codes, group, n);
     const Words kept = dropout.draw(group);
     const Range r = batch ? load_range(a.from.headers, a.code.header, block) : Range{0.0f, 0.0f};
@@ -138,18 +137,18 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
       scales.get_half(walk.lane, half, scale);
 #pragma unroll
       for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
-        v[j] *= dropout.factor(kept, j, is_on(eight, j));
+        v[j] = given[j] * dropout.factor(kept, j, is_on(eight, j));
         if constexpr (batch) v[j] -= fmaf(decoder.value(k, eight >> (8 * half), b, is_poisoned(r), a.code.table), along[k], offset[k]);
         v[j] *= scale[k];
       }
     }
-    write8_within<vector>(g, group * 8, 0, n, v);
+    write8_within<type, vector>(g, group * 8, 0, n, v);
   }
 }
 
 /// Values [begin, end) of the next layer's input: decoded, then the chain with the code's own on bits.
-template <bool vector>
-__global__ void __launch_bounds__(kWarps * 32, 4) input_blocks(const __grid_constant__ Backward a, int64_t begin, int64_t end, float* z) {
+template <DType type, bool vector>
+__global__ void __launch_bounds__(kWarps * 32, 4) input_blocks(const __grid_constant__ Backward a, int64_t begin, int64_t end, void* z) {
   __shared__ ChannelTables table;
   const uint32_t first = static_cast<uint32_t>(begin / kBlock);
   const Walk walk(first, blocks_of(end));
@@ -177,14 +176,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) input_blocks(const __grid_cons
         x[j] = chain_output(y, dropout.factor(kept, j, is_on(eight, j)));
       }
     }
-    write8_within<vector>(z, i, begin, end, x);
+    write8_within<type, vector>(z, i, begin, end, x);
   }
-}
-
-/// Calls f with whether 16-byte accesses serve.
-template <class F>
-void with_vector(bool vector, F&& f) {
-  return vector ? f(std::true_type()) : f(std::false_type());
 }
 
 unsigned grid_of(const SideCode& code, int64_t blocks) { return grid_size(walk_blocks(code.channels, blocks)); }
@@ -192,8 +185,8 @@ unsigned grid_of(const SideCode& code, int64_t blocks) { return grid_size(walk_b
 }  // namespace
 }  // namespace norm_act
 
-void norm_act_sums(const SideCode& code, const Chain& chain, const float* g, const uint8_t* bytes, const uint64_t* seed, float* sum_g,
-                   float* sum_gx, void* scratch, StreamHandle stream) {
+void norm_act_sums(const SideCode& code, const Chain& chain, const void* g, DType type, const uint8_t* bytes, const uint64_t* seed,
+                   float* sum_g, float* sum_gx, void* scratch, StreamHandle stream) {
   constexpr const char* op = "norm_act_sums";
   using namespace norm_act;
   check_fit(code, bytes, op);
@@ -201,14 +194,17 @@ void norm_act_sums(const SideCode& code, const Chain& chain, const float* g, con
   float2* partial = static_cast<float2*>(scratch);
   const unsigned blocks = grid_of(code, ceil_div(code.grid.values, kBlock));
   const Backward a = {code, chain, seed, parts_of(code, bytes)};
-  if (blocks > 0) with_vector(is_aligned(g), [&](auto vector) { sum_blocks<vector()><<<blocks, kWarps * 32, 0, s>>>(a, g, partial); });
+  if (blocks > 0) {
+    with_values(type, is_aligned(g), op,
+                [&](auto t, auto vector) { sum_blocks<t(), vector()><<<blocks, kWarps * 32, 0, s>>>(a, g, partial); });
+  }
   check_launch(op);
   finish_sums<<<grid_size(ceil_div(code.channels, 32)), kFinishWarps * 32, 0, s>>>(partial, blocks * kBlock, code.channels, sum_g, sum_gx);
   check_launch(op);
 }
 
 void norm_act_back(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, const float* rstd,
-                   const float* sum_g, const float* sum_gx, float* g, StreamHandle stream) {
+                   const float* sum_g, const float* sum_gx, void* g, DType type, StreamHandle stream) {
   constexpr const char* op = "norm_act_back";
   using namespace norm_act;
   check_fit(code, bytes, op);
@@ -218,17 +214,17 @@ void norm_act_back(const SideCode& code, const Chain& chain, const uint8_t* byte
   const Backward a = {code, chain, seed, parts_of(code, bytes)};
   const auto rows = static_cast<double>(code.grid.values / code.channels);
   const ChannelSums sums = {rstd, sum_g, sum_gx, static_cast<float>(1 / rows)};
-  with_vector(is_aligned(g), [&](auto vector) {
+  with_values(type, is_aligned(g), op, [&](auto t, auto vector) {
     if (sum_g != nullptr)
-      back_blocks<vector(), true><<<blocks, kWarps * 32, 0, s>>>(a, sums, g);
+      back_blocks<t(), vector(), true><<<blocks, kWarps * 32, 0, s>>>(a, sums, g);
     else
-      back_blocks<vector(), false><<<blocks, kWarps * 32, 0, s>>>(a, sums, g);
+      back_blocks<t(), vector(), false><<<blocks, kWarps * 32, 0, s>>>(a, sums, g);
   });
   check_launch(op);
 }
 
 void norm_act_input(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, int64_t first, int64_t last,
-                    float* z, StreamHandle stream) {
+                    void* z, DType type, StreamHandle stream) {
   constexpr const char* op = "norm_act_input";
   using namespace norm_act;
   check_fit(code, bytes, op);
@@ -239,8 +235,8 @@ void norm_act_input(const SideCode& code, const Chain& chain, const uint8_t* byt
   const Backward a = {code, chain, seed, parts_of(code, bytes)};
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   // A group starts at a multiple of 8 values: so many past an aligned one of the buffer as `begin` lies before it.
-  with_vector(is_aligned(z) && begin % 4 == 0,
-              [&](auto vector) { input_blocks<vector()><<<blocks, kWarps * 32, 0, s>>>(a, begin, end, z); });
+  with_values(type, is_aligned(z) && begin * size_of(type) % 16 == 0, op,
+              [&](auto t, auto vector) { input_blocks<t(), vector()><<<blocks, kWarps * 32, 0, s>>>(a, begin, end, z); });
   check_launch(op);
 }
 

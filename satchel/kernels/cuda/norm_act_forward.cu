@@ -1,5 +1,6 @@
 // Forward in one pass: x̂ = (h − mean)·rstd, its one-sided code (the bytes of side_encode.cu) and z = kept·act(γ·x̂ + β)·scale (the
-// bits of chain.cu). A block of values stays in a warp's registers from its only read to its only write.
+// bits of chain.cu); all arithmetic in fp32, h and z as they stand in memory. A block of values stays in a warp's registers from its only
+// read to its only write.
 #include "satchel/kernels/cuda/norm_act.cuh"
 
 namespace satchel::cuda {
@@ -10,14 +11,15 @@ struct Forward {
   SideCode code;
   Chain chain;
   NormParameters affine;
-  const float* h;
+  const void* h;
   const uint64_t* seed;
   uint8_t* bytes;
   Layout at;
   Parts to;
-  float* z;
+  void* z;
   float2* partial;  // off sums and counts, 256 a thread block
   float* tail;      // x̂ of the last, broken block
+  DType type;       // of h and z
 };
 
 /// −β/γ as pack_side() has it.
@@ -42,7 +44,8 @@ struct ForwardTables {
     }
   }
 
-  __device__ inline void normalise(int lane, const float (&h)[8], float (&x)[8]) const {
+  template <DType type>
+  __device__ inline void normalise(int lane, const Eight<type>& h, float (&x)[8]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float m[4], r[4];
@@ -54,43 +57,14 @@ struct ForwardTables {
   }
 };
 
-/// What holds for most layers and blocks and spares a value some instructions: every γ is positive, every threshold lies inside the
-/// block's range, and no side is long.
-struct Usual {
-  bool rising = true;
-  float least = float_of(0x7f800000u), most = float_of(0xff800000u);
-
-  __device__ inline Usual(const ForwardTables& table, int lane) {
-    float gamma[8], threshold[8];
-    table.gamma.get(lane, gamma);
-    table.threshold.get(lane, threshold);
+__device__ inline side::Usual usual_of(const ForwardTables& table, int lane) {
+  float gamma[8], threshold[8];
+  table.gamma.get(lane, gamma);
+  table.threshold.get(lane, threshold);
+  side::Usual usual;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      rising = rising && gamma[j] > 0.0f && threshold[j] == threshold[j];
-      least = fminf(least, threshold[j]);
-      most = fmaxf(most, threshold[j]);
-    }
-  }
-  __device__ inline bool covers(const side::Bounds& b) const {
-    return __all_sync(~0u, rising && b.low <= least && most <= b.high && b.high - least <= b.usual);
-  }
-};
-
-struct OffSums {
-  float sum[8] = {}, count[8] = {};
-};
-
-/// uniform_of() for the noise of a slot: one byte permutation puts it under the exponent of 128.
-__device__ inline float uniform_at(const Words& noise, int slot) {
-  return __uint_as_float(__byte_perm(noise.w[slot / 2], 0x4300u, slot % 2 == 0 ? 0x5410 : 0x5432)) - 127.99999237060547f;
-}
-
-/// An on value adds its code to `codes`, an off value itself to its channel's sum and count, all by one predicate.
-__device__ inline void put_or_sum(float gamma, float beta, float v, uint32_t code, uint32_t& codes, float& sum, float& count) {
-  asm("{.reg .pred on; .reg .f32 r; fma.rn.f32 r, %3, %5, %4; setp.gt.f32 on, r, 0f00000000;"
-      "@on or.b32 %0, %0, %6; @!on add.f32 %1, %1, %5; @!on add.f32 %2, %2, 0f3F800000;}"
-      : "+r"(codes), "+f"(sum), "+f"(count)
-      : "f"(gamma), "f"(beta), "f"(v), "r"(code));
+  for (int j = 0; j < 8; ++j) usual.add(gamma[j], threshold[j]);
+  return usual;
 }
 
 /// Four of a thread's channels.
@@ -101,17 +75,17 @@ struct Gates {
 /// side_code_of() of core/side.h for one off code and three on codes: values 4·half … 4·half + 3 of eight.
 template <bool usual, int half>
 __device__ inline void encode4(const float (&x)[8], const Gates& g, const side::Bounds& b, const SideTable& t, const Words& noise,
-                               uint32_t& eight, OffSums& s) {
+                               uint32_t& eight, side::OffSums& s) {
 #pragma unroll
   for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
     const uint32_t unit = 1u << (2 * j);
-    const float v = flush_signed(x[j]), u = uniform_at(noise, j);
+    const float v = flush_signed(x[j]), u = side::uniform_at(noise, j);
     const side::Reach r = usual ? side::Reach{g.threshold[k], b.high} : side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, true);
     const float d = fabsf(v - r.from), length = fabsf(r.far - r.from);
     const float middle = (!usual && length > b.usual ? t.on_long[1] : t.on_short[1]) * length;
     uint32_t code = d > u * middle ? 2 * unit : unit;
     code = d > fmaf(u, length - middle, middle) ? 3 * unit : code;
-    put_or_sum(g.gamma[k], g.beta[k], v, code, eight, s.sum[j], s.count[j]);
+    side::put_or_sum(g.gamma[k], g.beta[k], v, code, eight, s.sum[j], s.count[j]);
   }
 }
 
@@ -119,7 +93,7 @@ __device__ inline void encode4(const float (&x)[8], const Gates& g, const side::
 template <int half>
 __device__ inline void code_and_pass(const ForwardTables& table, int lane, bool is_usual, const side::Bounds& b, const SideTable& t,
                                      const Words& noise, const Dropout& dropout, const Words& kept, float (&x)[8], uint32_t& eight,
-                                     OffSums& s) {
+                                     side::OffSums& s) {
   Gates g;
   table.threshold.get_half(lane, half, g.threshold);
   table.gamma.get_half(lane, half, g.gamma);
@@ -136,7 +110,7 @@ __device__ inline void code_and_pass(const ForwardTables& table, int lane, bool 
 }
 
 /// A thread block's off sums, its warps one after the other.
-__device__ inline void write_sums(const OffSums& off, float2* partial) {
+__device__ inline void write_sums(const side::OffSums& off, float2* partial) {
   constexpr int kCodeWarps = kCodeThreads / 32;
   __shared__ float2 shared[kCodeWarps][kBlock];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -152,36 +126,37 @@ __device__ inline void write_sums(const OffSums& off, float2* partial) {
 }
 
 /// x̂ of the broken block: z may be written over h before its codes are made.
+template <DType type>
 __device__ inline void keep_tail(const Forward& a) {
   const int64_t n = a.code.grid.values, whole = n / kBlock * kBlock;
 #pragma unroll 1
   for (int64_t i = whole + threadIdx.x; i < n; i += blockDim.x) {
     const int64_t c = channel_of(i, a.code.channels);
-    a.tail[i - whole] = normalised(a.h[i], a.affine.mean[c], a.affine.rstd[c]);
+    a.tail[i - whole] = normalised(load(a.h, type, i), a.affine.mean[c], a.affine.rstd[c]);
   }
 }
 
 /// Blocks of 256 values, one a warp and step, whole ones only; thread blocks, warps and steps as side_encode.cu has them.
-template <bool vector>
+template <DType type, bool vector>
 __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_constant__ Forward a) {
   __shared__ ForwardTables table;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / kBlock), step = gridDim.x * (kCodeThreads / 32);
-  if (blockIdx.x == 0) keep_tail(a);
+  if (blockIdx.x == 0) keep_tail<type>(a);
   table.fill(a.affine, a.code.channels, static_cast<int64_t>(blockIdx.x) * kBlock);
   const UniformSeed seed(a.seed);
   const Dropout dropout(a.chain, a.seed);
   __syncthreads();
-  const Usual usual(table, lane);
-  OffSums off;
-  float ahead[8];  // the next block's values, on their way while this one is coded
+  const side::Usual usual = usual_of(table, lane);
+  side::OffSums off;
+  Eight<type> ahead;  // the next block's values, on their way while this one is coded
   uint32_t block = blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x;
-  if (block < blocks) read8<vector>(a.h, (static_cast<int64_t>(block) * 32 + lane) * 8, ahead);
+  if (block < blocks) ahead = read8<type, vector>(a.h, (static_cast<int64_t>(block) * 32 + lane) * 8);
   for (; block < blocks; block += step) {
     const int64_t group = static_cast<int64_t>(block) * 32 + lane;
     float x[8];
     table.normalise(lane, ahead, x);
-    if (block + step < blocks) read8<vector>(a.h, (static_cast<int64_t>(block + step) * 32 + lane) * 8, ahead);
+    if (block + step < blocks) ahead = read8<type, vector>(a.h, (static_cast<int64_t>(block + step) * 32 + lane) * 8);
     Extremes e;
     e.add8(x);
     e.reduce_warp();
@@ -194,7 +169,7 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     code_and_pass<0>(table, lane, is_usual, b, a.code.table, noise, dropout, kept, x, eight, off);
     code_and_pass<1>(table, lane, is_usual, b, a.code.table, noise, dropout, kept, x, eight, off);
     store_codes<2>(a.to.codes, group, is_poisoned(r) ? 0 : eight, 8);
-    write8<vector>(a.z, group * 8, x);
+    write8<type, vector>(a.z, group * 8, x);
   }
   write_sums(off, a.partial + static_cast<int64_t>(blockIdx.x) * kBlock);
 }
@@ -225,7 +200,11 @@ __device__ inline void finish_tail(const Forward& a) {
     const float x = a.tail[first + j - whole], gamma = a.affine.gamma[at], beta = a.affine.beta[at], y = fmaf(gamma, x, beta);
     const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
     if (!is_poisoned(r)) eight |= side_code_of(x, c, r, a.code.table, noise_of(noise, j)) << (2 * j);
-    a.z[first + j] = chain_output(y, dropout.factor(kept, j, y > 0.0f));
+    const float z = chain_output(y, dropout.factor(kept, j, y > 0.0f));
+    if (a.type == DType::f32)
+      write1<DType::f32>(a.z, first + j, z);
+    else
+      write1<DType::bf16>(a.z, first + j, z);
   }
   store_codes<2>(a.to.codes, group, eight, count);
 }
@@ -281,8 +260,8 @@ int64_t norm_act_scratch_bytes(const SideCode&) {
   return norm_act::kCodeBlocks * norm_act::kBlock * static_cast<int64_t>(sizeof(float2)) + kTail;
 }
 
-void norm_act_encode(const SideCode& code, const Chain& chain, const float* h, const NormParameters& affine, const uint64_t* seed,
-                     uint8_t* bytes, float* z, void* scratch, StreamHandle stream) {
+void norm_act_encode(const SideCode& code, const Chain& chain, const void* h, DType type, const NormParameters& affine,
+                     const uint64_t* seed, uint8_t* bytes, void* z, void* scratch, StreamHandle stream) {
   constexpr const char* op = "norm_act_encode";
   using namespace norm_act;
   check_fit(code, bytes, op);
@@ -291,12 +270,10 @@ void norm_act_encode(const SideCode& code, const Chain& chain, const float* h, c
   float2* partial = static_cast<float2*>(scratch);
   const Layout at = layout_of(code.grid, code.table.bits, code.header, 0, code.channels);
   float* tail = reinterpret_cast<float*>(partial + kCodeBlocks * kBlock);
-  const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail};
+  const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail, type};
   const int64_t blocks = side::fixed_blocks(code, true, kBlock, kCodeBlocks);
-  if (is_aligned(h) && is_aligned(z))
-    encode_blocks<true><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);
-  else
-    encode_blocks<false><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);
+  with_values(type, is_aligned(h) && is_aligned(z), op,
+              [&](auto t, auto vector) { encode_blocks<t(), vector()><<<grid_size(blocks), kCodeThreads, 0, s>>>(a); });
   check_launch(op);
   finish_encode<<<grid_size(ceil_div(code.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, blocks * kBlock);
   check_launch(op);

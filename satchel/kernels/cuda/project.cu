@@ -205,9 +205,36 @@ __device__ inline void encode_tile(const Args& a, const float* tile, int64_t fir
   }
 }
 
+/// The same where a tile is one block: every thread of the thread block takes `chunks` groups.
+template <int bits, bool even, int chunks>
+__device__ inline void encode_block_tile(const Args& a, const float* tile, int64_t first_group, int groups, UniformSeed seed) {
+  __shared__ float2 pairs[32];
+  __shared__ BlockRuler ruler;
+  float v[chunks][8];
+  Extremes e;
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int own = static_cast<int>(threadIdx.x) + c * kWarps * 32;
+    const float4* p = reinterpret_cast<const float4*>(tile) + own * 2;
+    const float4 l = p[0], r = p[1];
+    v[c][0] = l.x, v[c][1] = l.y, v[c][2] = l.z, v[c][3] = l.w, v[c][4] = r.x, v[c][5] = r.y, v[c][6] = r.z, v[c][7] = r.w;
+    if (own < groups) e.add8(v[c]);
+  }
+  const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, first_group * 8 / a.code.grid.block, pairs, &ruler);
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int own = static_cast<int>(threadIdx.x) + c * kWarps * 32;
+    if (own >= groups) continue;
+    const Words noise = group_noise(seed, a.code.rounding, first_group + own);
+    store_codes<bits>(a.codes, first_group + own, encode8<bits, even>(v[c], b, a.code.levels, noise), 8);
+  }
+}
+
 /// What becomes of a tile of Z: written as it is, or coded on the spot.
 struct KeepZ {
   static constexpr int kTileFloats = 4;
+
+  __device__ static void begin(const Args&) {}
 
   template <DType type>
   __device__ static void put(const Args& a, const float (&z)[kMostWidth / 8][4], int64_t row, int64_t, int64_t end, int r0, int t, float*,
@@ -228,6 +255,12 @@ template <int bits, bool even, int chunks>
 struct CodeZ {
   static constexpr int kWidth = 16 * chunks, kTileFloats = kTileRows * kWidth;
 
+  /// Zeros between codes and headers: fewer than 16 bytes.
+  __device__ static void begin(const Args& a) {
+    uint8_t* gap = a.codes + code_bytes(a.code.grid.values, bits) + threadIdx.x;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && gap < static_cast<uint8_t*>(a.headers)) *gap = 0;
+  }
+
   template <DType type>
   __device__ static void put(const Args& a, const float (&z)[kMostWidth / 8][4], int64_t row, int64_t tile, int64_t end, int, int t,
                              float* shared, UniformSeed seed) {
@@ -240,7 +273,10 @@ struct CodeZ {
     }
     __syncthreads();
     const int rows = end - tile < kTileRows ? static_cast<int>(end - tile) : kTileRows;
-    encode_tile<bits, even, chunks>(a, shared, tile * (kWidth / 8), rows * (kWidth / 8), seed);
+    if (a.code.grid.block == kTileFloats)
+      encode_block_tile<bits, even, chunks>(a, shared, tile * (kWidth / 8), rows * (kWidth / 8), seed);
+    else
+      encode_tile<bits, even, chunks>(a, shared, tile * (kWidth / 8), rows * (kWidth / 8), seed);
   }
 };
 
@@ -254,6 +290,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) project_tiles(const __grid_con
   const int64_t end = min(start + a.p.per_matrix, a.p.rows);
   const int r0 = static_cast<int>(blockIdx.y) * kMostWidth;
   const UniformSeed seed(a.seed);
+  Sink::begin(a);
   bool drawn = false;
   for (int64_t tile = start + (blockIdx.x - matrix * workers) * kTileRows; tile < end; tile += workers * kTileRows) {
     const int64_t row = tile + warp * 16 + g;
@@ -290,8 +327,9 @@ void launch_tiles(const Args& a, DType type, cudaStream_t stream) {
 /// Can a tile be coded where it was made? Then Z never stands in device memory.
 bool is_fused(const Projection& p, const BlockCode& code) {
   const int64_t chunks = p.width / 16, lanes = chunks == 0 ? 0 : code.grid.block / (8 * chunks);
-  return code.levels.bits == 2 && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values && lanes >= 1 && lanes <= 32 &&
-         (lanes & (lanes - 1)) == 0 && code.grid.block == lanes * 8 * chunks && (p.per_matrix >= p.rows || p.per_matrix % kTileRows == 0);
+  const bool team = lanes >= 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0 && code.grid.block == lanes * 8 * chunks;
+  return code.levels.bits == 2 && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values &&
+         (team || code.grid.block == kTileRows * p.width) && (p.per_matrix >= p.rows || p.per_matrix % kTileRows == 0);
 }
 
 /// The matrices themselves, for the way back: one entry a thread.

@@ -52,6 +52,42 @@ __device__ inline Reach reach_of(const Gate& g, const Bounds& b, bool on) {
   return {fminf(fmaxf(g.threshold, b.low), b.high), down ? b.low : b.high};
 }
 
+/// What holds for most layers and blocks and spares a value some instructions: every γ is positive, every threshold lies inside the
+/// block's range, and no side is long.
+struct Usual {
+  bool rising = true;
+  float least = float_of(0x7f800000u), most = float_of(0xff800000u);
+
+  /// One of a thread's channels.
+  __device__ inline void add(float gamma, float threshold) {
+    rising = rising && gamma > 0.0f && threshold == threshold;
+    least = fminf(least, threshold);
+    most = fmaxf(most, threshold);
+  }
+  __device__ inline bool covers(const Bounds& b) const {
+    return __all_sync(~0u, rising && b.low <= least && most <= b.high && b.high - least <= b.usual);
+  }
+};
+
+/// uniform_of() for the noise of a slot: one byte permutation puts it under the exponent of 128.
+__device__ inline float uniform_at(const Words& noise, int slot) {
+  return __uint_as_float(__byte_perm(noise.w[slot / 2], 0x4300u, slot % 2 == 0 ? 0x5410 : 0x5432)) - 127.99999237060547f;
+}
+
+/// What the sums of a thread's channels' off values have come to; in fp32, so they overflow where values reach 1e34.
+struct OffSums {
+  float sum[8] = {}, count[8] = {};
+};
+
+/// An on value adds its code to `codes`, an off value itself to its channel's sum and count: one predicate for all three, where the
+/// compiler would select first.
+__device__ inline void put_or_sum(float gamma, float beta, float v, uint32_t code, uint32_t& codes, float& sum, float& count) {
+  asm("{.reg .pred on; .reg .f32 r; fma.rn.f32 r, %3, %5, %4; setp.gt.f32 on, r, 0f00000000;"
+      "@on or.b32 %0, %0, %6; @!on add.f32 %1, %1, %5; @!on add.f32 %2, %2, 0f3F800000;}"
+      : "+r"(codes), "+f"(sum), "+f"(count)
+      : "f"(gamma), "f"(beta), "f"(v), "r"(code));
+}
+
 /// Calls f with bits and off codes of a table as integral constants.
 template <class F>
 void with_table(const SideTable& t, F&& f) {
@@ -65,14 +101,17 @@ void with_table(const SideTable& t, F&& f) {
   f(integral_constant<int, 3>(), integral_constant<int, 4>());
 }
 
+inline int64_t common_divisor(int64_t a, int64_t b) {
+  while (b != 0) std::swap(a %= b, b);
+  return a;
+}
+
 /// Thread blocks for the fixed kernels so that `values_each · blocks` is a multiple of the channels; 0 where that is too many.
 inline int64_t fixed_blocks(const SideCode& code, bool has_channels, int64_t values_each, int64_t most) {
   if (code.grid.block != 256 || !code.grid.is_straight() || code.grid.values / 256 >= (int64_t{1} << 31) ||
       (has_channels && code.inner != 1 && code.channels != 1))
     return 0;
-  int64_t common = values_each, rest = has_channels ? code.channels : 1;
-  while (rest != 0) std::swap(common %= rest, rest);
-  const int64_t unit = (has_channels ? code.channels : 1) / common;
+  const int64_t channels = has_channels ? code.channels : 1, unit = channels / common_divisor(values_each, channels);
   return most / unit * unit;
 }
 

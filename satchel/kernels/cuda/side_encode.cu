@@ -9,31 +9,6 @@ constexpr int kEncodeThreads = 128, kEncodeEach = 6;  // threads a block, blocks
 constexpr int64_t kEncodeBlocks =
     132 * kEncodeEach;  // all resident at once on an H200; a constant, so that the off means' order never changes
 
-/// What holds for most layers and blocks and spares a value some instructions: every γ is positive, every threshold lies inside
-/// the block's range, and no side is long.
-struct Usual {
-  bool rising = true;
-  float least = float_of(0x7f800000u), most = float_of(0xff800000u);
-
-  __device__ inline explicit Usual(const Gate (&g)[8]) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      rising = rising && g[j].gamma > 0.0f && g[j].threshold == g[j].threshold;
-      least = fminf(least, g[j].threshold);
-      most = fmaxf(most, g[j].threshold);
-    }
-  }
-  __device__ inline bool covers(const Bounds& b) const {
-    return __all_sync(~0u, rising && b.low <= least && most <= b.high && b.high - least <= b.usual);
-  }
-};
-
-/// uniform_of() for the noise of slot j: one byte permutation puts it under the exponent of 128.
-template <int slot>
-__device__ inline float uniform_at(const Words& noise) {
-  return __uint_as_float(__byte_perm(noise.w[slot / 2], 0x4300u, slot % 2 == 0 ? 0x5410 : 0x5432)) - 127.99999237060547f;
-}
-
 /// side_level() of core/side.h as a code: first, first + step, … for every mark, moved towards the next by u, that lies below d.
 template <int count>
 __device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, float length, bool is_long, const float* usual,
@@ -49,20 +24,6 @@ __device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, fl
   return code;
 }
 
-/// What the sums of a thread's channels' off values have come to; in fp32, so they overflow where values reach 1e34.
-struct OffSums {
-  float sum[8] = {}, count[8] = {};
-};
-
-/// An on value adds its code to `codes`, an off value itself to its channel's sum and count: one predicate for all three, where the
-/// compiler would select first.
-__device__ inline void put_or_sum(const Gate& g, float v, uint32_t code, uint32_t& codes, float& sum, float& count) {
-  asm("{.reg .pred on; .reg .f32 r; fma.rn.f32 r, %3, %5, %4; setp.gt.f32 on, r, 0f00000000;"
-      "@on or.b32 %0, %0, %6; @!on add.f32 %1, %1, %5; @!on add.f32 %2, %2, 0f3F800000;}"
-      : "+r"(codes), "+f"(sum), "+f"(count)
-      : "f"(g.gamma), "f"(g.beta), "f"(v), "r"(code));
-}
-
 /// Codes of 8 values, packed. Sums are wanted only where the off side has a single code.
 template <int bits, int off, bool sums, bool usual>
 __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const SideTable& t, const Words& noise,
@@ -72,14 +33,14 @@ __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], cons
   const auto one = [&](auto slot) {
     constexpr int j = slot();
     constexpr uint32_t kUnit = 1u << (bits * j);
-    const float v = flush_signed(x[j]), u = uniform_at<j>(noise);
+    const float v = flush_signed(x[j]), u = uniform_at(noise, j);
     const bool on = fmaf(g[j].gamma, v, g[j].beta) > 0.0f;
     const Reach side = usual ? Reach{g[j].threshold, off == 1 || on ? b.high : b.low} : reach_of(g[j], b, off == 1 || on);
     const float d = fabsf(v - side.from), length = fabsf(side.far - side.from);
     const bool is_long = (!usual || off > 1) && length > b.usual;
     const uint32_t passing = level_code<kOn>(kUnit * off, kUnit, d, length, is_long, t.on_short, t.on_long, u);
     if constexpr (sums) {
-      put_or_sum(g[j], v, passing, eight, s.sum[j], s.count[j]);
+      put_or_sum(g[j].gamma, g[j].beta, v, passing, eight, s.sum[j], s.count[j]);
     } else if constexpr (off > 1) {
       const uint32_t blocked = level_code<off>(kUnit * (off - 1), ~kUnit + 1, d, length, is_long, t.off_short, t.off_long, u);
       eight |= on ? passing : blocked;
@@ -103,7 +64,9 @@ __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(cons
   const UniformSeed seed(a.seed);
   Gate g[8];
   load_gates(a.code, a.channels, static_cast<int64_t>(blockIdx.x) * 256 + lane * 8, g);
-  const Usual usual(g);
+  Usual usual;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) usual.add(g[j].gamma, g[j].threshold);
   OffSums off_sums;
   float ahead[8];  // the next block's values, on their way while this one is coded
   uint32_t block = blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x;

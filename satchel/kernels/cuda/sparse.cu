@@ -1,9 +1,11 @@
-// The sparse product: a team of lanes sums one row (or one stretch of a long row) for a tile of columns, each lane its own few
-// columns, entry after entry as kernels/sparse.h says. No atomics: the bits are those of the CPU.
+// The sparse product: a team of lanes walks the entries of four rows (or of one stretch of a long row) as one stream, for a tile of
+// columns, each lane its own 16 bytes of them. Sums are made entry after entry as kernels/sparse.h says; no atomics: the bits are
+// those of the CPU.
 //
-//   teams   | stretches of long rows, tile 0 | … tile 1 | … | rows, tile 0 | rows, tile 1 | …
+//   teams   | stretches of long rows, tile 0 | … tile 1 | … | groups of rows, tile 0 | groups of rows, tile 1 | …
 //
-// Hubs come first, so that they do not run on alone at the end; a second kernel adds their stretches up.
+// A tile of 16 lanes is 256 bytes of a row of x: the tile of an arxiv-sized graph stays in an H200's L2, where a whole row's would not
+// (docs/results.md). Hubs come first, so that they do not run on alone at the end; a second kernel adds their stretches up.
 #include <type_traits>
 
 #include "satchel/kernels/cuda/device.cuh"
@@ -11,36 +13,55 @@
 namespace satchel::cuda {
 namespace {
 
-constexpr int kFlight = 4;  // rows of x on their way to a lane at a time: 64 registers, so that 32 warps of an SM are at it
+constexpr int kFlight = 4;  // rows of x on their way to a lane at a time
+constexpr int kRows = 4;    // of a group
 
-/// `wide` neighbouring floats, at an address that is a multiple of their size.
-template <int wide>
-struct Columns {
-  float v[wide];
+/// `wide` neighbouring values, at an address that is a multiple of their size, as they come from memory.
+template <DType type, int wide>
+struct Raw {
+  static constexpr int kBytes = wide * (type == DType::f32 ? 4 : 2);
+  using Word =
+      std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
+  Word word;
 
-  __device__ static inline Columns load(const float* p) {
-    Columns c;
-    if constexpr (wide == 4) {
-      const float4 a = __ldg(reinterpret_cast<const float4*>(p));
-      c.v[0] = a.x, c.v[1] = a.y, c.v[2] = a.z, c.v[3] = a.w;
-    } else if constexpr (wide == 2) {
-      const float2 a = __ldg(reinterpret_cast<const float2*>(p));
-      c.v[0] = a.x, c.v[1] = a.y;
-    } else {
-      c.v[0] = __ldg(p);
-    }
-    return c;
-  }
-
-  __device__ inline void store(float* p) const {
-    if constexpr (wide == 4)
-      *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
-    else if constexpr (wide == 2)
-      *reinterpret_cast<float2*>(p) = make_float2(v[0], v[1]);
+  __device__ inline void load(const void* x, int64_t i) { word = __ldg(static_cast<const Word*>(x) + i); }
+  __device__ inline uint32_t part(int k) const {
+    if constexpr (kBytes == 16)
+      return k == 0 ? word.x : k == 1 ? word.y : k == 2 ? word.z : word.w;
+    else if constexpr (kBytes == 8)
+      return k == 0 ? word.x : word.y;
     else
-      *p = v[0];
+      return word;
+  }
+  __device__ inline float at(int j) const {
+    if constexpr (type == DType::f32)
+      return __uint_as_float(part(j));
+    else
+      return __uint_as_float(j % 2 == 0 ? part(j / 2) << 16 : part(j / 2) & 0xffff0000u);
   }
 };
+
+/// The same way back. Streamed: what comes next reads x, not y.
+template <DType type, int wide>
+__device__ inline void put(void* y, int64_t i, const float (&v)[wide]) {
+  using Word = typename Raw<type, wide>::Word;
+  constexpr int kParts = Raw<type, wide>::kBytes / 4 > 0 ? Raw<type, wide>::kBytes / 4 : 1;
+  uint32_t part[kParts] = {};
+#pragma unroll
+  for (int j = 0; j < wide; ++j) {
+    if constexpr (type == DType::f32)
+      part[j] = __float_as_uint(v[j]);
+    else
+      part[j / 2] |= static_cast<uint32_t>(to_bf16(v[j])) << (j % 2 * 16);
+  }
+  Word* to = static_cast<Word*>(y) + i;
+  if constexpr (kParts == 4)
+    __stcs(to, make_uint4(part[0], part[1], part[2], part[3]));
+  else if constexpr (kParts == 2)
+    __stcs(to, make_uint2(part[0], part[1]));
+  else
+    *to = static_cast<Word>(part[0]);
+}
 
 /// A team of `lanes` neighbouring threads. Teams of one warp may be at different entries.
 template <int lanes>
@@ -54,52 +75,68 @@ struct Team {
   }
 };
 
-/// Adds entries k … k + count of the batch that the team's lanes hold, one each; all loads first, then the sums in order.
-/// `own`: this lane has columns.
-template <int lanes, int wide, bool weighted, bool full>
-__device__ inline void add_entries(const Team<lanes>& team, const float* x, int64_t width, int32_t column, float weight, int k, int count,
-                                   bool own, Columns<wide>& sum) {
-  Columns<wide> got[kFlight];
-  float w[kFlight];
-#pragma unroll
-  for (int s = 0; s < kFlight; ++s) {
-    const int64_t row = team.from(column, k + s);
-    if constexpr (weighted) w[s] = team.from(weight, k + s);
-    if (own && (full || s < count)) got[s] = Columns<wide>::load(x + row * width);
+/// x and y in units of `wide` values.
+struct Operands {
+  const void* x;
+  void* y;
+  const void* plus;  // y = plus + A·x; null: A·x
+  float* scratch;
+  int64_t width, x_stride, y_stride, plus_stride, tiles;
+};
+
+/// One lane's weight of an entry.
+template <bool weighted>
+__device__ inline float weight_of(const Sparse& a, int64_t entry, int32_t column) {
+  float w = 1.0f;
+  if constexpr (weighted) {
+    if (a.value != nullptr) w = __ldg(a.value + entry);
+    if (a.column_scale != nullptr) w = w * __ldg(a.column_scale + column);
   }
-#pragma unroll
-  for (int s = 0; s < kFlight; ++s) {
-    if (full || s < count) {
-#pragma unroll
-      for (int j = 0; j < wide; ++j) sum.v[j] = weighted ? fmaf(w[s], got[s].v[j], sum.v[j]) : sum.v[j] + got[s].v[j];
-    }
-  }
+  return w;
 }
 
-/// Sum of entries [from, to), a stretch at most. Every lane of the team calls it; x is at the lane's first column.
-template <int lanes, int wide, bool weighted>
-__device__ inline Columns<wide> stretch_sum(const Team<lanes>& team, const Sparse& a, const float* x, int64_t width, int64_t from,
-                                            int64_t to, bool own) {
-  Columns<wide> sum = {};
-  for (int64_t e = from; e < to; e += lanes) {
-    const int batch = to - e < lanes ? static_cast<int>(to - e) : lanes;
-    int32_t column = 0;
-    float weight = 1.0f;
-    if (team.lane < batch) {
-      column = __ldg(a.column + e + team.lane);
-      if constexpr (weighted) {
-        if (a.value != nullptr) weight = __ldg(a.value + e + team.lane);
-        if (a.column_scale != nullptr) weight = weight * __ldg(a.column_scale + column);
+/// The entries of rows [row, last) of a group: their ends, counted from `begin`, stand in the first lanes. Calls finish(row, sum) for
+/// each in turn. Columns are read two batches of `lanes` ahead of their use, weights one.
+template <DType type, int lanes, int wide, bool weighted, class Finish>
+__device__ inline void walk(const Team<lanes>& team, const Sparse& a, const Operands& o, int64_t at, int64_t begin, int ends, int row,
+                            int last, Finish&& finish) {
+  const int from = row == 0 ? 0 : team.from(ends, row - 1), total = team.from(ends, last - 1), lane = static_cast<int>(team.lane);
+  float sum[wide] = {};
+  int end = team.from(ends, row);
+  const auto next_row = [&] {
+    finish(row, sum);
+#pragma unroll
+    for (int j = 0; j < wide; ++j) sum[j] = 0.0f;
+    end = ++row < last ? team.from(ends, row) : INT32_MAX;
+  };
+  const auto column_at = [&](int e) { return e < total ? __ldg(a.column + begin + e) : 0; };
+  const auto weight_at = [&](int e, int32_t column) { return e < total ? weight_of<weighted>(a, begin + e, column) : 0.0f; };
+  int32_t now = column_at(from + lane), next = column_at(from + lanes + lane);
+  float weight = weight_at(from + lane, now);
+  for (int e = from; e < total; e += lanes) {
+    const int32_t after = column_at(e + 2 * lanes + lane);
+    const float next_weight = weight_at(e + lanes + lane, next);
+#pragma unroll
+    for (int k = 0; k < lanes; k += kFlight) {
+      if (e + k >= total) break;
+      Raw<type, wide> got[kFlight];
+      float w[kFlight];
+#pragma unroll
+      for (int s = 0; s < kFlight; ++s) {  // row 0 where there is no entry: read, not added
+        got[s].load(o.x, team.from(now, k + s) * o.x_stride + at);
+        if constexpr (weighted) w[s] = team.from(weight, k + s);
+      }
+#pragma unroll
+      for (int s = 0; s < kFlight; ++s) {
+        if (e + k + s >= total) break;
+        while (e + k + s == end) next_row();
+#pragma unroll
+        for (int j = 0; j < wide; ++j) sum[j] = weighted ? fmaf(w[s], got[s].at(j), sum[j]) : sum[j] + got[s].at(j);
       }
     }
-    for (int k = 0; k < batch; k += kFlight) {
-      if (batch - k >= kFlight)
-        add_entries<lanes, wide, weighted, true>(team, x, width, column, weight, k, kFlight, own, sum);
-      else
-        add_entries<lanes, wide, weighted, false>(team, x, width, column, weight, k, batch - k, own, sum);
-    }
+    now = next, next = after, weight = next_weight;
   }
-  return sum;
+  while (row < last) next_row();
 }
 
 /// The long row that stretch s of the list belongs to: the last one that starts at or before it.
@@ -112,102 +149,157 @@ __device__ inline int64_t long_row_of(const Sparse& a, int64_t s) {
   return low;
 }
 
-template <int lanes, int wide, bool weighted>
-__global__ void __launch_bounds__(kThreads)
-    multiply_rows(const __grid_constant__ Sparse a, const float* x, int64_t width, float* y, float* scratch, int64_t tiles) {
+/// A finished sum as y's row: scaled, and added to what is there to add to.
+template <DType type, int wide>
+__device__ inline void write_row(const Sparse& a, const Operands& o, int64_t at, int64_t row, float (&sum)[wide]) {
+  const float scale = a.row_scale == nullptr ? 1.0f : __ldg(a.row_scale + row);
+  if (a.row_scale != nullptr) {
+#pragma unroll
+    for (int j = 0; j < wide; ++j) sum[j] = scale * sum[j];
+  }
+  if (o.plus != nullptr) {
+    Raw<type, wide> own;
+    own.load(o.plus, row * o.plus_stride + at);
+#pragma unroll
+    for (int j = 0; j < wide; ++j) sum[j] = own.at(j) + sum[j];
+  }
+  put<type>(o.y, row * o.y_stride + at, sum);
+}
+
+/// What a team walks: up to kRows rows, or one stretch.
+struct Group {
+  int64_t begin;   // first entry
+  int64_t first;   // row, or number of the stretch
+  int rows, ends;  // ends: of row `lane`, counted from `begin`
+  unsigned longs;  // a bit a row that stretches sum
+
+  template <int lanes>
+  __device__ inline static Group of_rows(const Team<lanes>& team, const Sparse& a, int64_t item) {
+    Group g;
+    g.first = item * kRows;
+    g.rows = static_cast<int>(min(static_cast<int64_t>(kRows), a.rows - g.first));
+    const int64_t row = g.first + min(static_cast<int>(team.lane), g.rows - 1);
+    const int64_t from = __ldg(a.start + row), to = __ldg(a.start + row + 1);
+    g.begin = team.from(from, 0);
+    g.ends = static_cast<int>(to - g.begin);
+    g.longs = __ballot_sync(team.mask, to - from > kStretch) >> (threadIdx.x % 32 / lanes * lanes);
+    return g;
+  }
+
+  __device__ inline static Group of_stretch(const Sparse& a, int64_t item) {
+    const int64_t which = long_row_of(a, item), row = __ldg(a.long_row + which) - a.first_row;
+    Group g{.begin = 0, .first = item, .rows = 1, .ends = 0, .longs = 0};
+    g.begin = __ldg(a.start + row) + (item + a.first_stretch - __ldg(a.long_start + which)) * kStretch;
+    g.ends = static_cast<int>(min(kStretch, static_cast<int64_t>(__ldg(a.start + row + 1)) - g.begin));
+    return g;
+  }
+};
+
+template <DType type, int lanes, int wide, bool weighted>
+__global__ void __launch_bounds__(kThreads) multiply_rows(const __grid_constant__ Sparse a, const __grid_constant__ Operands o) {
   const Team<lanes> team;
   int64_t task = thread_index() / lanes;
-  const bool is_stretch = task < a.long_stretches * tiles;
-  if (!is_stretch) task -= a.long_stretches * tiles;
-  const int64_t of_tile = is_stretch ? a.long_stretches : a.rows;
+  const bool is_stretch = task < a.long_stretches * o.tiles;
+  if (!is_stretch) task -= a.long_stretches * o.tiles;
+  const int64_t of_tile = is_stretch ? a.long_stretches : ceil_div(a.rows, kRows);
   const int64_t tile = quotient(task, of_tile), item = task - tile * of_tile;
-  if (tile >= tiles) return;  // the whole team
-  int64_t begin, end;
-  if (is_stretch) {
-    const int64_t which = long_row_of(a, item), row = __ldg(a.long_row + which) - a.first_row;
-    begin = __ldg(a.start + row) + (item + a.first_stretch - __ldg(a.long_start + which)) * kStretch;
-    end = min(begin + kStretch, static_cast<int64_t>(__ldg(a.start + row + 1)));
-  } else {
-    begin = __ldg(a.start + item);
-    end = __ldg(a.start + item + 1);
-    if (a.long_rows > 0 && end - begin > kStretch) return;
-  }
-
-  const int64_t at = (tile * lanes + team.lane) * wide;
-  const bool own = at < width;
-  Columns<wide> sum;
-  for (int64_t from = begin; from == begin || from < end; from += kStretch) {  // more than once only without a list of long rows
-    const auto part = stretch_sum<lanes, wide, weighted>(team, a, x + at, width, from, min(from + kStretch, end), own);
+  if (tile >= o.tiles) return;  // the whole team
+  const int64_t at = tile * lanes + team.lane;
+  const bool own = at < o.width;
+  const Group g = is_stretch ? Group::of_stretch(a, item) : Group::of_rows(team, a, item);
+  const auto finish = [&](int row, float(&sum)[wide]) {
+    if (!own) return;
+    if (!is_stretch) return write_row<type>(a, o, at, g.first + row, sum);
 #pragma unroll
-    for (int j = 0; j < wide; ++j) sum.v[j] = from == begin ? part.v[j] : sum.v[j] + part.v[j];
+    for (int j = 0; j < wide; ++j) o.scratch[(g.first * o.width + at) * wide + j] = sum[j];
+  };
+  for (int row = 0, last; row < g.rows; row = last) {
+    last = row + 1;
+    if ((g.longs >> row & 1) != 0) continue;
+    while (last < g.rows && (g.longs >> last & 1) == 0) ++last;
+    walk<type, lanes, wide, weighted>(team, a, o, own ? at : 0, g.begin, g.ends, row, last, finish);
   }
-  if (!own) return;
-  if (is_stretch) return sum.store(scratch + item * width + at);
-  if (a.row_scale != nullptr) {
-    const float scale = __ldg(a.row_scale + item);
-#pragma unroll
-    for (int j = 0; j < wide; ++j) sum.v[j] = scale * sum.v[j];
-  }
-  sum.store(y + item * width + at);
 }
 
-/// One column of a long row a thread.
-__global__ void __launch_bounds__(kThreads) add_stretches(const __grid_constant__ Sparse a, int64_t width, const float* scratch, float* y) {
-  const int64_t i = thread_index(), which = quotient(i, width), column = i - which * width;
+/// `wide` columns of a long row a thread.
+template <DType type, int wide>
+__global__ void __launch_bounds__(kThreads) add_stretches(const __grid_constant__ Sparse a, const __grid_constant__ Operands o) {
+  const int64_t i = thread_index(), which = quotient(i, o.width), at = i - which * o.width;
   if (which >= a.long_rows) return;
   const int64_t row = __ldg(a.long_row + which) - a.first_row;
-  const int64_t from = __ldg(a.long_start + which), to = __ldg(a.long_start + which + 1);
-  const float* part = scratch + (from - a.first_stretch) * width + column;
-  float sum = *part;
-#pragma unroll 8
-  for (int64_t s = 1; s < to - from; ++s) sum = sum + part[s * width];
-  y[row * width + column] = a.row_scale == nullptr ? sum : __ldg(a.row_scale + row) * sum;
+  const int64_t from = __ldg(a.long_start + which), count = __ldg(a.long_start + which + 1) - from;
+  const float* part = o.scratch + ((from - a.first_stretch) * o.width + at) * wide;
+  float sum[wide];
+#pragma unroll
+  for (int j = 0; j < wide; ++j) sum[j] = part[j];
+#pragma unroll 4
+  for (int64_t s = 1; s < count; ++s) {
+#pragma unroll
+    for (int j = 0; j < wide; ++j) sum[j] = sum[j] + part[s * o.width * wide + j];
+  }
+  write_row<type>(a, o, at, row, sum);
 }
 
-/// Calls f(lanes) with the size of a team for rows of `wanted` lanes: the smallest that covers one, up to a warp; half a warp where
-/// the last warp of a row would stand half idle.
-template <class F>
+/// Calls f(lanes) with the size of a team for rows of `wanted` lanes: 16 do best, 8 where 16 would stand idle too often.
+template <int bytes, class F>
 void with_lanes(int64_t wanted, F&& f) {
-  if (wanted <= 4) return f(std::integral_constant<int, 4>());
-  if (wanted <= 8) return f(std::integral_constant<int, 8>());
-  if (wanted <= 16 || (wanted > 32 && (wanted - 1) % 32 < 16)) return f(std::integral_constant<int, 16>());
-  f(std::integral_constant<int, 32>());
+  if constexpr (bytes < 16) {
+    f(std::integral_constant<int, 32>());
+  } else {
+    if (wanted <= 4) return f(std::integral_constant<int, 4>());
+    if (4 * ceil_div(wanted, 16) * 16 > 5 * ceil_div(wanted, 8) * 8) return f(std::integral_constant<int, 8>());
+    f(std::integral_constant<int, 16>());
+  }
 }
 
-template <int wide>
-void launch(const Sparse& a, const float* x, int64_t width, float* y, float* scratch, cudaStream_t s) {
+template <DType type, int wide>
+void launch(const Sparse& a, Operands o, cudaStream_t s) {
   const bool weighted = a.value != nullptr || a.column_scale != nullptr;
-  with_lanes(width / wide, [&](auto lanes) {
-    const int64_t tiles = ceil_div(width, lanes() * wide);
-    const unsigned blocks = grid_size(ceil_div((a.rows + a.long_stretches) * tiles, kThreads / lanes()));
+  for (int64_t* n : {&o.width, &o.x_stride, &o.y_stride, &o.plus_stride}) *n /= wide;
+  with_lanes<Raw<type, wide>::kBytes>(o.width, [&](auto lanes) {
+    o.tiles = ceil_div(o.width, lanes());
+    const unsigned blocks = grid_size(ceil_div((ceil_div(a.rows, kRows) + a.long_stretches) * o.tiles, kThreads / lanes()));
     if (weighted)
-      multiply_rows<lanes(), wide, true><<<blocks, kThreads, 0, s>>>(a, x, width, y, scratch, tiles);
+      multiply_rows<type, lanes(), wide, true><<<blocks, kThreads, 0, s>>>(a, o);
     else
-      multiply_rows<lanes(), wide, false><<<blocks, kThreads, 0, s>>>(a, x, width, y, scratch, tiles);
+      multiply_rows<type, lanes(), wide, false><<<blocks, kThreads, 0, s>>>(a, o);
   });
   check_launch("multiply");
+  if (a.long_rows == 0) return;
+  add_stretches<type, wide><<<blocks_for(a.long_rows * o.width), kThreads, 0, s>>>(a, o);
+  check_launch("multiply");
+}
+
+template <DType type>
+void launch(const Sparse& a, const Operands& o, cudaStream_t s) {
+  constexpr int kMost = type == DType::f32 ? 4 : 8;
+  const auto fits = [&](int wide) {
+    const auto bytes = static_cast<uintptr_t>(wide) * size_of(type);
+    const auto divides = [&](int64_t n) { return n % wide == 0; };
+    return divides(o.width) && divides(o.x_stride) && divides(o.y_stride) && divides(o.plus_stride) && is_aligned(o.x, bytes) &&
+           is_aligned(o.y, bytes) && (o.plus == nullptr || is_aligned(o.plus, bytes));
+  };
+  if (fits(kMost))
+    launch<type, kMost>(a, o, s);
+  else if (fits(2))
+    launch<type, 2>(a, o, s);
+  else
+    launch<type, 1>(a, o, s);
 }
 
 }  // namespace
 
 int64_t multiply_scratch_values(const Sparse& a, int64_t width) { return a.long_stretches * width; }
 
-void multiply(const Sparse& a, const float* x, int64_t width, float* y, float* scratch, StreamHandle stream) {
-  if (a.rows == 0 || width == 0) return;
+void multiply(const Sparse& a, const ProductSides& sides, float* scratch, StreamHandle stream) {
+  if (a.rows == 0 || sides.width == 0) return;
+  const Operands o{sides.x, sides.y, sides.plus, scratch, sides.width, sides.x_stride, sides.y_stride, sides.plus_stride, 0};
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const auto fits = [&](int wide) {
-    const auto bytes = static_cast<uintptr_t>(wide) * sizeof(float);
-    return width % wide == 0 && is_aligned(x, bytes) && is_aligned(y, bytes) && is_aligned(scratch, bytes);
-  };
-  if (fits(4))
-    launch<4>(a, x, width, y, scratch, s);
-  else if (fits(2))
-    launch<2>(a, x, width, y, scratch, s);
-  else
-    launch<1>(a, x, width, y, scratch, s);
-  if (a.long_rows == 0) return;
-  add_stretches<<<blocks_for(a.long_rows * width), kThreads, 0, s>>>(a, width, scratch, y);
-  check_launch("multiply");
+  switch (sides.type) {
+    case DType::f32: return launch<DType::f32>(a, o, s);
+    case DType::bf16: return launch<DType::bf16>(a, o, s);
+    default: fail("multiply", "x must be float32 or bfloat16");
+  }
 }
 
 }  // namespace satchel::cuda

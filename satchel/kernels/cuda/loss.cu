@@ -1,0 +1,162 @@
+// Softmax and cross entropy of every row in one read and one write: a team of up to 32 threads a row, eight classes a thread in
+// registers (more are read again from the cache). Every thread writes only what it has read itself. Row losses are added in double,
+// thread by thread, then by a tree, so that a run repeats to the bit.
+#include "satchel/kernels/cuda/device.cuh"
+#include "satchel/kernels/cuda/loss.h"
+
+namespace satchel::cuda {
+namespace {
+
+constexpr int kHeld = 8;             // classes a thread keeps in registers
+constexpr int64_t kParts = 132 * 8;  // thread blocks that share the rows; one partial sum each
+
+/// Threads a row: the fewest that hold it, a power of two.
+int team_size(int64_t classes) {
+  int lanes = 1;
+  while (lanes < 32 && lanes * kHeld < classes) lanes *= 2;
+  return lanes;
+}
+
+/// Calls f(class, place in registers) for the classes of one thread.
+template <bool held, class F>
+__device__ inline void for_classes(int64_t classes, int lane, int lanes, const F& f) {
+  if constexpr (held) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (lane + k * lanes < classes) f(static_cast<int64_t>(lane + k * lanes), k);
+    }
+  } else {
+    for (int64_t c = lane; c < classes; c += lanes) f(c, 0);
+  }
+}
+
+/// Over teams of neighbouring threads; every thread of the warp takes part.
+__device__ inline float team_max(float v, int lanes) {
+  for (int o = lanes / 2; o > 0; o /= 2) v = max_nan(v, __shfl_xor_sync(~0u, v, o));
+  return v;
+}
+__device__ inline float team_sum(float v, int lanes) {
+  for (int o = lanes / 2; o > 0; o /= 2) v += __shfl_xor_sync(~0u, v, o);
+  return v;
+}
+
+/// The sum over a thread block of kThreads threads, for its first thread.
+__device__ inline double block_sum(double v) {
+  __shared__ double warps[kThreads / 32];
+  for (int o = 16; o > 0; o /= 2) v += __shfl_down_sync(~0u, v, o);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
+  __syncthreads();
+  double sum = 0;
+  if (threadIdx.x == 0) {
+    for (const double w : warps) sum += w;
+  }
+  return sum;
+}
+
+template <DType type, bool held>
+__global__ void __launch_bounds__(kThreads) cross_entropy_rows(const __grid_constant__ LabelledRows r, void* logits, const int64_t* labels,
+                                                               bool write, int lanes, double* partial) {
+  const float share = static_cast<float>(1.0 / static_cast<double>(r.counted));
+  const int lane = static_cast<int>(threadIdx.x) % lanes, team = static_cast<int>(threadIdx.x) / lanes, teams = kThreads / lanes;
+  double sum = 0;
+  // The bound is the same for a whole thread block: no thread leaves while others shuffle.
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * teams; first < r.rows; first += static_cast<int64_t>(gridDim.x) * teams) {
+    const int64_t row = first + team, at = row * r.classes;
+    const int64_t label = row < r.rows ? __ldg(reinterpret_cast<const long long*>(labels) + row) : kIgnored;
+    const bool counts = label != kIgnored, known = label >= 0 && label < r.classes;
+    float v[kHeld] = {};
+    const auto value = [&](int64_t c, int k) { return held ? v[k] : load(logits, type, at + c); };
+    float most = float_of(0xff800000u), total = 0.0f;
+    if (counts) {
+      for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) {
+        if (held) v[k] = load(logits, type, at + c);
+        most = max_nan(most, value(c, k));
+      });
+    }
+    most = team_max(most, lanes);
+    if (counts) for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) { total += expf(value(c, k) - most); });
+    total = team_sum(total, lanes);
+    if (counts && !known) {
+      total = float_of(0x7fc00000u);
+      sum = total;
+    }
+    if (counts) {
+      for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) {
+        if (c == label) sum += static_cast<double>(logf(total) - (value(c, k) - most));
+      });
+    }
+    if (!write || row >= r.rows) continue;  // what follows is each thread's own
+    const float scale = share / total;
+    for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) {
+      const float g = counts ? fmaf(expf(value(c, k) - most), scale, c == label ? -share : 0.0f) : 0.0f;
+      store(logits, type, at + c, g);
+    });
+  }
+  const double all = block_sum(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = all;
+}
+
+__global__ void __launch_bounds__(kThreads) finish_loss(const double* partial, int64_t parts, int64_t counted, float* loss) {
+  double sum = 0;
+  for (int64_t p = threadIdx.x; p < parts; p += kThreads) sum += partial[p];
+  const double all = block_sum(sum);
+  if (threadIdx.x == 0) *loss = static_cast<float>(all / static_cast<double>(counted));
+}
+
+template <DType type, bool vector>
+__global__ void __launch_bounds__(kThreads) scale_values(void* x, int64_t values, const float* factor) {
+  const float f = __ldg(factor);
+  if (f == 1.0f) return;
+  constexpr int kEach = vector ? 4 : 1;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x * kEach;
+  for (int64_t i = thread_index() * kEach; i < values; i += stride) {
+    if (vector && i + 4 <= values) {
+      float v[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v[j] = load(x, type, i + j) * f;
+      store4<type>(x, i, v);
+    } else {
+      for (int64_t j = i; j < i + kEach && j < values; ++j) store(x, type, j, load(x, type, j) * f);
+    }
+  }
+}
+
+}  // namespace
+
+int64_t cross_entropy_scratch_bytes() { return kParts * static_cast<int64_t>(sizeof(double)); }
+
+void cross_entropy(const LabelledRows& r, void* logits, DType type, const int64_t* labels, bool write, float* loss, void* scratch,
+                   StreamHandle stream) {
+  if (r.counted < 1) fail("cross_entropy", "at least one row must count", r.counted);
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const int lanes = team_size(r.classes);
+  const int64_t all = ceil_div(r.rows, kThreads / lanes), parts = all < kParts ? all : kParts;
+  double* partial = static_cast<double*>(scratch);
+  if (parts > 0) {
+    with_type(type, [&](auto t) {
+      if (r.classes <= static_cast<int64_t>(lanes) * kHeld)
+        cross_entropy_rows<t(), true><<<grid_size(parts), kThreads, 0, s>>>(r, logits, labels, write, lanes, partial);
+      else
+        cross_entropy_rows<t(), false><<<grid_size(parts), kThreads, 0, s>>>(r, logits, labels, write, lanes, partial);
+    });
+    check_launch("cross_entropy");
+  }
+  finish_loss<<<1, kThreads, 0, s>>>(partial, parts, r.counted, loss);
+  check_launch("cross_entropy");
+}
+
+void scale(void* x, DType type, int64_t values, const float* factor, StreamHandle stream) {
+  if (values == 0) return;
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const bool vector = is_aligned(x);
+  const int64_t all = ceil_div(values, kThreads * (vector ? 4 : 1)), blocks = all < kParts ? all : kParts;
+  with_type(type, [&](auto t) {
+    if (vector)
+      scale_values<t(), true><<<grid_size(blocks), kThreads, 0, s>>>(x, values, factor);
+    else
+      scale_values<t(), false><<<grid_size(blocks), kThreads, 0, s>>>(x, values, factor);
+  });
+  check_launch("scale");
+}
+
+}  // namespace satchel::cuda

@@ -1,0 +1,102 @@
+// The loss over masked labels: what torch gives, in the logits' own memory.
+#include "satchel/autograd/loss.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <limits>
+
+#include "satchel/autograd/report.h"
+#include "satchel/core/error.h"
+
+namespace satchel::test {
+namespace {
+
+at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
+
+TEST(MaskedLabels, CountRowsOfTheIndex) {
+  const at::Tensor labels = at::arange(6), index = at::tensor({4, 0, 3}, at::kLong);
+  const MaskedLabels some = masked_labels(labels, index);
+  EXPECT_TRUE(at::equal(some.labels, at::tensor({0, -100, -100, 3, 4, -100}, at::kLong)));
+  EXPECT_EQ(some.rows, 3);
+  EXPECT_TRUE(at::equal(labels, at::arange(6))) << "labels themselves stay";
+  const at::Tensor holes = at::tensor({1, -100, 2}, at::kLong);
+  EXPECT_EQ(masked_labels(holes).rows, 2);
+  EXPECT_EQ(masked_labels(holes, at::tensor({1, 2}, at::kLong)).rows, 1);
+}
+
+TEST(MaskedLabels, RefuseWhatCannotBeRight) {
+  const at::Tensor labels = at::arange(6);
+  const auto at_rows = [&](std::initializer_list<int64_t> rows) { return masked_labels(labels, at::tensor(rows, at::kLong)); };
+  EXPECT_THROW(at_rows({0, 6}), Error);
+  EXPECT_THROW(at_rows({-1, 2}), Error);
+  EXPECT_THROW(at_rows({1, 2, 1}), Error);
+  EXPECT_THROW(at_rows({}), Error);
+  EXPECT_THROW(masked_labels({}), Error);
+  EXPECT_THROW(masked_labels(labels.to(at::kInt)), Error);
+  EXPECT_THROW(masked_labels(labels.view({2, 3})), Error);
+  EXPECT_THROW(masked_labels(labels, at::ones({6}, at::kBool)), Error);
+  EXPECT_THROW(masked_labels(at::full({3}, -100, at::kLong)), Error);
+  EXPECT_THROW(masked_labels(at::tensor({0, -1, 2}, at::kLong)), Error);
+  EXPECT_NO_THROW(masked_labels(at::tensor({0, -1, 2}, at::kLong), at::tensor({0, 2}, at::kLong))) << "of a row that does not count";
+}
+
+TEST(MaskedLoss, EqualsTorchInTheLogitsMemory) {
+  at::manual_seed(3);
+  for (const int64_t rows : {1, 20, 50}) {
+    const at::Tensor x = leaf({50, 12}), labels = at::randint(0, 12, {50}), index = at::randperm(50).narrow(0, 0, rows);
+    const MaskedLabels masked = masked_labels(labels, index);
+    const at::Tensor expected = at::cross_entropy_loss(x * 1, masked.labels), want = torch::autograd::grad({expected}, {x})[0];
+    const at::Tensor logits = x * 1, loss = cross_entropy_(logits, masked);
+    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
+    EXPECT_TRUE(at::allclose(logits.detach(), want, 1e-5, 1e-8));
+    EXPECT_EQ(total_bytes(saved_tensors(loss)), static_cast<int64_t>(logits.nbytes()));
+    const at::Tensor twice = torch::autograd::grad({loss}, {x}, {at::scalar_tensor(2.0)}, /*retain_graph=*/true)[0];
+    EXPECT_TRUE(at::allclose(twice, want * 2, 1e-5, 1e-8));
+    EXPECT_TRUE(at::allclose(torch::autograd::grad({loss}, {x}, {at::scalar_tensor(3.0)})[0], want * 3, 1e-5, 1e-8));
+    EXPECT_NEAR(cross_entropy_(x.detach(), masked).item<double>(), expected.item<double>(), 1e-6) << "without gradients";
+  }
+}
+
+TEST(MaskedLoss, OfHalfWidthLogitsIsComputedInFloat32) {
+  at::manual_seed(4);
+  const at::Tensor x = at::randn({200, 9}).to(at::kBFloat16).requires_grad_();
+  const MaskedLabels masked = masked_labels(at::randint(0, 9, {200}), at::arange(0, 200, 2));
+  const at::Tensor exact = x.detach().to(at::kFloat).requires_grad_(), expected = at::cross_entropy_loss(exact, masked.labels);
+  const at::Tensor want = torch::autograd::grad({expected}, {exact})[0], logits = x * 1, loss = cross_entropy_(logits, masked);
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
+  const at::Tensor got = torch::autograd::grad({loss}, {x})[0];
+  EXPECT_EQ(got.scalar_type(), at::kBFloat16);
+  // One rounding to bfloat16: 2^−8 of the value.
+  EXPECT_TRUE(at::allclose(got.to(at::kFloat), want, 0x1.01p-8, 1e-8));
+}
+
+TEST(MaskedLoss, ShowsWhatIsNotANumberWhereItCounts) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const at::Tensor x = at::randn({6, 4});
+    x[1][2] = bad;
+    const MaskedLabels with = masked_labels(at::zeros({6}, at::kLong), at::arange(0, 3)),
+                       without = masked_labels(at::zeros({6}, at::kLong), at::arange(2, 6));
+    const at::Tensor first = x.clone().requires_grad_() * 1, second = x.clone().requires_grad_() * 1;
+    EXPECT_TRUE(cross_entropy_(first, with).isnan().item<bool>());
+    EXPECT_TRUE(at::equal(first.detach().isnan().any(1), at::arange(6).eq(1))) << "its row alone";
+    EXPECT_TRUE(cross_entropy_(second, without).isfinite().item<bool>());
+    EXPECT_TRUE(at::equal(second.detach().narrow(0, 0, 2), at::zeros({2, 4})));
+  }
+}
+
+TEST(MaskedLoss, RefusesWhatDoesNotFit) {
+  const MaskedLabels five = masked_labels(at::zeros({5}, at::kLong));
+  EXPECT_THROW(cross_entropy_(leaf({5, 3}), five), Error);
+  EXPECT_THROW(cross_entropy_(leaf({4, 3}) * 1, five), Error);
+  EXPECT_THROW(cross_entropy_(leaf({5, 3}) * 1, MaskedLabels{five.labels, 0}), Error);
+  EXPECT_THROW(cross_entropy_(leaf({5, 3}) * 1, MaskedLabels{five.labels, 4}), Error);
+  EXPECT_THROW(cross_entropy_(leaf({5, 3}) * 1, MaskedLabels{}), Error);
+  const at::Tensor x = leaf({5, 3}), logits = x * 1, both = cross_entropy_(logits, five) + cross_entropy_(logits, five);
+  EXPECT_THROW(torch::autograd::grad({both}, {x}), Error) << "logits serve one loss";
+}
+
+}  // namespace
+}  // namespace satchel::test
