@@ -48,6 +48,7 @@ def named(file, result):
     kinds = ["bf16"] if file.get("amp", "none") != "none" else []
     kinds += ["CUDA graph"] if result.get("cuda_graph", False) else []
     kinds += ["A·X not cached"] if file.get("cache") is False and family == "Satchel" else []
+    kinds += [f"{file['cache_limit']} of A·X cached"] if file.get("cache_limit") and family == "Satchel" else []
     return family, f"{label} ({', '.join(kinds)})" if kinds else label
 
 

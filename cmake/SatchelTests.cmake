@@ -114,6 +114,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/chain_cuda_test.cpp
     tests/cuda/loss_cuda_test.cpp
     tests/cuda/norm_act_cuda_test.cpp
+    tests/cuda/norm_act_product_cuda_test.cpp
     tests/cuda/norm_block_cuda_test.cpp
     tests/cuda/pack_cuda_test.cpp
     tests/cuda/project_product_cuda_test.cpp

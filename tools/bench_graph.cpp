@@ -62,6 +62,7 @@ void print_about(const BenchGraphCommand& c, const Setting& s) {
   if (c.tf32) kinds += ", products in TF32";
   if (c.amp != "none") kinds += ", activations in " + c.amp;
   if (c.no_cache) kinds += ", A·X in every step";
+  if (!c.cache.empty()) kinds += ", at most " + c.cache + " of A·X kept";
   if (c.cuda_graph) kinds += c.no_torch ? ", steps from a CUDA graph" : ", steps from a CUDA graph (torch's run eagerly)";
   if (s.cap > 0) kinds += fmt::format(", allocator capped at {} bytes", grouped(s.cap));
   if (!kinds.empty()) fmt::print("{}\n", kinds.substr(2));
@@ -103,6 +104,7 @@ ordered_json results_json(const std::vector<BenchResult>& results, const BenchGr
           {"amp", c.amp},
           {"cuda_graph", c.cuda_graph},
           {"cache", !c.no_cache},
+          {"cache_limit", c.cache.empty() ? ordered_json(nullptr) : ordered_json(c.cache)},
           {"cap", s.cap > 0 ? ordered_json(s.cap) : ordered_json(nullptr)},
           {"gradient_error", s.gradient_error},
           {"machine", machine_json(c.device)},
@@ -121,6 +123,7 @@ TrainOptions options_of(const BenchGraphCommand& c) {
   o.amp = from_name<Amp>(c.amp, "bench");
   o.cuda_graph = c.cuda_graph;
   o.cache_aggregate = !c.no_cache;
+  if (!c.cache.empty()) o.cache_bytes = cache_bytes_of(c.cache, "bench");
   return o;
 }
 
@@ -159,6 +162,8 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
       ->capture_default_str();
   graph.add_flag("--cuda-graph", c.cuda_graph, "Replay the methods' steps from a CUDA graph; torch's run eagerly (cuda)");
   graph.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
+  graph.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
+      ->excludes("--no-cache");
   graph.add_flag("--no-torch", c.no_torch, "Leave plain torch out, and ratios to it");
   graph.add_option("--memory-cap", c.memory_cap, "Most that torch's allocator may take: 12GB, 11.5GiB, bytes (cuda)");
   graph.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
@@ -185,6 +190,14 @@ int64_t parse_bytes(const std::string& text, const char* op) {
   const double bytes = number * scale;
   if (!(bytes >= 1 && bytes <= 0x1p62)) refuse();
   return static_cast<int64_t>(bytes);
+}
+
+int64_t cache_bytes_of(const std::string& text, const char* op) {
+  try {
+    return parse_bytes(text, op);
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
 }
 
 void run_bench_graph(const BenchGraphCommand& c) {

@@ -17,6 +17,7 @@ struct BenchGraphCommand {
   std::string device = "cpu";
   int64_t threads = 0;
   bool tf32 = false, cuda_graph = false, no_cache = false, no_torch = false;
+  std::string cache;       // most bytes of A·X that are kept; empty: all
   std::string memory_cap;  // bytes of torch's allocator, as parse_bytes() reads them; empty: none
   std::string json;
 };
@@ -27,5 +28,7 @@ void run_bench_graph(const BenchGraphCommand& command);
 /// "12GB" (10⁹ bytes), "12GiB" (2³⁰), also of K, M and T, "1.5GB", or a plain number of bytes. Throws `[op] rule, got 'text'` unless it is
 /// 1 to 2^62 bytes.
 int64_t parse_bytes(const std::string& text, const char* op);
+/// The same as a wrong use of the command line.
+int64_t cache_bytes_of(const std::string& text, const char* op);
 
 }  // namespace satchel::tool

@@ -56,7 +56,8 @@ class GraphBench::Entry {
     }
     task_ = to_device(host, bench.device_);
     add_loss_labels(task_, options_.method.plain);
-    if (!torch && caches_aggregate(task_, options_)) task_.input = with_aggregated(std::move(task_.input), task_.a);
+    if (const int64_t rows = torch ? 0 : cached_rows(task_, options_); rows > 0)
+      task_.input = with_aggregated(std::move(task_.input), task_.a, rows);
     model_ = seeded_model(options_);
     optimizer_ = std::make_unique<ParameterStep>(options_, model_->parameters());
     result_.name = torch ? "torch" : options_.method.name;

@@ -14,6 +14,7 @@
 #include "satchel/data/npy.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
+#include "tools/bench_graph.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
 #include "tools/train_report.h"
@@ -71,6 +72,7 @@ TrainOptions options_of(const TrainCommand& c, const Method& method) {
   o.optimizer = from_name<Optimizer>(c.optimizer, "train");
   o.amp = from_name<Amp>(c.amp, "train");
   o.cache_aggregate = !c.no_cache;
+  if (!c.cache.empty()) o.cache_bytes = cache_bytes_of(c.cache, "train");
   o.method = method;
   return o;
 }
@@ -190,6 +192,8 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
   train.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit; --epochs may be more");
   train.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
   train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
+  train.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
+      ->excludes("--no-cache");
   train.add_flag("--tf32", o.tf32, "Products of float32 matrices in TF32 (cuda)");
   train.add_option("--amp", c.amp, "Features and activations in this type; weights, statistics and losses stay float32")
       ->check(members<Amp>())

@@ -23,6 +23,7 @@ struct TrainCommand {
   TrainOptions options;
   int64_t seeds = 1;
   int64_t threads = 0;  // 0: torch's own number
+  std::string cache;    // as bench graph's
   bool no_cache = false, quiet = false;
   std::string json;
 };

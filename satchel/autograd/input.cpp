@@ -1,7 +1,9 @@
 #include "satchel/autograd/input.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/mm.h>
 
+#include "satchel/tensor/norm_act_product.h"
 #include "satchel/tensor/pack.h"
 #include "satchel/tensor/project.h"
 
@@ -33,6 +35,14 @@ std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Ten
 
 int64_t InputSave::columns() const { return shared_ != nullptr ? shared_->channels() : reference_->unpack().size(-1); }
 
+std::vector<at::Tensor> InputSave::products_from_codes(const std::vector<at::Tensor>& gs) const {
+  if (shared_ == nullptr || gs.empty() || !fuses_norm_act_product(shared_->code, gs)) return {};
+  // In full float32 arithmetic decides, and cuBLAS is as quick from 256 columns on (docs/results.md).
+  const bool tensor_cores = gs.front().scalar_type() != at::kFloat || at::globalContext().allowTF32CuBLAS();
+  if (!tensor_cores && gs.front().size(1) > 128) return {};
+  return norm_act_product(shared_->code, shared_->seed, shared_->chain, gs);
+}
+
 void InputSave::for_rows(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
   if (shared_ != nullptr) {
     const SharedRows rows(*shared_);
@@ -40,6 +50,7 @@ void InputSave::for_rows(at::ScalarType type, const std::function<void(int64_t f
     return;
   }
   const at::Tensor x = reference_->unpack();
+  if (x.is_cuda() && x.scalar_type() == type) return run(0, x.size(0), x);  // nothing to decode: one product
   for_stretches_of(x.size(0), x.size(1), x.is_cuda(),
                    [&](int64_t first, int64_t last) { run(first, last, x.narrow(0, first, last - first).to(type)); });
 }

@@ -33,7 +33,12 @@ class InputSave {
   bool has_rows() const { return reference_.has_value() || shared_ != nullptr; }
   /// … of how many columns?
   int64_t columns() const;
-  /// Calls run(first, last, X's rows first to last as `type`) for all stretches of stretch_rows(rows, columns(), …).
+  /// The tensor that a reference refers to.
+  at::Tensor tensor() const { return reference_->unpack(); }
+  bool is_reference() const { return reference_.has_value(); }
+  /// gᵀ·X for every g (one or two), straight from the codes; empty where no kernel does that.
+  std::vector<at::Tensor> products_from_codes(const std::vector<at::Tensor>& gs) const;
+  /// Calls run(first, last, X's rows first to last as `type`) for stretches that cover all rows in their order.
   void for_rows(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
 
   /// Adds its lines; none for a reference and for a save that another function made.

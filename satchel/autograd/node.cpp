@@ -2,11 +2,11 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
 #include <mutex>
 
+#include "satchel/autograd/input.h"
 #include "satchel/core/error.h"
 
 namespace satchel {
@@ -42,8 +42,9 @@ SavedTensor saved_line(const std::string& name, const char* kind, const at::Tens
 }
 
 at::Tensor column_sums(const at::Tensor& g) {
-  if (!g.is_cuda() || g.scalar_type() != at::kFloat) return g.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
-  return at::mm(at::ones({1, g.size(0)}, g.options()), g).squeeze(0);
+  const bool known = g.scalar_type() == at::kFloat || g.scalar_type() == at::kBFloat16;
+  if (!g.is_cuda() || !known) return g.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
+  return product(at::ones({1, g.size(0)}, g.options()), g).squeeze(0);
 }
 
 at::Tensor own(at::Tensor&& g) {

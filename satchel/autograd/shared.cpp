@@ -15,8 +15,7 @@ namespace satchel {
 
 int64_t stretch_rows(int64_t rows, int64_t width, bool cuda) {
   width = std::max<int64_t>(width, 1);
-  // A GPU's: a sixth of the matrix, so that launches stay few on large graphs, from 4 to 64 MiB of float32.
-  const int64_t values = cuda ? std::clamp<int64_t>(ceil_div(rows, 6) * width, 1 << 20, 1 << 24) : 1 << 18;
+  const int64_t values = cuda ? 12 << 20 : 1 << 18;
   const int64_t most = std::max<int64_t>(kGroup, ceil_div(values / width, kGroup) * kGroup);
   return ceil_div(ceil_div(rows, std::max<int64_t>(ceil_div(rows, most), 1)), kGroup) * kGroup;
 }

@@ -50,7 +50,8 @@ class SharingNode : public SavingNode {
   uint32_t version_ = 0;
 };
 
-/// Rows of `width` values that are worked on at a time: as float32 1 MiB, which stays in a core's cache, or 4 to 64 MiB on a GPU.
+/// Rows of `width` values that are worked on at a time: as float32 1 MiB, which stays in a core's cache, or 48 MiB on a GPU,
+/// whose products of many rows take one launch and one sum of partial results a stretch.
 int64_t stretch_rows(int64_t rows, int64_t width, bool cuda);
 /// Calls run(first, last) for stretches of so many rows; the last may be shorter.
 void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run);

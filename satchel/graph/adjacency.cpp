@@ -1,3 +1,5 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 
 #include <cmath>
@@ -24,11 +26,32 @@ class Mover {
   }
 
   Csr operator()(const Csr& a) {
-    return {a.rows,           a.columns,          move(a.start),    move(a.column), move(a.value), move(a.row_scale), move(a.column_scale),
-            move(a.long_row), move(a.long_start), a.long_stretches, a.long_list};
+    Csr to = a;
+    if (device_.is_cuda() && a.column_scale.defined() && a.device().is_cpu()) {
+      to.value = folded(a);
+      to.column_scale = at::Tensor();
+    }
+    for (at::Tensor* t : {&to.start, &to.column, &to.value, &to.row_scale, &to.column_scale, &to.long_row, &to.long_start, &to.group_row})
+      *t = move(*t);
+    return to;
   }
 
  private:
+  /// value · column_scale an entry; once for a matrix and a transpose of the same arrays.
+  at::Tensor folded(const Csr& a) {
+    at::Tensor& value =
+        folded_[{a.column.const_data_ptr(), a.value.defined() ? a.value.const_data_ptr() : nullptr, a.column_scale.const_data_ptr()}];
+    if (value.defined()) return value;
+    const Entries in(a);
+    value = at::empty({a.entries()}, at::kFloat);
+    float* to = value.mutable_data_ptr<float>();
+    const float* scale = a.column_scale.const_data_ptr<float>();
+    at::parallel_for(0, a.entries(), 1 << 16, [&](int64_t begin, int64_t end) {
+      for (int64_t e = begin; e < end; ++e) to[e] = (in.value == nullptr ? 1.0f : in.value[e]) * scale[in.column[e]];
+    });
+    return value;
+  }
+
   at::Tensor move(const at::Tensor& t) {
     if (!t.defined() || t.device() == device_) return t;
     at::Tensor& moved = moved_[{t.const_data_ptr(), t.numel(), t.scalar_type()}];
@@ -38,6 +61,7 @@ class Mover {
 
   at::Device device_;
   std::map<std::tuple<const void*, int64_t, at::ScalarType>, at::Tensor> moved_;
+  std::map<std::tuple<const void*, const void*, const void*>, at::Tensor> folded_;
 };
 
 /// Is Aᵀ's structure A's own? Columns rise in every row. Visits the entries in the order in which a transpose would be written, and
@@ -141,7 +165,8 @@ int64_t bytes_of(const Adjacency& a) {
   std::set<const void*> seen;
   int64_t bytes = 0;
   for (const Csr* m : {&a.matrix, &a.transpose}) {
-    for (const at::Tensor* t : {&m->start, &m->column, &m->value, &m->row_scale, &m->column_scale, &m->long_row, &m->long_start}) {
+    for (const at::Tensor* t :
+         {&m->start, &m->column, &m->value, &m->row_scale, &m->column_scale, &m->long_row, &m->long_start, &m->group_row}) {
       if (!t->defined() || !seen.insert(t->storage().unsafeGetStorageImpl()).second) continue;
       bytes += static_cast<int64_t>(t->storage().nbytes());
     }

@@ -53,7 +53,9 @@ void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& 
     }
     check_layer(input.x, a, weight, bias, op);
     if (input.aggregated.defined()) {
-      check_matrix(input.aggregated, a.nodes(), input.x.size(1), a, "aggregated x", op, true);
+      check_matrix(input.aggregated, -1, input.x.size(1), a, "aggregated x", op, true);
+      if (input.aggregated.size(0) < 1 || input.aggregated.size(0) > a.nodes())
+        fail(op, "aggregated features must be of 1 to " + std::to_string(a.nodes()) + " nodes", input.aggregated.size(0));
       if (input.aggregated.scalar_type() != input.x.scalar_type())
         fail(op, "aggregated features must have the features' type", c10::toString(input.aggregated.scalar_type()));
     }

@@ -165,8 +165,31 @@ Csr unscaled(const Csr& a) {
   return out;
 }
 
+namespace {
+
+std::vector<int32_t> group_rows(const int64_t* start, int64_t rows) {
+  std::vector<int32_t> group;
+  int64_t sum = 0, first = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t entries = start[i + 1] - start[i];
+    if (i == 0 || sum + entries > kGroupEntries || i - first == kGroupRows) {
+      group.push_back(static_cast<int32_t>(i));
+      first = i;
+      sum = 0;
+    }
+    sum += entries;
+  }
+  group.push_back(static_cast<int32_t>(rows));
+  return group;
+}
+
+}  // namespace
+
 Csr finished(Csr a) {
   const int64_t* start = a.start.const_data_ptr<int64_t>();
+  std::vector<int32_t> group = group_rows(start, a.rows);
+  a.group_row = tensor_of(group);
+  a.group_list = std::make_shared<const std::vector<int32_t>>(std::move(group));
   std::vector<int32_t> row;
   std::vector<int64_t> first = {0};
   for (int64_t i = 0; i < a.rows; ++i) {

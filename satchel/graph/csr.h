@@ -24,8 +24,11 @@ struct Csr {
   at::Tensor row_scale, column_scale;  // float32
   at::Tensor long_row, long_start;     // rows of many entries, see kernels/sparse.h: int32, int64
   int64_t long_stretches = 0;          // long_start's last number, known without asking a GPU
+  at::Tensor group_row;                // rows that go together, see kernels/sparse.h: int32
 
-  std::shared_ptr<const std::vector<LongRow>> long_list;  // the same on the host, for parts of the matrix
+  // The same on the host, for parts of the matrix.
+  std::shared_ptr<const std::vector<LongRow>> long_list;
+  std::shared_ptr<const std::vector<int32_t>> group_list;
 
   int64_t entries() const { return column.numel(); }
   at::Device device() const { return start.device(); }
@@ -42,6 +45,7 @@ Csr made_symmetric(const Csr& a);
 /// With exactly one (all ones) or no entry on the diagonal.
 Csr with_self_loops(const Csr& a);
 Csr without_self_loops(const Csr& a);
+/// On CUDA column scales are multiplied into the values, which saves an indirect read an entry: the same products.
 Csr to_device(const Csr& a, at::Device device);
 
 /// The fixed matrix A of a graph layer and its transpose, made once. A symmetric structure is stored once for both.

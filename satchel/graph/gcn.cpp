@@ -25,8 +25,8 @@ class GcnNode : public SavingNode {
  public:
   explicit GcnNode(const std::string& layer) : SavingNode("gcn", layer) {}
   Csr transpose;
-  InputSave x;
-  bool aggregated = false;  // what is kept is A·X of the data set
+  Csr matrix;               // of the data set's layer
+  InputSave x, aggregated;  // aggregated: A·X of the data set, of which some rows may be kept
   SavedVariable weight;
 
   std::vector<SavedTensor> lines() const override {
@@ -40,8 +40,8 @@ class GcnNode : public SavingNode {
     const at::Tensor g = gradient.contiguous();
     variable_list gradients(3);
     if (needs(2)) gradients[2] = column_sums(g);
-    if (aggregated) {
-      if (needs(1)) gradients[1] = x.transposed_products({g})[0].t();
+    if (aggregated.defined()) {
+      if (needs(1)) gradients[1] = from_aggregated(g);
       return gradients;
     }
     const at::Tensor w = needs(0) ? weight.unpack().to(g.scalar_type()) : at::Tensor();
@@ -58,22 +58,39 @@ class GcnNode : public SavingNode {
 
   void release() override {
     x.release();
+    aggregated.release();
     weight.reset_data();
   }
 
  private:
+  /// (A·X)ᵀ·g, as it lies: the weight's gradient.
+  at::Tensor from_aggregated(const at::Tensor& g) const {
+    at::Tensor sum;
+    for_aggregated(aggregated.tensor(), x.tensor(), matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
+      const at::Tensor part = product(g.narrow(0, first, last - first).t(), rows);
+      sum = sum.defined() ? sum.add_(part) : part;
+    });
+    return sum;
+  }
+
   /// A stretch of rows at a time, so that Aᵀ·g never stands beside x's gradient: false where x cannot be had by rows.
   bool by_rows(const at::Tensor& g, const at::Tensor& w, variable_list& gradients) const {
     if (!x.has_rows() || g.size(0) == 0) return false;
     const int64_t in = x.columns();
+    ProductRows product(transpose, g, needs(0) ? in : 0);
+    const auto write = [&](int64_t, int64_t, const at::Tensor& ag, at::Tensor& dx) { at::mm_out(dx, ag, w); };
+    if (g.is_cuda()) {
+      if (const std::vector<at::Tensor> products = x.products_from_codes({product.read(0, g.size(0))}); !products.empty()) {
+        gradients[1] = products.front();
+        if (needs(0)) product.write(0, g.size(0), write);
+        gradients[0] = product.result();
+        return true;
+      }
+    }
     gradients[1] = at::zeros({g.size(1), in}, g.options().dtype(at::kFloat));
-    ProductRows product(transpose, g, needs(0) ? in : 0, stretch_rows(g.size(0), in, g.is_cuda()));
     x.for_rows(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& rows) {
-      const at::Tensor ag = product.read(first, last).to(g.scalar_type());
-      add_product_(gradients[1], ag.t(), rows);
-      if (!needs(0)) return;
-      at::Tensor to = product.result().narrow(0, first, last - first);
-      at::mm_out(to, ag, w);
+      add_product_(gradients[1], product.read(first, last).to(g.scalar_type()).t(), rows);
+      if (needs(0)) product.write(first, last, write);
     });
     gradients[0] = product.result();
     return true;
@@ -85,10 +102,8 @@ at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& we
   const at::Tensor w = weight.detach().to(x.scalar_type());
   const at::Tensor bias = given_bias.defined() ? given_bias.detach().to(x.scalar_type()) : given_bias;
   if (w.size(0) >= w.size(1)) {
-    ProductRows product(a.matrix, x, w.size(0), stretch_rows(x.size(0), x.size(1), x.is_cuda()));
-    for_stretches_of(x.size(0), x.size(1), x.is_cuda(), [&](int64_t first, int64_t last) {
-      const at::Tensor ax = product.read(first, last);
-      at::Tensor to = product.result().narrow(0, first, last - first);
+    ProductRows product(a.matrix, x, w.size(0));
+    product.write_all([&](int64_t, int64_t, const at::Tensor& ax, at::Tensor& to) {
       bias.defined() ? at::addmm_out(to, bias, ax, w.t()) : at::mm_out(to, ax, w.t());
     });
     return product.result();
@@ -121,13 +136,19 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   const auto forward = [&] {
     if (!aggregated) return combine(input.x.contiguous(), a, weight, bias);
     const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.detach().to(input.x.scalar_type()) : t; };
-    return at::linear(input.aggregated, as_x(weight), as_x(bias));
+    if (input.aggregated.size(0) == a.nodes()) return at::linear(input.aggregated, as_x(weight), as_x(bias));
+    at::Tensor out = at::empty({a.nodes(), weight.size(0)}, input.x.options());
+    for_aggregated(input.aggregated, input.x.contiguous(), a.matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
+      out.narrow(0, first, last - first).copy_(at::linear(rows, as_x(weight), as_x(bias)));
+    });
+    return out;
   };
   if (!records(weight, bias)) return forward();
   const auto node = make_node<GcnNode>(saving.name, at::Tensor(), weight, bias);
   node->transpose = a.transpose;
-  node->x = InputSave::reference(aggregated ? input.aggregated : input.x);
-  node->aggregated = aggregated;
+  node->x = InputSave::reference(input.x.contiguous());
+  node->matrix = a.matrix;
+  if (aggregated) node->aggregated = InputSave::reference(input.aggregated);
   return attach(forward(), node);
 }
 

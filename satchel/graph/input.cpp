@@ -1,6 +1,10 @@
 #include "satchel/graph/input.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+
+#include <string>
+#include <utility>
 
 #include "satchel/core/error.h"
 #include "satchel/graph/spmm.h"
@@ -12,11 +16,27 @@ at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight) {
   return spmm(input.sparse, weight.t().contiguous());
 }
 
-GraphInput with_aggregated(GraphInput input, const Adjacency& a) {
-  if (input.is_sparse()) fail("with_aggregated", "features must be dense", "sparse ones");
-  input.aggregated = multiply(a.matrix, input.x);
+GraphInput with_aggregated(GraphInput input, const Adjacency& a) { return with_aggregated(std::move(input), a, a.nodes()); }
+
+GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows) {
+  constexpr const char* op = "with_aggregated";
+  if (input.is_sparse()) fail(op, "features must be dense", "sparse ones");
+  if (rows < 1 || rows > a.nodes()) fail(op, "rows must be 1 to " + std::to_string(a.nodes()), rows);
+  const at::Tensor x = input.x.contiguous();
+  input.aggregated = at::empty({rows, x.size(1)}, x.options());
+  multiply_rows(a.matrix, x, 0, rows, input.aggregated);
   input.aggregated_by = a.matrix.column;
   return input;
+}
+
+void for_aggregated(const at::Tensor& aggregated, const at::Tensor& x, const Csr& a,
+                    const std::function<void(int64_t first, int64_t last, const at::Tensor& rows)>& run) {
+  const int64_t kept = aggregated.size(0);
+  run(0, kept, aggregated);
+  if (kept == a.rows) return;
+  const at::Tensor others = at::empty({a.rows - kept, x.size(1)}, x.options());
+  multiply_rows(a, x, kept, a.rows, others);
+  run(kept, a.rows, others);
 }
 
 }  // namespace satchel

@@ -3,6 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
+
 #include "satchel/graph/csr.h"
 
 namespace satchel {
@@ -10,7 +13,7 @@ namespace satchel {
 struct GraphInput {
   at::Tensor x = {};           // nodes × features; undefined where they are sparse
   Adjacency sparse = {};       // X and Xᵀ, where they are sparse
-  at::Tensor aggregated = {};  // A·X, computed once; undefined where it would take too much memory, or X is sparse
+  at::Tensor aggregated = {};  // A·X's first rows, computed once: all, or as many as memory is given to; undefined: none
 
   at::Tensor aggregated_by = {};  // A's columns: which adjacency that was
 
@@ -22,7 +25,12 @@ struct GraphInput {
 /// X·Wᵀ, sparse or dense, with a gradient.
 at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight);
 
-/// Adds A·X to dense features.
+/// Adds the first `rows` rows of A·X to dense features; all by default.
 GraphInput with_aggregated(GraphInput input, const Adjacency& a);
+GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows);
+
+/// Calls run(first, last, rows of A·X) for the rows that are kept, and then for the others, computed anew.
+void for_aggregated(const at::Tensor& aggregated, const at::Tensor& x, const Csr& a,
+                    const std::function<void(int64_t first, int64_t last, const at::Tensor& rows)>& run);
 
 }  // namespace satchel

@@ -45,9 +45,12 @@ Sparse sparse_of(const Csr& a) {
   return s;
 }
 
-/// The list of long rows, which only a GPU reads.
-void add_long_rows(const Csr& a, Sparse& s) {
-  if (!a.long_row.defined()) fail(kOp, "a matrix on CUDA must have its list of long rows, as csr.h's functions make it", "none");
+/// The lists of groups and of long rows, which only a GPU reads.
+void add_lists(const Csr& a, Sparse& s) {
+  if (!a.long_row.defined() || !a.group_row.defined() || a.group_row.numel() < 1)
+    fail(kOp, "a matrix on CUDA must have its lists of rows, as csr.h's functions make them", "none");
+  s.groups = a.group_row.numel() - 1;
+  s.group_row = line<int32_t>(a, a.group_row, s.groups + 1, "group_row");
   if (a.long_row.numel() == 0) return;
   s.long_rows = a.long_row.numel();
   s.long_stretches = a.long_stretches;
@@ -89,8 +92,13 @@ Sparse part_of(Sparse s, const Csr& a, int64_t first, int64_t last) {
   if (s.row_scale != nullptr) s.row_scale += first;
   s.rows = last - first;
   s.first_row = first;
+  if (s.group_row == nullptr) return s;
+  if (a.long_list == nullptr || a.group_list == nullptr) fail(kOp, "parts of a matrix need its lists of rows on the host", "none");
+  const auto begin = a.group_list->begin(), end = a.group_list->end();
+  const auto from_group = std::upper_bound(begin, end, first) - 1, to_group = std::lower_bound(from_group, end, last);
+  s.group_row += from_group - begin;
+  s.groups = to_group - from_group;
   if (s.long_rows == 0) return s;
-  if (a.long_list == nullptr) fail(kOp, "parts of a matrix need its list of long rows on the host", "none");
   const auto at = [&](int64_t row) {
     return std::lower_bound(a.long_list->begin(), a.long_list->end(), row, [](const LongRow& l, int64_t r) { return l.row < r; });
   };
@@ -152,7 +160,7 @@ Sparse check_product(const Csr& a, const at::Tensor& x) {
     fail(kOp, "x must be float32 or bfloat16", c10::toString(x.scalar_type()));
   if (x.device() != a.device()) fail(kOp, "x must be on the matrix's device", x.device());
   if (x.dim() != 2 || x.size(0) != a.columns) fail(kOp, "x must have " + std::to_string(a.columns) + " rows", x.sizes());
-  if (x.is_cuda()) add_long_rows(a, s);
+  if (x.is_cuda()) add_lists(a, s);
   return s;
 }
 

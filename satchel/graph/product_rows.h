@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 
 #include "satchel/graph/csr.h"
 
@@ -16,16 +17,23 @@ namespace satchel {
 ///            | result … … … … |                 front: rows that were read are free
 class ProductRows {
  public:
-  /// `width`: of the result, of x's type; 0: there is none. Stretches have at most `stretch` rows and are read from first to last.
-  ProductRows(const Csr& a, const at::Tensor& x, int64_t width, int64_t stretch);
+  /// `width`: of the result, of x's type; 0: there is none.
+  ProductRows(const Csr& a, const at::Tensor& x, int64_t width);
 
-  /// Rows [first, last) of A·x, good until the next call, and until rows of the result past `last` are written.
+  /// Rows [first, last) of A·x, good until the next call, and until rows past `first` of the result are written.
   at::Tensor read(int64_t first, int64_t last);
-  /// All rows. Those that have been read may be written.
+
+  using Write = std::function<void(int64_t first, int64_t last, const at::Tensor& product, at::Tensor& result)>;
+  /// Calls write(first, last, A·x's rows, the result's rows) for stretches of rows [first, last), which were read before.
+  void write(int64_t first, int64_t last, const Write& write);
+  /// read() and write() for all rows.
+  void write_all(const Write& write);
+
   const at::Tensor& result() const { return result_; }
 
  private:
   const Csr& a_;
+  int64_t stretch_;
   at::Tensor x_, product_, result_;
 };
 

@@ -26,7 +26,8 @@ class SageNode : public SavingNode {
  public:
   explicit SageNode(const std::string& layer) : SavingNode("sage", layer) {}
   Csr transpose;
-  InputSave x, aggregated;  // aggregated: only where a method keeps it, or the data set's own
+  Csr matrix;               // of the data set's layer
+  InputSave x, aggregated;  // aggregated: only where a method keeps it, or the data set's own, of which some rows may be kept
   SavedVariable neighbour, self;
 
   std::vector<SavedTensor> lines() const override {
@@ -45,7 +46,7 @@ class SageNode : public SavingNode {
     const bool from_x = needs(1) && !aggregated.defined();  // (A·x)ᵀ·g = xᵀ·(Aᵀ·g)
     at::Tensor ag;
     if (from_x || (needs(0) && !input_is_narrower())) ag = multiply(transpose, g);
-    if (needs(1) && aggregated.defined()) gradients[1] = aggregated.transposed_products({g})[0].t();
+    if (needs(1) && aggregated.defined()) gradients[1] = from_aggregated(g);
     add_products(from_x, ag, g, gradients);
     if (needs(0)) gradients[0] = input_gradient(ag, g);
     return gradients;
@@ -65,21 +66,45 @@ class SageNode : public SavingNode {
     const int64_t out = g.size(1), in = x.columns();
     const at::Tensor wl = needs(0) ? neighbour.unpack().to(g.scalar_type()) : at::Tensor();
     const at::Tensor wr = needs(0) ? self.unpack().to(g.scalar_type()) : at::Tensor();
+    ProductRows product(transpose, g, needs(0) ? in : 0);
+    const auto write = [&](int64_t first, int64_t last, const at::Tensor& ag, at::Tensor& dx) {
+      at::mm_out(dx, ag, wl);
+      dx.addmm_(g.narrow(0, first, last - first), wr);
+    };
+    if (g.is_cuda()) {
+      std::vector<at::Tensor> gs;
+      if (needs(1)) gs.push_back(product.read(0, g.size(0)));
+      if (needs(2)) gs.push_back(g);
+      if (const std::vector<at::Tensor> products = x.products_from_codes(gs); !products.empty()) {
+        if (needs(1)) gradients[1] = products.front();
+        if (needs(2)) gradients[2] = products.back();
+        if (needs(0)) product.write(0, g.size(0), write);
+        gradients[0] = product.result();
+        return true;
+      }
+    }
     const auto sums = [&](bool wanted) { return wanted ? at::zeros({out, in}, g.options().dtype(at::kFloat)) : at::Tensor(); };
     gradients[1] = sums(needs(1));
     gradients[2] = sums(needs(2));
-    ProductRows product(transpose, g, needs(0) ? in : 0, stretch_rows(g.size(0), in, g.is_cuda()));
     x.for_rows(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& rows) {
-      const at::Tensor part = g.narrow(0, first, last - first), ag = product.read(first, last).to(g.scalar_type());
+      const at::Tensor ag = product.read(first, last).to(g.scalar_type());
       if (needs(1)) add_product_(gradients[1], ag.t(), rows);
-      if (needs(2)) add_product_(gradients[2], part.t(), rows);
-      if (!needs(0)) return;
-      at::Tensor to = product.result().narrow(0, first, last - first);
-      at::mm_out(to, ag, wl);
-      to.addmm_(part, wr);
+      if (needs(2)) add_product_(gradients[2], g.narrow(0, first, last - first).t(), rows);
+      if (needs(0)) product.write(first, last, write);
     });
     gradients[0] = product.result();
     return true;
+  }
+
+  /// (A·x)ᵀ·g, as it lies: the weight's gradient.
+  at::Tensor from_aggregated(const at::Tensor& g) const {
+    if (!aggregated.is_reference()) return aggregated.transposed_products({g})[0].t();
+    at::Tensor sum;
+    for_aggregated(aggregated.tensor(), x.tensor(), matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
+      const at::Tensor part = product(g.narrow(0, first, last - first).t(), rows);
+      sum = sum.defined() ? sum.add_(part) : part;
+    });
+    return sum;
   }
 
   bool input_is_narrower() const { return neighbour.unpack().size(1) < neighbour.unpack().size(0); }
@@ -106,7 +131,13 @@ class SageNode : public SavingNode {
 at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adjacency& a, const SageWeights& w) {
   const auto as_x = [&](const at::Tensor& t) { return t.detach().to(x.scalar_type()); };
   const at::Tensor bias = w.bias.defined() ? as_x(w.bias) : w.bias;
-  if (aggregated.defined()) return at::linear(x, as_x(w.self), bias).addmm_(aggregated, as_x(w.neighbour).t());
+  if (aggregated.defined()) {
+    at::Tensor sum = at::linear(x, as_x(w.self), bias);
+    for_aggregated(aggregated, x, a.matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
+      sum.narrow(0, first, last - first).addmm_(rows, as_x(w.neighbour).t());
+    });
+    return sum;
+  }
   const int64_t out = w.self.size(0), in = w.self.size(1);
   if (out < in) {
     const at::Tensor weights = as_x(at::cat({w.neighbour.detach(), w.self.detach()})).t();
@@ -114,10 +145,9 @@ at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adja
     return multiply_plus(a.matrix, both.narrow(1, 0, out), both.narrow(1, out, out));
   }
   const at::Tensor wl = as_x(w.neighbour).t(), wr = as_x(w.self).t();
-  ProductRows product(a.matrix, x, out, stretch_rows(x.size(0), in, x.is_cuda()));
-  for_stretches_of(x.size(0), in, x.is_cuda(), [&](int64_t first, int64_t last) {
-    const at::Tensor ax = product.read(first, last), rows = x.narrow(0, first, last - first);
-    at::Tensor to = product.result().narrow(0, first, last - first);
+  ProductRows product(a.matrix, x, out);
+  product.write_all([&](int64_t first, int64_t last, const at::Tensor& ax, at::Tensor& to) {
+    const at::Tensor rows = x.narrow(0, first, last - first);
     bias.defined() ? at::addmm_out(to, bias, rows, wr) : at::mm_out(to, rows, wr);
     to.addmm_(ax, wl);
   });
@@ -169,7 +199,8 @@ at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& 
   if (method.plain || method.packs_data) return sage(input.x, a, w, saving);
   if (!records(w.neighbour, w.self, w.bias)) return combine(input.x.contiguous(), input.aggregated, a, w);
   const auto node = make_sage_node({}, a, w, saving);
-  node->x = InputSave::reference(input.x);
+  node->x = InputSave::reference(input.x.contiguous());
+  node->matrix = a.matrix;
   if (input.aggregated.defined()) node->aggregated = InputSave::reference(input.aggregated);
   return attach(combine(input.x.contiguous(), input.aggregated, a, w), node);
 }

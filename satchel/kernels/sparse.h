@@ -12,6 +12,10 @@ namespace satchel {
 /// Entries of a row that are summed in one go. A longer row's stretches are summed apart, so that a GPU can share a hub out.
 constexpr int64_t kStretch = 256;
 
+/// Neighbouring rows that a GPU's team of lanes sums one after the other: as many as have this many entries together, so that teams of
+/// a warp end together; a row of more has a group of its own.
+constexpr int64_t kGroupEntries = 64, kGroupRows = 32;
+
 struct Sparse {
   int64_t rows = 0, columns = 0;
   const int64_t* start = nullptr;   // rows + 1
@@ -23,7 +27,9 @@ struct Sparse {
   int64_t long_rows = 0, long_stretches = 0;
   const int32_t* long_row = nullptr;    // long_rows
   const int64_t* long_start = nullptr;  // long_rows + 1
-  // A part of a matrix: its rows count from 0, the two lists' numbers from these.
+  int64_t groups = 0;
+  const int32_t* group_row = nullptr;  // first row of every group, and where the last one ends: groups + 1
+  // A part of a matrix: its rows count from 0, the lists' numbers from these. Groups may begin before it and end after it.
   int64_t first_row = 0, first_stretch = 0;
 };
 

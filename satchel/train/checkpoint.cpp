@@ -66,7 +66,7 @@ ordered_json to_json(const RunState& s) {
           {"best", to_json(s.best)},
           {"best_epoch", s.best_epoch},
           {"since_best", s.since_best},
-          {"caches", s.caches},
+          {"cached_rows", s.cached_rows},
           {"use_last", s.use_last},
           {"saved_bytes", s.measured.saved_bytes},
           {"loss_bytes", s.measured.loss_bytes},
@@ -82,7 +82,9 @@ RunState state_from(const ordered_json& j) {
   s.best = scores_from(j.at("best"));
   s.best_epoch = j.at("best_epoch").get<int64_t>();
   s.since_best = j.at("since_best").get<int64_t>();
-  s.caches = j.at("caches").get<bool>();
+  // Checkpoints of 0.1 say whether, and meant all of them: the reader cuts it to the nodes there are.
+  s.cached_rows =
+      j.contains("caches") ? (j.at("caches").get<bool>() ? std::numeric_limits<int32_t>::max() : 0) : j.at("cached_rows").get<int64_t>();
   s.use_last = j.at("use_last").get<bool>();
   s.measured = {j.at("saved_bytes").get<int64_t>(), j.at("loss_bytes").get<int64_t>(), j.at("peak_bytes").get<int64_t>(),
                 number(j.at("epoch_seconds"))};
@@ -192,6 +194,7 @@ std::string describe_options(const TrainOptions& o) {
                       {"device", o.device},
                       {"self_loops", o.self_loops},
                       {"cache_aggregate", o.cache_aggregate},
+                      {"cache_bytes", o.cache_bytes},
                       {"tf32", o.tf32},
                       {"amp", name_of(o.amp)}}
       .dump();
@@ -224,7 +227,8 @@ TrainOptions parse_options(const std::string& json) {
     o.device = j.at("device").get<std::string>();
     o.self_loops = j.at("self_loops").get<bool>();
     o.cache_aggregate = j.at("cache_aggregate").get<bool>();
-    o.tf32 = j.value("tf32", false);  // these two: checkpoints of 0.1 have none
+    o.cache_bytes = j.value("cache_bytes", int64_t{0});  // these three: checkpoints of 0.1 have none
+    o.tf32 = j.value("tf32", false);
     o.amp = from_name<Amp>(j.value("amp", "none"), "checkpoint");
     return o;
   });

@@ -32,12 +32,12 @@ struct Measured {
 struct RunState {
   int64_t epoch = 0;  // epochs done
   double loss = 0;
-  Scores last;             // of the last evaluation that was due
-  Scores best;             // of the first of those with the best validation metric
-  int64_t best_epoch = 0;  // 0: none was due yet
-  int64_t since_best = 0;  // evaluations
-  bool caches = false;     // A·X was made once: (A·X)·W and A·(X·W) round differently
-  bool use_last = false;   // the last epoch's weights serve predictions, not best.*
+  Scores last;              // of the last evaluation that was due
+  Scores best;              // of the first of those with the best validation metric
+  int64_t best_epoch = 0;   // 0: none was due yet
+  int64_t since_best = 0;   // evaluations
+  int64_t cached_rows = 0;  // of A·X that were made once: (A·X)·W and A·(X·W) round differently
+  bool use_last = false;    // the last epoch's weights serve predictions, not best.*
   Measured measured;
 };
 

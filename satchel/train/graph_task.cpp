@@ -145,12 +145,14 @@ GraphTask to_device(const GraphTask& task, at::Device device) {
   return there;
 }
 
-bool caches_aggregate(const GraphTask& task, const TrainOptions& options) {
+int64_t cached_rows(const GraphTask& task, const TrainOptions& options) {
   const at::Tensor& x = task.input.x;
-  if (!options.cache_aggregate || !x.defined() || options.method.plain || options.method.packs_data) return false;
+  if (!options.cache_aggregate || !x.defined() || options.method.plain || options.method.packs_data) return 0;
   // Wide features are aggregated after their product, which is narrower: A·X would cost more memory than it saves time.
-  if (x.size(1) > 2 * options.shape.hidden) return false;
-  return static_cast<int64_t>(x.nbytes()) <= free_memory(x.device()) / 4;
+  if (x.size(1) > 2 * options.shape.hidden) return 0;
+  const int64_t row = x.size(1) * static_cast<int64_t>(x.element_size());
+  const int64_t rows = options.cache_bytes > 0 ? std::min(x.size(0), options.cache_bytes / row) : x.size(0);
+  return rows * row <= free_memory(x.device()) / 4 ? rows : 0;
 }
 
 double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tensor& index) {

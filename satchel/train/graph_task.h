@@ -38,9 +38,10 @@ void add_loss_labels(GraphTask& task, bool plain);
 
 GraphTask to_device(const GraphTask& task, at::Device device);
 
-/// Should A·X be made once and kept? Not for torch's own functions, which compute it in every step, nor where the method packs
-/// the data, where X is sparse, or where it would take more than a quarter of the free memory.
-bool caches_aggregate(const GraphTask& task, const TrainOptions& options);
+/// How many rows of A·X should be made once and kept? All, or as many as cache_bytes hold. None for torch's own functions, which
+/// compute it in every step, where the method packs the data, where X is sparse, or where it would take more than a quarter of the
+/// free memory.
+int64_t cached_rows(const GraphTask& task, const TrainOptions& options);
 
 /// The task's metric over nodes `index`, in percent.
 double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tensor& index);

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/softmax.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "satchel/core/error.h"
@@ -45,7 +46,8 @@ Prediction predict_graph(const GraphData& data, const std::string& checkpoint, c
 
   const at::NoGradGuard guard;
   GraphTask task = make_task(data, options);
-  if (c.state.caches && task.input.x.defined()) task.input = with_aggregated(std::move(task.input), task.a);
+  if (c.state.cached_rows > 0 && task.input.x.defined())
+    task.input = with_aggregated(std::move(task.input), task.a, std::min(c.state.cached_rows, task.a.nodes()));
   GraphModel model(model_options(options));
   set_weights(*model, c.state.use_last || c.best.empty() ? c.model : c.best);
   model->to(task.labels.device());

@@ -62,9 +62,10 @@ class Run {
         model_(make_model(options_, device_)),
         optimizer_(options_, model_->parameters()) {
     if (!options_.checkpoint.empty()) data_ = describe_data(data);
-    state_.caches = caches_aggregate(task_, options_);
+    state_.cached_rows = cached_rows(task_, options_);
     if (options_.resume) resume();
-    if (state_.caches) task_.input = with_aggregated(std::move(task_.input), task_.a);
+    state_.cached_rows = std::min(state_.cached_rows, task_.a.nodes());
+    if (state_.cached_rows > 0) task_.input = with_aggregated(std::move(task_.input), task_.a, state_.cached_rows);
     step_.emplace(StepParts{[this] { return model_->forward(task_.input, task_.a); },
                             [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain); }},
                   optimizer_, device_, options_.cuda_graph);
@@ -155,7 +156,7 @@ class Run {
 
  private:
   bool is_better(const Scores& s) const { return state_.best_epoch == 0 || s.valid > state_.best.valid || std::isnan(state_.best.valid); }
-  int64_t cached_bytes() const { return state_.caches ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0; }
+  int64_t cached_bytes() const { return state_.cached_rows > 0 ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0; }
 
   Measured measured() const {
     Measured m = state_.measured;

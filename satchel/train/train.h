@@ -30,9 +30,10 @@ struct TrainOptions {
   std::string device = "cpu";  // cpu, cuda
   bool self_loops = false;     // sage: a node averages itself too (gcn always does)
   bool cache_aggregate =
-      true;             // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
-  bool tf32 = false;    // cuda: products of float32 matrices in TF32
-  Amp amp = Amp::none;  // bf16: features and activations in bfloat16; weights, statistics and losses in float32
+      true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
+  int64_t cache_bytes = 0;  // most of A·X that is so kept, its first rows; 0: all
+  bool tf32 = false;        // cuda: products of float32 matrices in TF32
+  Amp amp = Amp::none;      // bf16: features and activations in bfloat16; weights, statistics and losses in float32
   bool cuda_graph = false;  // cuda: steps after the third are replayed from a CUDA graph; the same results, bit for bit
   std::string checkpoint;   // file to write when it ends, is stopped, or every checkpoint_every epochs
   int64_t checkpoint_every = 0;

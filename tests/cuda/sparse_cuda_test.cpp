@@ -1,6 +1,7 @@
 // A·x on CUDA: the bits of the CPU, for every width, every kind of entry, hubs and empty rows.
 #include "cuda_fixture.h"
 #include "satchel/graph/csr.h"
+#include "satchel/graph/csr_build.h"
 #include "satchel/kernels/sparse.h"
 
 namespace satchel {
@@ -9,15 +10,8 @@ namespace {
 using reference::normal;
 using reference::same;
 
-/// With the list of long rows, as the graph room makes it.
-Csr listed(Csr a) {
-  const at::Tensor count = a.start.diff(), row = (count > kStretch).nonzero().view({-1});
-  const at::Tensor stretches = at::ceil(count.index_select(0, row).to(at::kDouble) / static_cast<double>(kStretch)).to(at::kLong);
-  a.long_row = row.to(at::kInt);
-  a.long_start = at::cat({at::zeros({1}, at::kLong), stretches.cumsum(0)});
-  a.long_stretches = a.long_start[-1].item<int64_t>();
-  return a;
-}
+/// With the lists of rows, as the graph room makes them.
+Csr listed(const Csr& a) { return csr_parts::finished(a); }
 
 /// Row 1 is a hub of a quarter of the entries, row 2 is empty, row 3 has exactly one stretch and row 4 one entry more.
 Csr random_csr(int64_t rows, int64_t columns, int64_t entries, int parts) {
@@ -37,7 +31,7 @@ Csr random_csr(int64_t rows, int64_t columns, int64_t entries, int parts) {
 }
 
 Csr there(Csr a) {
-  for (at::Tensor* t : {&a.start, &a.column, &a.value, &a.row_scale, &a.column_scale, &a.long_row, &a.long_start}) {
+  for (at::Tensor* t : {&a.start, &a.column, &a.value, &a.row_scale, &a.column_scale, &a.long_row, &a.long_start, &a.group_row}) {
     if (t->defined()) *t = t->cuda();
   }
   return a;
@@ -78,7 +72,7 @@ TEST_F(Cuda, MultiplyWithoutEntries) {
 
 TEST_F(Cuda, MultiplyNamesAMissingListOfLongRows) {
   const Csr a = there(random_csr(300, 200, 3000, 0));
-  reference::expect_error([&] { multiply(a, normal({200, 8}, 49).cuda()); }, "[multiply] a matrix on CUDA must have its list");
+  reference::expect_error([&] { multiply(a, normal({200, 8}, 49).cuda()); }, "[multiply] a matrix on CUDA must have its lists");
 }
 
 TEST_F(Cuda, MultiplySumsBfloat16InFloat) {

@@ -118,11 +118,11 @@ TEST(GraphModel, AlgebraGivesTorchsGradients) {
     at::manual_seed(3);
     const GraphInput plain{at::randn({kNodes, shape.features}), {}, {}};
     const auto want = gradients(shape, "fp32", plain, a);
-    const GraphInput cached = with_aggregated(plain, a);
+    const GraphInput cached = with_aggregated(plain, a), part = with_aggregated(plain, a, kNodes / 3);
     const Csr rows =
         csr_from_coo(at::arange(kNodes * 20).div(20, "floor"), at::arange(kNodes * 20).remainder(20), kNodes, 20, plain.x.reshape(-1));
     const GraphInput sparse{{}, adjacency(rows), {}};
-    for (const GraphInput* input : {&plain, &cached, &sparse}) {
+    for (const GraphInput* input : {&plain, &cached, &part, &sparse}) {
       const auto got = gradients(shape, "satchel,bits=32", *input, a);
       ASSERT_EQ(got.size(), want.size());
       for (size_t i = 0; i < got.size(); ++i) {
@@ -142,12 +142,12 @@ TEST(GraphModel, Bf16GivesFloat32sGradientsWithinRounding) {
     const GraphInput plain{at::randn({kNodes, shape.features}).to(at::kBFloat16).to(at::kFloat), {}, {}};
     const Csr rows =
         csr_from_coo(at::arange(kNodes * 20).div(20, "floor"), at::arange(kNodes * 20).remainder(20), kNodes, 20, plain.x.reshape(-1));
-    const GraphInput cached = with_aggregated(plain, a), sparse{{}, adjacency(rows), {}};
+    const GraphInput cached = with_aggregated(plain, a), part = with_aggregated(plain, a, kNodes / 3), sparse{{}, adjacency(rows), {}};
     const auto want = gradients(shape, "fp32", plain, a);
     double largest = 0;
     for (const at::Tensor& g : want) largest = std::max(largest, g.norm().item<double>());
     for (const char* method : {"fp32", "satchel,bits=32", "exact,bits=32,project=none"}) {
-      for (const GraphInput* input : {&plain, &cached, &sparse}) {
+      for (const GraphInput* input : {&plain, &cached, &part, &sparse}) {
         const auto got = gradients(shape, method, *input, a, Amp::bf16);
         ASSERT_EQ(got.size(), want.size());
         for (size_t i = 0; i < got.size(); ++i) {

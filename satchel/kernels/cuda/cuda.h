@@ -60,8 +60,8 @@ struct ProductSides {
   int64_t plus_stride = 0;
 };
 
-/// In float32 to the bit what the CPU gives. `scratch` holds multiply_scratch_values(…) floats; `long_row` must list every row of more
-/// than kStretch entries.
+/// In float32 to the bit what the CPU gives. `scratch` holds multiply_scratch_values(…) floats; the lists of groups
+/// and of rows of more than kStretch entries must be there.
 int64_t multiply_scratch_values(const Sparse&, int64_t width);
 void multiply(const Sparse&, const ProductSides&, float* scratch, StreamHandle);
 

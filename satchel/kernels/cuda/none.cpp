@@ -2,6 +2,7 @@
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/cuda.h"
 #include "satchel/kernels/cuda/loss.h"
+#include "satchel/kernels/cuda/norm_act_product.h"
 #include "satchel/kernels/cuda/norm_block.h"
 #include "satchel/kernels/cuda/project_product.h"
 
@@ -86,6 +87,11 @@ int64_t project_product_scratch_bytes(const Projection&, int64_t) { missing("pro
 void project_product(const Projection&, const BlockCode&, const uint8_t*, const void*, const uint64_t*, const void*, DType, int64_t, float*,
                      void*, StreamHandle) {
   missing("project_product");
+}
+bool norm_act_product_fits(const SideCode&, const ProductGradients&) { return false; }
+int64_t norm_act_product_scratch_bytes(const SideCode&, const ProductGradients&) { missing("norm_act_product"); }
+void norm_act_product(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, const ProductGradients&, void*, StreamHandle) {
+  missing("norm_act_product");
 }
 void advance_seed(uint64_t*, StreamHandle) { missing("advance_seed"); }
 

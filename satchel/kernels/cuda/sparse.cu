@@ -1,5 +1,5 @@
-// The sparse product: a team of lanes walks the entries of four rows (or of one stretch of a long row) as one stream, for a tile of
-// columns, each lane its own 16 bytes of them. Sums are made entry after entry as kernels/sparse.h says; no atomics: the bits are
+// The sparse product: a team of lanes walks the entries of a group of rows (or of one stretch of a long row) as one stream, for a tile
+// of columns, each lane its own 16 bytes of them. Sums are made entry after entry as kernels/sparse.h says; no atomics: the bits are
 // those of the CPU.
 //
 //   teams   | stretches of long rows, tile 0 | … tile 1 | … | groups of rows, tile 0 | groups of rows, tile 1 | …
@@ -8,13 +8,12 @@
 // (docs/results.md). Hubs come first, so that they do not run on alone at the end; a second kernel adds their stretches up.
 #include <type_traits>
 
-#include "satchel/kernels/cuda/device.cuh"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace {
 
 constexpr int kFlight = 4;  // rows of x on their way to a lane at a time
-constexpr int kRows = 4;    // of a group
 
 /// `wide` neighbouring values, at an address that is a multiple of their size, as they come from memory.
 template <DType type, int wide>
@@ -48,11 +47,11 @@ __device__ inline void put(void* y, int64_t i, const float (&v)[wide]) {
   constexpr int kParts = Raw<type, wide>::kBytes / 4 > 0 ? Raw<type, wide>::kBytes / 4 : 1;
   uint32_t part[kParts] = {};
 #pragma unroll
-  for (int j = 0; j < wide; ++j) {
+  for (int j = 0; j < wide; j += type == DType::f32 ? 1 : 2) {
     if constexpr (type == DType::f32)
       part[j] = __float_as_uint(v[j]);
     else
-      part[j / 2] |= static_cast<uint32_t>(to_bf16(v[j])) << (j % 2 * 16);
+      part[j / 2] = bf16_pair(v[j], j + 1 < wide ? v[j + 1] : 0.0f);
   }
   Word* to = static_cast<Word*>(y) + i;
   if constexpr (kParts == 4)
@@ -95,30 +94,28 @@ __device__ inline float weight_of(const Sparse& a, int64_t entry, int32_t column
   return w;
 }
 
-/// The entries of rows [row, last) of a group: their ends, counted from `begin`, stand in the first lanes. Calls finish(row, sum) for
+/// `total` entries from `begin` on, those of rows [row, last); the first of these ends after `end` of them. Calls finish(row, sum) for
 /// each in turn. Columns are read two batches of `lanes` ahead of their use, weights one.
 template <DType type, int lanes, int wide, bool weighted, class Finish>
-__device__ inline void walk(const Team<lanes>& team, const Sparse& a, const Operands& o, int64_t at, int64_t begin, int ends, int row,
-                            int last, Finish&& finish) {
-  const int from = row == 0 ? 0 : team.from(ends, row - 1), total = team.from(ends, last - 1), lane = static_cast<int>(team.lane);
+__device__ inline void walk(const Team<lanes>& team, const Sparse& a, const Operands& o, int64_t at, int64_t begin, int total, int64_t row,
+                            int64_t last, int end, Finish&& finish) {
+  const int lane = static_cast<int>(team.lane);
   float sum[wide] = {};
-  int end = team.from(ends, row);
   const auto next_row = [&] {
     finish(row, sum);
 #pragma unroll
     for (int j = 0; j < wide; ++j) sum[j] = 0.0f;
-    end = ++row < last ? team.from(ends, row) : INT32_MAX;
+    end = ++row < last ? static_cast<int>(__ldg(a.start + row + 1) - begin) : INT32_MAX;
   };
   const auto column_at = [&](int e) { return e < total ? __ldg(a.column + begin + e) : 0; };
   const auto weight_at = [&](int e, int32_t column) { return e < total ? weight_of<weighted>(a, begin + e, column) : 0.0f; };
-  int32_t now = column_at(from + lane), next = column_at(from + lanes + lane);
-  float weight = weight_at(from + lane, now);
-  for (int e = from; e < total; e += lanes) {
+  int32_t now = column_at(lane), next = column_at(lanes + lane);
+  float weight = weight_at(lane, now);
+  for (int e = 0; e < total; e += lanes) {
     const int32_t after = column_at(e + 2 * lanes + lane);
     const float next_weight = weight_at(e + lanes + lane, next);
-#pragma unroll
-    for (int k = 0; k < lanes; k += kFlight) {
-      if (e + k >= total) break;
+#pragma unroll 1  // what finish() writes stands once an entry in flight: more would not stay in the instruction cache
+    for (int k = 0; k < lanes && e + k < total; k += kFlight) {
       Raw<type, wide> got[kFlight];
       float w[kFlight];
 #pragma unroll
@@ -166,32 +163,30 @@ __device__ inline void write_row(const Sparse& a, const Operands& o, int64_t at,
   put<type>(o.y, row * o.y_stride + at, sum);
 }
 
-/// What a team walks: up to kRows rows, or one stretch.
-struct Group {
-  int64_t begin;   // first entry
-  int64_t first;   // row, or number of the stretch
-  int rows, ends;  // ends: of row `lane`, counted from `begin`
-  unsigned longs;  // a bit a row that stretches sum
+/// What a team walks: the rows of a group, or one stretch, which stands as row number `row` alone.
+struct Piece {
+  int64_t begin, row, last;
+  int total, end;
 
-  template <int lanes>
-  __device__ inline static Group of_rows(const Team<lanes>& team, const Sparse& a, int64_t item) {
-    Group g;
-    g.first = item * kRows;
-    g.rows = static_cast<int>(min(static_cast<int64_t>(kRows), a.rows - g.first));
-    const int64_t row = g.first + min(static_cast<int>(team.lane), g.rows - 1);
-    const int64_t from = __ldg(a.start + row), to = __ldg(a.start + row + 1);
-    g.begin = team.from(from, 0);
-    g.ends = static_cast<int>(to - g.begin);
-    g.longs = __ballot_sync(team.mask, to - from > kStretch) >> (threadIdx.x % 32 / lanes * lanes);
-    return g;
+  __device__ inline static Piece of_group(const Sparse& a, int64_t item) {
+    Piece p;
+    p.row = max(__ldg(a.group_row + item) - a.first_row, int64_t{0});
+    p.last = min(__ldg(a.group_row + item + 1) - a.first_row, a.rows);
+    p.begin = __ldg(a.start + p.row);
+    p.total = static_cast<int>(__ldg(a.start + p.last) - p.begin);
+    p.end = static_cast<int>(__ldg(a.start + p.row + 1) - p.begin);
+    return p;
   }
 
-  __device__ inline static Group of_stretch(const Sparse& a, int64_t item) {
+  __device__ inline static Piece of_stretch(const Sparse& a, int64_t item) {
     const int64_t which = long_row_of(a, item), row = __ldg(a.long_row + which) - a.first_row;
-    Group g{.begin = 0, .first = item, .rows = 1, .ends = 0, .longs = 0};
-    g.begin = __ldg(a.start + row) + (item + a.first_stretch - __ldg(a.long_start + which)) * kStretch;
-    g.ends = static_cast<int>(min(kStretch, static_cast<int64_t>(__ldg(a.start + row + 1)) - g.begin));
-    return g;
+    Piece p;
+    p.row = item;
+    p.last = item + 1;
+    p.begin = __ldg(a.start + row) + (item + a.first_stretch - __ldg(a.long_start + which)) * kStretch;
+    p.total = static_cast<int>(min(kStretch, static_cast<int64_t>(__ldg(a.start + row + 1)) - p.begin));
+    p.end = INT32_MAX;
+    return p;
   }
 };
 
@@ -201,24 +196,19 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(const __grid_constant_
   int64_t task = thread_index() / lanes;
   const bool is_stretch = task < a.long_stretches * o.tiles;
   if (!is_stretch) task -= a.long_stretches * o.tiles;
-  const int64_t of_tile = is_stretch ? a.long_stretches : ceil_div(a.rows, kRows);
+  const int64_t of_tile = is_stretch ? a.long_stretches : a.groups;
   const int64_t tile = quotient(task, of_tile), item = task - tile * of_tile;
   if (tile >= o.tiles) return;  // the whole team
+  const Piece p = is_stretch ? Piece::of_stretch(a, item) : Piece::of_group(a, item);
+  if (p.total > kStretch) return;  // a long row's own group
   const int64_t at = tile * lanes + team.lane;
   const bool own = at < o.width;
-  const Group g = is_stretch ? Group::of_stretch(a, item) : Group::of_rows(team, a, item);
-  const auto finish = [&](int row, float(&sum)[wide]) {
+  walk<type, lanes, wide, weighted>(team, a, o, own ? at : 0, p.begin, p.total, p.row, p.last, p.end, [&](int64_t row, float(&sum)[wide]) {
     if (!own) return;
-    if (!is_stretch) return write_row<type>(a, o, at, g.first + row, sum);
+    if (!is_stretch) return write_row<type>(a, o, at, row, sum);
 #pragma unroll
-    for (int j = 0; j < wide; ++j) o.scratch[(g.first * o.width + at) * wide + j] = sum[j];
-  };
-  for (int row = 0, last; row < g.rows; row = last) {
-    last = row + 1;
-    if ((g.longs >> row & 1) != 0) continue;
-    while (last < g.rows && (g.longs >> last & 1) == 0) ++last;
-    walk<type, lanes, wide, weighted>(team, a, o, own ? at : 0, g.begin, g.ends, row, last, finish);
-  }
+    for (int j = 0; j < wide; ++j) o.scratch[(row * o.width + at) * wide + j] = sum[j];
+  });
 }
 
 /// `wide` columns of a long row a thread.
@@ -258,7 +248,7 @@ void launch(const Sparse& a, Operands o, cudaStream_t s) {
   for (int64_t* n : {&o.width, &o.x_stride, &o.y_stride, &o.plus_stride}) *n /= wide;
   with_lanes<Raw<type, wide>::kBytes>(o.width, [&](auto lanes) {
     o.tiles = ceil_div(o.width, lanes());
-    const unsigned blocks = grid_size(ceil_div((ceil_div(a.rows, kRows) + a.long_stretches) * o.tiles, kThreads / lanes()));
+    const unsigned blocks = grid_size(ceil_div((a.groups + a.long_stretches) * o.tiles, kThreads / lanes()));
     if (weighted)
       multiply_rows<type, lanes(), wide, true><<<blocks, kThreads, 0, s>>>(a, o);
     else

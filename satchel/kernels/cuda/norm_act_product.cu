@@ -1,0 +1,191 @@
+// Gᵀ·Z from the codes of Z: G is read once a tile of 128 channels, Z is decoded 32 rows at a time into shared memory.
+//
+//   thread block: a share of the rows, a tile of columns × 128 channels     warp: 16·fragments columns × 32 channels, some of the rows
+//
+//   step s     G of s + 2 is being copied     Z of s + 1 is decoded     G and Z of s are multiplied     one barrier
+//
+// Narrow tiles leave warps over: these form teams that share out a step's rows, and their sums are added at the end, in order. A second
+// kernel adds the thread blocks' sums, in order too.
+#include <algorithm>
+#include <type_traits>
+
+#include "satchel/kernels/cuda/norm_act_product.cuh"
+#include "satchel/kernels/cuda/norm_act_product.h"
+
+namespace satchel::cuda {
+namespace norm_act::product {
+namespace {
+
+template <class T, Math math>
+__global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_constant__ Product a) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  __shared__ ChannelTables table;
+  static_assert(kStages == 3);
+  constexpr int kG = kRows * T::kPitch, kZ = kRows * kPitch;
+  auto* g = reinterpret_cast<Raw<math>*>(shared);
+  auto* z = reinterpret_cast<float*>(g + kStages * kG);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  const int channel_tiles = static_cast<int>(ceil_div(a.code.channels, kChannels)), tile = static_cast<int>(blockIdx.y);
+  const int column0 = tile / channel_tiles * T::kWidth, channel0 = tile % channel_tiles * kChannels;
+  const int64_t steps = ceil_div(a.rows, kRows);
+  const int first = static_cast<int>(steps * blockIdx.x / gridDim.x), last = static_cast<int>(steps * (blockIdx.x + 1) / gridDim.x);
+  const auto row_of = [](int step) { return static_cast<int64_t>(step) * kRows; };
+
+  table.fill(a.from.channels, a.code.channels, channel0);
+  const Dropout dropout(a.chain, a.seed);
+  fetch<T>(a, column0, row_of(first), g);
+  end_copies();
+  if (first + 1 < last) fetch<T>(a, column0, row_of(first + 1), g + kG);
+  end_copies();
+  Coded coded;
+  coded.load(a, row_of(first), channel0);
+  __syncthreads();  // the table
+  const uint32_t falling = table.falling(thread % 16);
+  decode<math>(a, table, dropout, falling, coded, row_of(first), channel0, z);
+  if (first + 1 < last) coded.load(a, row_of(first + 1), channel0);
+
+  const int team_row = warp / (4 * T::kAcross) * T::kTeamRows;
+  Sums<T, math> sums(thread % 32, warp / 4 % T::kAcross * 16 * T::kFragments, warp % 4 * 32);
+  int stage = 0, side = 0;
+#pragma unroll 1
+  for (int step = first; step < last; ++step) {
+    await_copies();
+    __syncthreads();  // G and Z of this step are there for all, and all are through with the last step
+    if (step + 2 < last) fetch<T>(a, column0, row_of(step + 2), g + (stage == 0 ? 2 : stage - 1) * kG);
+    end_copies();
+    if (step + 1 < last) decode<math>(a, table, dropout, falling, coded, row_of(step + 1), channel0, z + (side ^ 1) * kZ);
+    if (step + 2 < last) coded.load(a, row_of(step + 2), channel0);
+    sums.add(g + stage * kG + team_row * T::kPitch, z + side * kZ + team_row * kPitch);
+    stage = stage == 2 ? 0 : stage + 1, side ^= 1;
+  }
+  add_teams<T>(sums.sum, reinterpret_cast<float*>(shared));
+  if (thread >= T::kTeamThreads) return;
+  float* out = a.partial + static_cast<int64_t>(blockIdx.x) * a.columns * a.code.channels;
+  sums.for_pairs([&](int column, int channel, float x, float y) {
+    const int64_t m = column0 + column, c = channel0 + channel;
+    if (m < a.columns && c < a.code.channels) *reinterpret_cast<float2*>(out + m * a.code.channels + c) = make_float2(x, y);
+  });
+}
+
+constexpr int kFinishWarps = 8;
+
+/// A lane a result; the shares are dealt out to the warps, always in the same order.
+__global__ void __launch_bounds__(kFinishWarps * 32)
+    add_shares(const float* partial, int64_t shares, int64_t each, int64_t values, float* out0, float* out1) {
+  __shared__ float sums[kFinishWarps][32];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  float total = 0.0f;
+  if (i < values) {
+#pragma unroll 8
+    for (int64_t s = warp; s < shares; s += kFinishWarps) total += __ldg(partial + s * values + i);
+  }
+  sums[warp][lane] = total;
+  __syncthreads();
+  if (warp != 0 || i >= values) return;
+  for (int w = 1; w < kFinishWarps; ++w) total += sums[w][lane];
+  (i < each ? out0[i] : out1[i - each]) = total;
+}
+
+/// Columns of the tiles there are, and those that cost least: decoding is worth about 40 columns of FMAs, or 160 of tensor cores.
+constexpr int kWidths[] = {256, 128, 96, 48};
+
+int width_of(int64_t columns, Math math) {
+  const auto cost = [&](int width) { return ceil_div(columns, width) * (width + (math == Math::full ? 40 : 160)); };
+  return *std::min_element(std::begin(kWidths), std::end(kWidths), [&](int a, int b) { return cost(a) < cost(b); });
+}
+
+template <class F>
+void with_tile(int width, F&& f) {
+  if (width == 48) return f(Tile<3, 1>());
+  if (width == 96) return f(Tile<3, 2>());
+  if (width == 128) return f(Tile<4, 2>());
+  return f(Tile<4, 4>());
+}
+
+Math math_of(const ProductGradients& p) { return p.type == DType::bf16 ? Math::bf16 : p.tf32 ? Math::tf32 : Math::full; }
+
+template <class F>
+void with_math(Math math, F&& f) {
+  if (math == Math::full) return f(std::integral_constant<Math, Math::full>());
+  if (math == Math::tf32) return f(std::integral_constant<Math, Math::tf32>());
+  return f(std::integral_constant<Math, Math::bf16>());
+}
+
+/// Tiles of a product, and thread blocks a tile.
+struct Split {
+  int width;
+  int64_t tiles, shares;
+
+  Split(const SideCode& code, const ProductGradients& p) : width(width_of(p.count * p.width, math_of(p))) {
+    tiles = ceil_div(p.count * p.width, width) * ceil_div(code.channels, kChannels);
+    shares = std::max<int64_t>(1, std::min(kBlocks / tiles, ceil_div(code.grid.values / code.channels, kRows)));
+  }
+};
+
+/// Bytes that every row of every gradient can be copied by.
+int chunk_of(const ProductGradients& p) {
+  const int64_t size = size_of(p.type);
+  for (const int bytes : {16, 4}) {
+    bool all = p.width * size % bytes == 0;
+    for (int i = 0; i < p.count; ++i) all = all && is_aligned(p.g[i], static_cast<uintptr_t>(bytes)) && p.stride[i] * size % bytes == 0;
+    if (all) return bytes;
+  }
+  return 2;
+}
+
+bool has_shared_memory(int bytes) {
+  int device = 0, most = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess && most >= bytes;
+}
+
+}  // namespace
+}  // namespace norm_act::product
+
+bool norm_act_product_fits(const SideCode& code, const ProductGradients& p) {
+  using namespace norm_act::product;
+  constexpr int kMostShared = 160 << 10;
+  static_assert(Tile<4, 4>::bytes(Math::full) + sizeof(norm_act::ChannelTables) <= kMostShared);
+  const int64_t channels = code.channels, padded = ceil_div(channels, kChannels) * kChannels;
+  return norm_act_fits(code) && code.grid.values > 0 && channels % 8 == 0 && channels <= 512 && 2 * padded <= 3 * channels &&
+         (p.type == DType::f32 || p.type == DType::bf16) && (p.count == 1 || p.count == 2) && p.width >= 1 && p.width <= 256 &&
+         has_shared_memory(kMostShared);
+}
+
+int64_t norm_act_product_scratch_bytes(const SideCode& code, const ProductGradients& p) {
+  return norm_act::product::Split(code, p).shares * p.count * p.width * code.channels * static_cast<int64_t>(sizeof(float));
+}
+
+void norm_act_product(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, const ProductGradients& p,
+                      void* scratch, StreamHandle stream) {
+  constexpr const char* op = "norm_act_product";
+  using namespace norm_act::product;
+  norm_act::check_fit(code, bytes, op);
+  if (!norm_act_product_fits(code, p)) fail(op, "norm_act_product_fits must be true of code and gradients");
+  if (!is_aligned(scratch)) fail(op, "scratch must start at a multiple of 16");
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const Split split(code, p);
+  float* partial = static_cast<float*>(scratch);
+  const int64_t rows = code.grid.values / code.channels, columns = p.count * p.width, each = p.width * code.channels;
+  const int other = p.count - 1;
+  const Product a = {
+      code,    chain,       seed,   norm_act::parts_of(code, bytes), p.g[0], p.g[other], p.stride[0], p.stride[other], rows, p.width,
+      columns, chunk_of(p), partial};
+  const dim3 grid(grid_size(split.shares), grid_size(split.tiles));
+  with_tile(split.width, [&](auto tile) {
+    with_math(math_of(p), [&](auto math) {
+      using T = decltype(tile);
+      constexpr int kShared = T::bytes(math());
+      const cudaError_t set = cudaFuncSetAttribute(multiply_codes<T, math()>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+      if (set != cudaSuccess) fail(op, "a thread block must get its shared memory", cudaGetErrorString(set));
+      multiply_codes<T, math()><<<grid, kBlockThreads, kShared, s>>>(a);
+    });
+  });
+  check_launch(op);
+  add_shares<<<grid_size(ceil_div(columns * code.channels, 32)), kFinishWarps * 32, 0, s>>>(
+      partial, split.shares, each, columns * code.channels, p.out[0], p.out[other]);
+  check_launch(op);
+}
+
+}  // namespace satchel::cuda
