@@ -29,6 +29,7 @@ class ProductRows {
   /// read() and write() for all rows.
   void write_all(const Write& write);
 
+  /// On CUDA it keeps the memory of both alive.
   const at::Tensor& result() const { return result_; }
 
  private:

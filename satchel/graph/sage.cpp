@@ -62,7 +62,7 @@ class SageNode : public SavingNode {
  private:
   /// All of it a stretch of rows at a time, so that Aᵀ·g never stands beside x's gradient: false where x cannot be had by rows.
   bool by_rows(const at::Tensor& g, variable_list& gradients) const {
-    if (!x.has_rows() || g.size(0) == 0) return false;
+    if (!x.has_rows() || g.size(0) == 0 || (!needs(0) && !needs(1))) return false;
     const int64_t out = g.size(1), in = x.columns();
     const at::Tensor wl = needs(0) ? neighbour.unpack().to(g.scalar_type()) : at::Tensor();
     const at::Tensor wr = needs(0) ? self.unpack().to(g.scalar_type()) : at::Tensor();

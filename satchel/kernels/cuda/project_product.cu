@@ -217,7 +217,7 @@ void launch_both(const Product& a, const Tiling& t, const Projection& p, const u
 bool project_product_fits(const Projection& p, const BlockCode& code, DType type, int64_t columns) {
   const int64_t block = code.grid.block;
   if (p.hadamard || p.per_matrix < p.rows || (p.width != 16 && p.width != 32) || p.rows < 1 || columns < 1) return false;
-  return code.levels.bits == 2 && block >= 8 && (block & (block - 1)) == 0 && code.grid.is_straight() && type != DType::f16 &&
+  return code.levels.bits == 2 && block >= p.width && (block & (block - 1)) == 0 && code.grid.is_straight() && type != DType::f16 &&
          columns % (64 / p.width) == 0 && columns < int64_t{1} << 20;  // CUDA takes fewer than 2^16 thread blocks upwards
 }
 

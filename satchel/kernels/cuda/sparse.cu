@@ -114,8 +114,9 @@ __device__ inline void walk(const Team<lanes>& team, const Sparse& a, const Oper
   for (int e = 0; e < total; e += lanes) {
     const int32_t after = column_at(e + 2 * lanes + lane);
     const float next_weight = weight_at(e + lanes + lane, next);
-#pragma unroll 1  // what finish() writes stands once an entry in flight: more would not stay in the instruction cache
-    for (int k = 0; k < lanes && e + k < total; k += kFlight) {
+#pragma unroll
+    for (int k = 0; k < lanes; k += kFlight) {
+      if (e + k >= total) break;
       Raw<type, wide> got[kFlight];
       float w[kFlight];
 #pragma unroll
