@@ -403,11 +403,20 @@ def main():
     args = arguments()
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("graph_torch: no CUDA device (--device cpu runs what there is of it)")
+    if args.device == "cpu" and (args.tf32 or args.memory_cap):
+        sys.exit("graph_torch: --tf32 and --memory-cap need --device cuda")
+    if not 0 <= args.dropout < 1:
+        sys.exit(f"graph_torch: --dropout must be at least 0 and below 1, got {args.dropout}")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
     if args.memory_cap and args.device == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, args.memory_cap * 1e9 / total))
-    graph = Graph(args.data, args.device)
+    if args.json and not pathlib.Path(args.json).resolve().parent.is_dir():
+        sys.exit(f"graph_torch: --json must lie in a folder that is there, got {args.json}")
+    try:
+        graph = Graph(args.data, args.device)
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"graph_torch: --data must be a folder that `satchel data` wrote, got {args.data!r}: {error}")
     gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
     print(f"{args.data}: {graph.nodes:,} nodes, {graph.edges:,} entries of A; sage {args.layers} layers x {args.hidden}; "
           f"TF32 {'on' if args.tf32 else 'off'}; torch {torch.__version__} on {gpu or platform.processor() or 'the CPU'}")
@@ -418,7 +427,7 @@ def main():
     machine = {"torch": torch.__version__, "python": platform.python_version()} | ({"gpu": gpu} if gpu else {})
     out = {"program": "graph_torch.py", "data": args.data, "nodes": graph.nodes, "entries": graph.edges,
            "features": graph.x.shape[1], "classes": graph.classes, "model": "sage", "layers": args.layers, "hidden": args.hidden,
-           "device": args.device, "tf32": args.tf32, "amp": "none", "cap": args.memory_cap and round(args.memory_cap * 1e9),
+           "norm": "batch", "activation": "relu", "dropout": args.dropout, "device": args.device, "tf32": args.tf32, "amp": "none", "cap": args.memory_cap and round(args.memory_cap * 1e9),
            "date": datetime.date.today().isoformat(), "machine": machine, "results": results}
     pathlib.Path(args.json).write_text(json.dumps(out, indent=2) + "\n")
 

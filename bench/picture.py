@@ -55,17 +55,22 @@ def named(file, result):
 class Setting:
     """What points of one picture have in common."""
 
-    KEYS = ("nodes", "entries", "model", "layers", "hidden", "device", "tf32", "cap")
+    KEYS = ("nodes", "entries", "model", "layers", "hidden", "norm", "activation", "dropout", "device", "tf32", "cap")
+    USUAL = {"model": "sage", "layers": 3, "norm": "batch", "activation": "relu", "dropout": 0.5, "device": "cuda"}
 
     def __init__(self, file):
-        self.about = {key: file.get(key) for key in self.KEYS}
+        self.about = {key: file.get(key, self.USUAL.get(key)) for key in self.KEYS}
         self.machine = file.get("machine", {})
         self.points = []
 
     def add(self, file):
         self.machine = {**file.get("machine", {}), **self.machine}
-        known = {p.label for p in self.points}
-        self.points += [p for p in (Point(file, r) for r in file["results"]) if p.label not in known]
+        for point in (Point(file, r) for r in file["results"]):
+            if any(p.label == point.label for p in self.points):  # every program measures PyTorch once: the first counts
+                if point.family == "Satchel":
+                    print(f"picture: {point.label} of {self.title()} stands there already, left out", file=sys.stderr)
+                continue
+            self.points.append(point)
         self.points.sort(key=lambda p: ORDER.index(p.family))  # stable
 
     @property
@@ -81,7 +86,9 @@ class Setting:
         a = self.about
         name = f"h{a['hidden']}_tf32_{'on' if a['tf32'] else 'off'}"
         name = f"n{a['nodes']}_{name}" if a["nodes"] else name
-        return name + (f"_cap{round(a['cap'] / 1e9)}GB" if a["cap"] else "")
+        name += "".join(f"_{key}_{a[key]}" for key, usual in self.USUAL.items() if a[key] != usual)
+        name += f"_cap{a['cap'] / 1e9:g}GB" if a["cap"] else ""
+        return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
 
     def title(self):
         a = self.about
@@ -114,16 +121,32 @@ def front(points):
     return sorted(best, key=lambda p: (p.ms, p.peak))
 
 
+def check(file):
+    """Numbers where numbers are read: a table and a picture can be made of it."""
+    for key in ("hidden", "layers", "nodes", "entries", "cap"):
+        if file.get(key) is not None and not isinstance(file[key], (int, float)):
+            raise ValueError(f"{key} must be a number")
+    if not isinstance(file["results"], list) or not file["results"]:
+        raise ValueError("results must be a list of some")
+    for result in file["results"]:
+        if not isinstance(result["method"], str):
+            raise ValueError("method must be text")
+        for key in ("epoch_seconds", "peak_bytes", "saved_bytes", "loss_bytes") if result.get("fits", True) else ():
+            if not (math.isfinite(result[key]) and result[key] >= (1e-9 if key == "epoch_seconds" else 0)):
+                raise ValueError(f"{key} must be a finite number above 0")
+
+
 def read(paths):
     files, settings = [], {}
     for path in paths:
         try:
             file = json.loads(pathlib.Path(path).read_text())
-            if "hidden" not in file or "results" not in file:
+            if not isinstance(file, dict) or "hidden" not in file or "results" not in file:
                 continue  # of another benchmark
-            key = tuple(file.get(k) or None for k in Setting.KEYS)
+            check(file)
+            key = tuple(Setting(file).about[k] or None for k in Setting.KEYS)
             settings.setdefault(key, Setting(file)).add(file)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             sys.exit(f"picture: {path} must be JSON of a graph benchmark, got {type(error).__name__}: {error}")
         files.append({"file": pathlib.Path(path).name, **file})
     return files, list(settings.values())
@@ -336,7 +359,10 @@ def main():
     if not settings:
         sys.exit("picture: no file has results of a graph benchmark")
     out = pathlib.Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"picture: --out must be a folder, got {args.out}: {error.strerror}")
     (out / "results.json").write_text(json.dumps({"date": args.date, "runs": files}, indent=2) + "\n")
     (out / "results.md").write_text(markdown(settings, args.date) + "\n")
     for setting in settings:

@@ -99,6 +99,9 @@ ordered_json results_json(const std::vector<BenchResult>& results, const BenchGr
           {"model", c.model},
           {"layers", c.shape.layers},
           {"hidden", c.shape.hidden},
+          {"norm", c.norm},
+          {"activation", c.activation},
+          {"dropout", c.shape.dropout},
           {"device", c.device},
           {"tf32", c.tf32},
           {"amp", c.amp},
@@ -163,11 +166,13 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
   graph.add_flag("--cuda-graph", c.cuda_graph, "Replay the methods' steps from a CUDA graph; torch's run eagerly (cuda)");
   graph.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
   graph.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
+      ->transform(byte_size())
       ->excludes("--no-cache");
   graph.add_flag("--no-torch", c.no_torch, "Leave plain torch out, and ratios to it");
-  graph.add_option("--memory-cap", c.memory_cap, "Most that torch's allocator may take: 12GB, 11.5GiB, bytes (cuda)");
+  graph.add_option("--memory-cap", c.memory_cap, "Most that torch's allocator may take: 12GB, 11.5GiB, bytes (cuda)")
+      ->transform(byte_size());
   graph.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
-  graph.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table");
+  graph.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
 }
 
 }  // namespace
@@ -209,7 +214,12 @@ void run_bench_graph(const BenchGraphCommand& c) {
   const at::Device device = device_of(c.device);
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.json == "-";
-  setting.gradient_error = check_gradients(options);
+  try {
+    setting.gradient_error = check_gradients(options);
+  } catch (const c10::Error& e) {
+    if (!out_of_memory(e)) throw;
+    fail("bench", "the model must fit into memory", fmt::format("{} layers × {} on {}", c.shape.layers, c.shape.hidden, c.device));
+  }
 
   const GraphData data = load_graph(c.data);
   release_cached_memory(device);  // the check's

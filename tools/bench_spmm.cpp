@@ -24,6 +24,7 @@
 #include "tools/bench.h"
 #include "tools/tool.h"
 #include "tools/torch_model.h"
+#include "tools/train_commands.h"
 #include "tools/train_report.h"
 
 namespace satchel::tool {
@@ -139,10 +140,10 @@ void add_bench_spmm(CLI::App& bench) {
   CLI::App* spmm = bench.add_subcommand("spmm", "A·x beside torch's product of a sparse CSR matrix (cuSPARSE, MKL)");
   spmm->add_option("--data", c->graphs, "Graphs, as for train; `power` is one of arxiv's size whose degrees follow a power law")
       ->capture_default_str();
-  spmm->add_option("--widths", c->widths, "Columns of x")->delimiter(',')->capture_default_str();
+  spmm->add_option("--widths", c->widths, "Columns of x, 1 to 4096 each")->delimiter(',')->capture_default_str();
   spmm->add_option("--device", c->device, "Where to multiply")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   spmm->add_option("--repeat", c->repeat, "Timed runs of which the median counts")->check(CLI::Range(1, 100000))->capture_default_str();
-  spmm->add_option("--json", c->json, "Write the results to this file too; - prints them instead of the table");
+  spmm->add_option("--json", c->json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
   spmm->footer(
       "\nA averages a node's neighbours (rows scaled), Aᵀ is what backward multiplies with (columns scaled). Checked first: results\n"
       "are torch's within the rounding of a sum. Sums are in one fixed order: equal bits in every run.\n"

@@ -7,6 +7,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -49,8 +50,11 @@ void check_apart(const DataCommand& c) {
 }
 
 void run_data(const DataCommand& c) {
+  if (c.out.empty()) throw UsageError("[data] --out must name a folder, got ''");
   check_apart(c);
   GraphData data = load_graph(c.data);
+  if (const auto splits = static_cast<int64_t>(data.splits.size()); c.split > 0 && c.split >= splits)
+    throw UsageError(fmt::format("[data] --split must be 0 to {}, got {}", std::max<int64_t>(splits - 1, 0), c.split));
   const Split split = split_of(data, c.seed, c.split);
   make_symmetric(data);
   save_graph(data, split, c.out);

@@ -38,7 +38,8 @@ constexpr const char* kTrainNotes =
     "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and `satchel predict` read.\n"
     "Ctrl-C ends after the epoch: checkpoint, table and JSON are written, exit code 130; a second one kills.\n"
     "Memory is measured in the first three steps. With --cuda-graph what a step allocates stays reserved for the graph from the\n"
-    "fourth on, and evaluations allocate beside it. A resumed run may change --cuda-graph, but not --tf32 or --amp.\n"
+    "fourth on, and evaluations allocate beside it. A resumed run may change --cuda-graph, but not --tf32,\n"
+    "--amp, --cache or --no-cache. Equal seeds give equal results for equal options: what is cached changes how sums round.\n"
     "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel --epochs 50\n"
     "  satchel train --data cora.npz --model gcn --layers 2 --norm none --method fp32,exact,satchel --seeds 16 --json cora.json\n"
     "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda --tf32 --cuda-graph";
@@ -86,11 +87,6 @@ CLI::Validator real_number() {
         return text.empty() || *end != 0 ? fmt::format("must be a number, got '{}'", text) : "";
       },
       "", "number");
-}
-
-/// '' is what a script's unset variable gives: not "no file".
-CLI::Validator file_name() {
-  return CLI::Validator([](std::string& text) -> std::string { return text.empty() ? "must name a file, got ''" : ""; }, "", "file name");
 }
 
 /// Two names of one file, which may not be there yet.
@@ -193,6 +189,7 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
   train.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
   train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
   train.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
+      ->transform(byte_size())
       ->excludes("--no-cache");
   train.add_flag("--tf32", o.tf32, "Products of float32 matrices in TF32 (cuda)");
   train.add_option("--amp", c.amp, "Features and activations in this type; weights, statistics and losses stay float32")
@@ -240,6 +237,23 @@ void add_predict(CLI::App& app) {
 void add_train_commands(CLI::App& app) {
   add_train(app);
   add_predict(app);
+}
+
+CLI::Validator file_name() {
+  return CLI::Validator([](std::string& text) -> std::string { return text.empty() ? "must name a file, got ''" : ""; }, "", "file name");
+}
+
+CLI::Validator byte_size() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        try {
+          parse_bytes(text, "size");
+        } catch (const Error&) {
+          return "must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '" + text + "'";
+        }
+        return "";
+      },
+      "", "size");
 }
 
 CLI::Validator whole_number(uint64_t least, uint64_t most) {

@@ -37,6 +37,11 @@ void add_train_commands(CLI::App& app);
 void run_train(const TrainCommand& command);
 void run_predict(const PredictCommand& command);
 
+/// '' is what a script's unset variable gives: not "no file".
+CLI::Validator file_name();
+/// What parse_bytes() reads.
+CLI::Validator byte_size();
+
 /// A whole number from least to most, in decimal digits.
 CLI::Validator whole_number(uint64_t least, uint64_t most = INT64_MAX);
 

@@ -144,7 +144,8 @@ TEST_F(DataCommand, KeepsLabelsOfEveryKind) {
 TEST_F(DataCommand, RefusesWhatItCannotWriteTo) {
   const std::string where = "data --data synthetic:nodes=50,edges=100,features=4,classes=2 ";
   EXPECT_EQ(tool(where).code, 2) << "--out is missing";
-  EXPECT_EQ(tool(where + "--out ''").code, 1);
+  EXPECT_EQ(tool(where + "--out ''").code, 2);
+  EXPECT_EQ(tool(where + "--split 9 --out " + ::testing::TempDir() + "split9").code, 2);  // it has no splits of its own
   EXPECT_EQ(tool(where + "--out /nowhere/at/all").code, 1);
   EXPECT_EQ(tool(where + "--out '" SATCHEL_TOOL "'").code, 1) << "a file";
   EXPECT_EQ(tool(where + "--split -1 --out '" + folder_ + "'").code, 2);

@@ -378,7 +378,7 @@ TEST_F(TrainCommand, BenchGraph) {
        {{"bench", "graph", "--cuda-graph"}, 2, "[train] cuda_graph needs device cuda, got cpu"},
        {{"bench", "graph", "--amp", "half"}, 2, "--amp: half not in {none,bf16}"},
        {{"bench", "graph", "--memory-cap", "12GB"}, 2, "[bench] --memory-cap needs --device cuda, got cpu"},
-       {{"bench", "graph", "--memory-cap", "12 GB"}, 2, "[bench] size must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '12 GB'"},
+       {{"bench", "graph", "--memory-cap", "12 GB"}, 2, "--memory-cap: must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '12 GB'"},
        {{"bench", "graph", "--memory-cap", "0.1B"}, 2, "got '0.1B'"},
        {{"bench", "graph", "--memory-cap", "9000000TiB"}, 2, "got '9000000TiB'"},
        {{"bench", "graph", "--methods", "division"}, 2, "[method] a low-pass does not fit a graph layer"}});
