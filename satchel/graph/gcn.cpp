@@ -41,7 +41,7 @@ class GcnNode : public SavingNode {
     variable_list gradients(3);
     if (needs(2)) gradients[2] = column_sums(g);
     if (aggregated.defined()) {
-      if (needs(1)) gradients[1] = from_aggregated(g);
+      if (needs(1)) gradients[1] = aggregated_product(g, aggregated.tensor(), x.tensor(), matrix);
       return gradients;
     }
     const at::Tensor w = needs(0) ? weight.unpack().to(g.scalar_type()) : at::Tensor();
@@ -63,16 +63,6 @@ class GcnNode : public SavingNode {
   }
 
  private:
-  /// (A·X)ᵀ·g, as it lies: the weight's gradient.
-  at::Tensor from_aggregated(const at::Tensor& g) const {
-    at::Tensor sum;
-    for_aggregated(aggregated.tensor(), x.tensor(), matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
-      const at::Tensor part = product(g.narrow(0, first, last - first).t(), rows);
-      sum = sum.defined() ? sum.add_(part) : part;
-    });
-    return sum;
-  }
-
   /// A stretch of rows at a time, so that Aᵀ·g never stands beside x's gradient: false where x cannot be had by rows.
   bool by_rows(const at::Tensor& g, const at::Tensor& w, variable_list& gradients) const {
     if (!x.has_rows() || g.size(0) == 0) return false;

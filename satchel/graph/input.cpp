@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "satchel/autograd/input.h"
 #include "satchel/core/error.h"
 #include "satchel/graph/spmm.h"
 
@@ -37,6 +38,15 @@ void for_aggregated(const at::Tensor& aggregated, const at::Tensor& x, const Csr
   const at::Tensor others = at::empty({a.rows - kept, x.size(1)}, x.options());
   multiply_rows(a, x, kept, a.rows, others);
   run(kept, a.rows, others);
+}
+
+at::Tensor aggregated_product(const at::Tensor& g, const at::Tensor& aggregated, const at::Tensor& x, const Csr& a) {
+  at::Tensor sum;
+  for_aggregated(aggregated, x, a, [&](int64_t first, int64_t last, const at::Tensor& rows) {
+    const at::Tensor part = product(g.narrow(0, first, last - first).t(), rows);
+    sum = sum.defined() ? sum.add_(part) : part;
+  });
+  return sum;
 }
 
 }  // namespace satchel

@@ -32,5 +32,7 @@ GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows);
 /// Calls run(first, last, rows of A·X) for the rows that are kept, and then for the others, computed anew.
 void for_aggregated(const at::Tensor& aggregated, const at::Tensor& x, const Csr& a,
                     const std::function<void(int64_t first, int64_t last, const at::Tensor& rows)>& run);
+/// gᵀ·(A·X) in float32, of the same rows.
+at::Tensor aggregated_product(const at::Tensor& g, const at::Tensor& aggregated, const at::Tensor& x, const Csr& a);
 
 }  // namespace satchel

@@ -96,15 +96,10 @@ class SageNode : public SavingNode {
     return true;
   }
 
-  /// (A·x)ᵀ·g, as it lies: the weight's gradient.
+  /// gᵀ·(A·x), the weight's gradient.
   at::Tensor from_aggregated(const at::Tensor& g) const {
     if (!aggregated.is_reference()) return aggregated.transposed_products({g})[0].t();
-    at::Tensor sum;
-    for_aggregated(aggregated.tensor(), x.tensor(), matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
-      const at::Tensor part = product(g.narrow(0, first, last - first).t(), rows);
-      sum = sum.defined() ? sum.add_(part) : part;
-    });
-    return sum;
+    return aggregated_product(g, aggregated.tensor(), x.tensor(), matrix);
   }
 
   bool input_is_narrower() const { return neighbour.unpack().size(1) < neighbour.unpack().size(0); }
