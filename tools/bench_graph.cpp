@@ -126,7 +126,7 @@ TrainOptions options_of(const BenchGraphCommand& c) {
   o.amp = from_name<Amp>(c.amp, "bench");
   o.cuda_graph = c.cuda_graph;
   o.cache_aggregate = !c.no_cache;
-  if (!c.cache.empty()) o.cache_bytes = cache_bytes_of(c.cache, "bench");
+  if (!c.cache.empty()) o.cache_bytes = parse_bytes(c.cache, "bench");
   return o;
 }
 
@@ -195,14 +195,6 @@ int64_t parse_bytes(const std::string& text, const char* op) {
   const double bytes = number * scale;
   if (!(bytes >= 1 && bytes <= 0x1p62)) refuse();
   return static_cast<int64_t>(bytes);
-}
-
-int64_t cache_bytes_of(const std::string& text, const char* op) {
-  try {
-    return parse_bytes(text, op);
-  } catch (const Error& e) {
-    throw UsageError(e.what());
-  }
 }
 
 void run_bench_graph(const BenchGraphCommand& c) {

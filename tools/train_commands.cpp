@@ -73,7 +73,7 @@ TrainOptions options_of(const TrainCommand& c, const Method& method) {
   o.optimizer = from_name<Optimizer>(c.optimizer, "train");
   o.amp = from_name<Amp>(c.amp, "train");
   o.cache_aggregate = !c.no_cache;
-  if (!c.cache.empty()) o.cache_bytes = cache_bytes_of(c.cache, "train");
+  if (!c.cache.empty()) o.cache_bytes = parse_bytes(c.cache, "train");
   o.method = method;
   return o;
 }

@@ -79,7 +79,7 @@ class GcnNode : public SavingNode {
     }
     gradients[1] = at::zeros({g.size(1), in}, g.options().dtype(at::kFloat));
     x.for_rows(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& rows) {
-      add_product_(gradients[1], product.read(first, last).to(g.scalar_type()).t(), rows);
+      add_product_(gradients[1], product.read(first, last).t(), rows);
       if (needs(0)) product.write(first, last, write);
     });
     gradients[0] = product.result();
@@ -136,7 +136,7 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   if (!records(weight, bias)) return forward();
   const auto node = make_node<GcnNode>(saving.name, at::Tensor(), weight, bias);
   node->transpose = a.transpose;
-  node->x = InputSave::reference(input.x.contiguous());
+  node->x = InputSave::reference(input.x);
   node->matrix = a.matrix;
   if (aggregated) node->aggregated = InputSave::reference(input.aggregated);
   return attach(forward(), node);

@@ -42,7 +42,7 @@ void for_aggregated(const at::Tensor& aggregated, const at::Tensor& x, const Csr
 
 at::Tensor aggregated_product(const at::Tensor& g, const at::Tensor& aggregated, const at::Tensor& x, const Csr& a) {
   at::Tensor sum;
-  for_aggregated(aggregated, x, a, [&](int64_t first, int64_t last, const at::Tensor& rows) {
+  for_aggregated(aggregated, x.contiguous(), a, [&](int64_t first, int64_t last, const at::Tensor& rows) {
     const at::Tensor part = product(g.narrow(0, first, last - first).t(), rows);
     sum = sum.defined() ? sum.add_(part) : part;
   });

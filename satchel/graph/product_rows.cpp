@@ -19,7 +19,7 @@ at::Tensor placed(const at::Tensor& memory, int64_t from, int64_t rows, int64_t 
 
 }  // namespace
 
-ProductRows::ProductRows(const Csr& a, const at::Tensor& x, int64_t width) : a_(a), x_(x) {
+ProductRows::ProductRows(const Csr& a, const at::Tensor& x, int64_t width) : a_(a), type_(x.scalar_type()), x_(x) {
   const int64_t rows = a.rows, own = x.size(1);
   if (!x.is_cuda()) {
     stretch_ = stretch_rows(rows, std::max(own, width), false);
@@ -51,7 +51,7 @@ at::Tensor ProductRows::read(int64_t first, int64_t last) {
   if (!product_.defined() || product_.size(0) < last - first) product_ = at::empty({last - first, x_.size(1)}, x_.options());
   const at::Tensor rows = product_.narrow(0, 0, last - first);
   multiply_rows(a_, x_, first, last, rows);
-  return result_.defined() ? rows.to(result_.scalar_type()) : rows;
+  return rows.to(type_);
 }
 
 void ProductRows::write(int64_t first, int64_t last, const Write& write) {
@@ -59,7 +59,7 @@ void ProductRows::write(int64_t first, int64_t last, const Write& write) {
   for (int64_t from = first; from < last; from += some) {
     const int64_t to = std::min(from + some, last), there = x_.is_cuda() ? from : from - first;
     at::Tensor rows = result_.narrow(0, from, to - from);
-    write(from, to, product_.narrow(0, there, to - from).to(result_.scalar_type()), rows);
+    write(from, to, product_.narrow(0, there, to - from).to(type_), rows);
   }
 }
 

@@ -20,7 +20,7 @@ class ProductRows {
   /// `width`: of the result, of x's type; 0: there is none.
   ProductRows(const Csr& a, const at::Tensor& x, int64_t width);
 
-  /// Rows [first, last) of A·x, good until the next call, and until rows past `first` of the result are written.
+  /// Rows [first, last) of A·x in x's type, good until the next call, and until rows past `first` of the result are written.
   at::Tensor read(int64_t first, int64_t last);
 
   using Write = std::function<void(int64_t first, int64_t last, const at::Tensor& product, at::Tensor& result)>;
@@ -34,8 +34,9 @@ class ProductRows {
 
  private:
   const Csr& a_;
+  at::ScalarType type_;
   int64_t stretch_;
-  at::Tensor x_, product_, result_;
+  at::Tensor x_, product_, result_;  // the CPU's x and product: float32
 };
 
 }  // namespace satchel

@@ -87,7 +87,7 @@ class SageNode : public SavingNode {
     gradients[1] = sums(needs(1));
     gradients[2] = sums(needs(2));
     x.for_rows(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& rows) {
-      const at::Tensor ag = product.read(first, last).to(g.scalar_type());
+      const at::Tensor ag = product.read(first, last);
       if (needs(1)) add_product_(gradients[1], ag.t(), rows);
       if (needs(2)) add_product_(gradients[2], g.narrow(0, first, last - first).t(), rows);
       if (needs(0)) product.write(first, last, write);
@@ -194,7 +194,7 @@ at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& 
   if (method.plain || method.packs_data) return sage(input.x, a, w, saving);
   if (!records(w.neighbour, w.self, w.bias)) return combine(input.x.contiguous(), input.aggregated, a, w);
   const auto node = make_sage_node({}, a, w, saving);
-  node->x = InputSave::reference(input.x.contiguous());
+  node->x = InputSave::reference(input.x);
   node->matrix = a.matrix;
   if (input.aggregated.defined()) node->aggregated = InputSave::reference(input.aggregated);
   return attach(combine(input.x.contiguous(), input.aggregated, a, w), node);

@@ -1,11 +1,8 @@
 // `satchel data` as a user runs it: what it writes is what training would have taken.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -14,6 +11,7 @@
 
 #include "satchel/data/graph_data.h"
 #include "satchel/data/save_graph.h"
+#include "tests/tools/run_tool.h"
 
 namespace satchel {
 namespace {
@@ -22,20 +20,9 @@ using nlohmann::json;
 
 constexpr const char* kFiles[] = {"adj_full.npz", "feats.npy", "class_map.json", "role.json"};
 
-struct Outcome {
-  int code = -1;
-  std::string out;  // stderr too
-};
+using test::Outcome;
 
-Outcome tool(const std::string& arguments) {
-  FILE* pipe = popen(("'" SATCHEL_TOOL "' " + arguments + " 2>&1").c_str(), "r");
-  Outcome result;
-  std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) result.out.append(buffer.data(), n);
-  const int status = pclose(pipe);
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return result;
-}
+Outcome tool(const std::string& arguments) { return test::run_tool(arguments); }
 
 class DataCommand : public testing::Test {
  protected:

@@ -1,34 +1,21 @@
 // `satchel plan` as a user runs it.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "satchel/plan/graph_plan.h"
+#include "tests/tools/run_tool.h"
 
 namespace satchel {
 namespace {
 
 using nlohmann::json;
+using test::Outcome;
 
-struct Outcome {
-  int code = -1;
-  std::string out;  // stderr too
-};
-
-Outcome plan(const std::string& arguments) {
-  FILE* pipe = popen(("'" SATCHEL_TOOL "' plan " + arguments + " 2>&1").c_str(), "r");
-  Outcome result;
-  std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) result.out.append(buffer.data(), n);
-  const int status = pclose(pipe);
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return result;
-}
+Outcome plan(const std::string& arguments) { return test::run_tool("plan " + arguments); }
 
 constexpr const char* kArxiv = "--nodes 169343 --features 128 --classes 40 --train-nodes 90941 ";
 
