@@ -26,6 +26,7 @@ satchel_test(test_kernels satchel_core
   tests/kernels/chain_test.cpp
   tests/kernels/chance_test.cpp
   tests/kernels/edge_test.cpp
+  tests/kernels/mixed_test.cpp
   tests/kernels/registry_test.cpp
   tests/kernels/side_chance_test.cpp
   tests/kernels/side_test.cpp
@@ -36,14 +37,20 @@ satchel_test(test_data satchel_core
   tests/data/file_format_test.cpp
   tests/data/graph_folders_test.cpp
   tests/data/graph_loaders_test.cpp
+  tests/data/image_augment_test.cpp
+  tests/data/image_files_test.cpp
+  tests/data/image_jpeg_test.cpp
+  tests/data/image_loader_test.cpp
+  tests/data/image_synthetic_test.cpp
   tests/data/npy_test.cpp
   tests/data/npz_test.cpp
   tests/data/split_test.cpp
   tests/data/synthetic_test.cpp
   tests/train/safetensors_test.cpp)
-target_link_libraries(test_data PRIVATE ZLIB::ZLIB PkgConfig::libzip nlohmann_json::nlohmann_json)
+target_link_libraries(test_data PRIVATE ZLIB::ZLIB PkgConfig::libturbojpeg PkgConfig::libzip nlohmann_json::nlohmann_json)
 satchel_test(test_plan satchel_core
-  tests/plan/graph_plan_test.cpp)
+  tests/plan/graph_plan_test.cpp
+  tests/plan/image_plan_test.cpp)
 
 if(SATCHEL_TORCH)
   satchel_test(test_tensor satchel
@@ -51,7 +58,9 @@ if(SATCHEL_TORCH)
     tests/tensor/chance_test.cpp
     tests/tensor/errors_test.cpp
     tests/tensor/file_test.cpp
+    tests/tensor/low_pass_last_test.cpp
     tests/tensor/mask_test.cpp
+    tests/tensor/mixed_test.cpp
     tests/tensor/ops_test.cpp
     tests/tensor/pack_test.cpp
     tests/tensor/side_test.cpp
@@ -60,11 +69,13 @@ if(SATCHEL_TORCH)
   target_precompile_headers(test_tensor PRIVATE <ATen/ATen.h> <gtest/gtest.h>)  # two thirds of each file's time
 
   satchel_test(test_autograd satchel
+    tests/autograd/bf16_test.cpp
     tests/autograd/cases.cpp
+    tests/autograd/conv_cases.cpp
     tests/autograd/gradient.cpp
     tests/autograd/gradient_test.cpp
-    tests/autograd/bf16_test.cpp
     tests/autograd/loss_test.cpp
+    tests/autograd/map_cases.cpp
     tests/graph/adjacency_test.cpp
     tests/graph/csr_test.cpp
     tests/graph/multiply_test.cpp
@@ -72,10 +83,23 @@ if(SATCHEL_TORCH)
     tests/models/graph_model_test.cpp)
   target_precompile_headers(test_autograd PRIVATE <torch/nn/module.h> <gtest/gtest.h>)
 
+  satchel_test(test_nn satchel
+    tests/autograd/gradient.cpp
+    tests/models/image_model_test.cpp
+    tests/nn/conv_test.cpp
+    tests/nn/convert_test.cpp
+    tests/nn/norm_test.cpp
+    tests/nn/pool_test.cpp
+    tests/nn/waiting_test.cpp
+    tests/plan/share_out_test.cpp)
+  target_precompile_headers(test_nn REUSE_FROM test_autograd)
+
   satchel_test(test_train satchel
+    tests/train/image_train_test.cpp
     tests/train/memory_test.cpp
     tests/train/metrics_test.cpp
     tests/train/optimizer_test.cpp
+    tests/train/schedule_test.cpp
     tests/train/step_test.cpp
     tests/train/train_test.cpp)
   target_precompile_headers(test_train REUSE_FROM test_autograd)
@@ -83,8 +107,10 @@ if(SATCHEL_TORCH)
   satchel_test(test_tools satchel_core
     tests/tools/data_command_test.cpp
     tests/tools/plan_command_test.cpp
+    tests/tools/plan_image_test.cpp
     tests/tools/tool_test.cpp
-    tests/tools/train_command_test.cpp)
+    tests/tools/train_command_test.cpp
+    tests/tools/train_images_test.cpp)
   target_link_libraries(test_tools PRIVATE nlohmann_json::nlohmann_json)
   target_compile_definitions(test_tools PRIVATE SATCHEL_TOOL="$<TARGET_FILE:satchel_tool>")
   add_dependencies(test_tools satchel_tool)
@@ -108,15 +134,23 @@ if(SATCHEL_TENSOR_CUDA)
   set(launcher "${PROJECT_SOURCE_DIR}/scripts/with_gpu.sh")
   satchel_test(test_cuda satchel
     tests/autograd/cases.cpp
+    tests/autograd/conv_cases.cpp
     tests/autograd/gradient.cpp
+    tests/autograd/map_cases.cpp
     tests/cuda/autograd_cuda_test.cpp
     tests/cuda/bf16_cuda_test.cpp
     tests/cuda/chain_cuda_test.cpp
+    tests/cuda/f16_cuda_test.cpp
     tests/cuda/loss_cuda_test.cpp
+    tests/cuda/image_train_cuda_test.cpp
+    tests/cuda/low_pass_last_cuda_test.cpp
+    tests/cuda/mixed_cuda_test.cpp
     tests/cuda/norm_act_cuda_test.cpp
     tests/cuda/norm_act_product_cuda_test.cpp
+    tests/cuda/norm_add_cuda_test.cpp
     tests/cuda/norm_block_cuda_test.cpp
     tests/cuda/pack_cuda_test.cpp
+    tests/cuda/pool_cuda_test.cpp
     tests/cuda/project_product_cuda_test.cpp
     tests/cuda/sparse_cuda_test.cpp
     tests/cuda/stream_cuda_test.cpp

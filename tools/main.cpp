@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "tools/bench_batch.h"
 #include "tools/bench_graph.h"
+#include "tools/bench_images.h"
 #include "tools/bench_spmm.h"
 #include "tools/data_commands.h"
 #include "tools/plan_commands.h"
@@ -133,6 +135,8 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
   codec->callback([&o] { satchel::tool::run_bench_codec(o); });
   satchel::tool::add_bench_graph(*bench);
   satchel::tool::add_bench_spmm(*bench);
+  satchel::tool::add_bench_images(*bench);
+  satchel::tool::add_bench_batch(*bench);
 }
 
 /// `satchel: <what>` on stderr, in one line.

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 
+#include "tools/plan_image.h"
 #include "tools/plan_text.h"
 #include "tools/tool.h"
 
@@ -30,14 +31,20 @@ std::string footer() {
          "  satchel plan --nodes 169343 --features 128 --classes 40\n"
          "  satchel plan --model gcn --nodes 2708 --features 1433 --hidden 64 --classes 7 --layers 2 --norm none --sparse\n"
          "  satchel plan --nodes 2449029 --features 100 --hidden 256 --classes 47 --method fp32,blockwise,block=16rows,satchel --json -\n"
-         "  satchel plan --table arxiv";
+         "  satchel plan --table arxiv\n"
+         "  satchel plan --model resnet50 --batch 256\n"
+         "  satchel plan --model resnet50 --fit 16GB --method fp32,actnn,division,satchel,bits=3,residual=1\n"
+         "  satchel plan --model resnet18 --small-stem --image 32 --classes 10 --method satchel";
 }
 
 constexpr int64_t kNotGiven = std::numeric_limits<int64_t>::min();
 
 struct PlanOptions {
   PlanOptions() { shape.features = shape.classes = kNotGiven; }
+  std::string model = "sage";
   GraphShape shape;
+  ImagePlanOptions images;
+  bool dropout_given = false;
   int64_t nodes = kNotGiven, training_nodes = kNotGiven;
   bool sparse = false;
   std::vector<std::string> methods;
@@ -80,7 +87,23 @@ std::vector<Method> methods_of(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     for (Method& m : parse_methods(text)) methods.push_back(std::move(m));
   }
-  return methods.empty() ? parse_methods("satchel") : methods;
+  return methods;
+}
+
+std::string model_names() {
+  std::string names = "gcn|sage";
+  for (const std::string_view name : image_model_names()) names += "|" + std::string(name);
+  return names;
+}
+
+/// What the options of every plan say about an image model.
+ImagePlanOptions image_options(const PlanOptions& o, std::vector<Method> methods) {
+  ImagePlanOptions images = o.images;
+  images.shape.name = o.model;
+  if (o.shape.classes != kNotGiven) images.shape.classes = o.shape.classes;
+  if (o.dropout_given) images.shape.dropout = o.shape.dropout;
+  images.methods = std::move(methods);
+  return images;
 }
 
 void write_json(const std::string& path, const nlohmann::ordered_json& json) {
@@ -101,7 +124,12 @@ struct Output {
 /// Sizes and methods that do not fit are wrong use.
 Output make_output(const PlanOptions& o) {
   try {
-    const std::vector<Method> methods = methods_of(o.methods);
+    std::vector<Method> methods = methods_of(o.methods);
+    if (is_image_model(o.model)) {
+      const ImagePlanOptions images = image_options(o, std::move(methods));
+      return {image_plan_text(images), image_plan_json(images)};
+    }
+    if (methods.empty()) methods = parse_methods("satchel");
     if (!o.table.empty()) return {published_text(o.table, methods), published_json(o.table, methods)};
     const std::pair<const char*, int64_t> needed[] = {
         {"--nodes", o.nodes}, {"--features", o.shape.features}, {"--classes", o.shape.classes}};
@@ -127,14 +155,20 @@ void run_plan(const PlanOptions& o) {
 
 void add_plan_command(CLI::App& app) {
   const auto o = std::make_shared<PlanOptions>();
-  CLI::App* plan = app.add_subcommand("plan", "What a graph model keeps for backward under a method, from sizes alone");
+  CLI::App* plan = app.add_subcommand("plan", "What a graph or an image model keeps for backward under a method, from sizes alone");
   GraphShape& s = o->shape;
-  const std::vector<CLI::Option*> of_model = {
-      add_choice<Conv>(*plan, "--model", s.conv, {{"gcn", Conv::gcn}, {"sage", Conv::sage}}, "Kind of the layers"),
+  CLI::Option* model = plan->add_option("--model", o->model, "Kind of a graph model's layers, or an image model")
+                           ->type_name(model_names())
+                           ->capture_default_str();
+  CLI::Option* classes = add_count(*plan, "--classes", s.classes, "Classes: width of the logits (image models: 1000)");
+  CLI::Option* dropout = plan->add_option("--dropout", s.dropout, "After the activation (image models: before the classifier); 0: none")
+                             ->check(CLI::Number)
+                             ->capture_default_str();
+  const std::vector<CLI::Option*> of_images = add_image_plan_options(*plan, o->images);
+  const std::vector<CLI::Option*> of_graphs = {
       add_count(*plan, "--nodes", o->nodes, "Nodes of the graph"),
       add_count(*plan, "--features", s.features, "Features of a node"),
       add_count(*plan, "--hidden", s.hidden, "Width of the hidden layers")->capture_default_str(),
-      add_count(*plan, "--classes", s.classes, "Classes: width of the logits"),
       add_count(*plan, "--layers", s.layers, "Graph layers")->capture_default_str(),
       add_choice<Norm>(*plan, "--norm", s.norm, {{"none", Norm::none}, {"batch", Norm::batch}, {"layer", Norm::layer}},
                        "After each layer but the last"),
@@ -142,20 +176,32 @@ void add_plan_command(CLI::App& app) {
           *plan, "--activation", s.activation,
           {{"none", Activation::none}, {"relu", Activation::relu}, {"leaky_relu", Activation::leaky_relu}, {"elu", Activation::elu}},
           "After the norm"),
-      plan->add_option("--dropout", s.dropout, "After the activation; 0: none")->check(CLI::Number)->capture_default_str(),
       add_count(*plan, "--train-nodes", o->training_nodes, "Nodes that the loss reads (default: all); fp32 keeps only their part"),
       plan->add_flag("--sparse", o->sparse, "The features are a sparse matrix, which is never packed")};
-  plan->add_option("--method", o->methods, "A method, or several; may be repeated (default: satchel)")
+  plan->add_option("--method", o->methods,
+                   "A method, or several; may be repeated (default: satchel; image models: fp32, actnn, division and satchel)")
       ->type_name("METHOD")
       ->allow_extra_args(false);
   plan->add_option("--table", o->table, "Instead of sizes: a published table beside the byte model and the own layout, MiB")
       ->check(CLI::IsMember({"arxiv", "products"}));
   plan->add_option("--json", o->json, "Write the plan to this file too; - prints it instead of the tables")->type_name("FILE");
   plan->footer(footer());
-  plan->callback([o, of_model] {
-    for (const CLI::Option* option : of_model) {
-      if (!o->table.empty() && option->count() > 0) throw UsageError("[plan] --table has its own sizes, got " + option->get_name());
+  plan->callback([=] {
+    if (!is_image_model(o->model) && o->model != "gcn" && o->model != "sage") {
+      throw UsageError(fmt::format("[plan] --model must be {}, got '{}'", model_names(), o->model));
     }
+    const bool image = is_image_model(o->model), table = !o->table.empty();
+    const auto refuse = [](const std::vector<CLI::Option*>& options, const std::string& rule) {
+      for (const CLI::Option* option : options) {
+        if (option->count() > 0) throw UsageError("[plan] " + rule + ", got " + option->get_name());
+      }
+    };
+    if (table) refuse(of_graphs, "--table has its own sizes");
+    if (table) refuse({model, classes, dropout}, "--table has its own sizes");
+    if (image) refuse(of_graphs, "an image model has no such size");
+    if (!image) refuse(of_images, "a graph model has no such size");
+    o->shape.conv = o->model == "gcn" ? Conv::gcn : Conv::sage;
+    o->dropout_given = dropout->count() > 0;
     run_plan(*o);
   });
 }

@@ -6,15 +6,16 @@
 
 #include <algorithm>
 #include <charconv>
-#include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "satchel/data/npy.h"
+#include "satchel/train/image_options.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
 #include "tools/bench_graph.h"
+#include "tools/interrupt.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
 #include "tools/train_report.h"
@@ -25,12 +26,15 @@ namespace {
 constexpr const char* kDataHelp =
     "\nData: a folder (GraphSAINT, OGB raw), an npz file (gnn-benchmark, heterophilous), or generated:\n"
     "  synthetic:arxiv[,scale=0.1]   synthetic:nodes=10000,edges=50000,features=64,classes=8   needs no file\n";
+constexpr const char* kGraphGroup = "Graph models";
 constexpr const char* kMethodHelp =
     "\nMethods, separated by commas, each with its options behind it (see `satchel presets`):\n"
     "  fp32        torch's own functions and saves\n"
     "  exact       EXACT: projected 8:1, 2 bits, a header a row\n"
     "  blockwise   the block-wise paper: blocks of 64 rows, optimal levels\n"
     "  projection  inputs projected 8:1 and kept in full precision\n"
+    "  actnn       ActNN: groups of 256, 2 bits shared out by sample and layer (images)\n"
+    "  division    DIVISION: low frequencies in bf16, the rest in 2 bits (images)\n"
     "  satchel     one shared save a layer, 2 bits in all\n"
     "  blockwise,levels=even,satchel,bits=3      options belong to the method before them\n";
 constexpr const char* kTrainNotes =
@@ -42,28 +46,8 @@ constexpr const char* kTrainNotes =
     "--amp, --cache or --no-cache. Equal seeds give equal results for equal options: what is cached changes how sums round.\n"
     "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel --epochs 50\n"
     "  satchel train --data cora.npz --model gcn --layers 2 --norm none --method fp32,exact,satchel --seeds 16 --json cora.json\n"
-    "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda --tf32 --cuda-graph";
-
-volatile std::sig_atomic_t stop_asked = 0;
-
-/// The first SIGINT is noted, the next one kills, for as long as this lives.
-class StopOnInterrupt {
- public:
-  StopOnInterrupt() {
-    stop_asked = 0;
-    struct sigaction action {};
-    action.sa_handler = [](int) { stop_asked = 1; };
-    action.sa_flags = SA_RESETHAND | SA_RESTART;
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, &before_);
-  }
-  ~StopOnInterrupt() { sigaction(SIGINT, &before_, nullptr); }
-  StopOnInterrupt(const StopOnInterrupt&) = delete;
-  StopOnInterrupt& operator=(const StopOnInterrupt&) = delete;
-
- private:
-  struct sigaction before_ {};
-};
+    "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda --tf32 --cuda-graph\n"
+    "  satchel train --data cifar-10-batches-bin/ --model resnet18 --method fp32,actnn,division,satchel --device cuda --amp bf16";
 
 TrainOptions options_of(const TrainCommand& c, const Method& method) {
   TrainOptions o = c.options;
@@ -78,17 +62,6 @@ TrainOptions options_of(const TrainCommand& c, const Method& method) {
   return o;
 }
 
-/// A number as strtod() reads it all; CLI11 itself takes '' for 0.
-CLI::Validator real_number() {
-  return CLI::Validator(
-      [](std::string& text) -> std::string {
-        char* end = nullptr;
-        std::strtod(text.c_str(), &end);
-        return text.empty() || *end != 0 ? fmt::format("must be a number, got '{}'", text) : "";
-      },
-      "", "number");
-}
-
 /// Two names of one file, which may not be there yet.
 bool same_file(const std::string& a, const std::string& b) {
   struct stat first {
@@ -99,11 +72,6 @@ bool same_file(const std::string& a, const std::string& b) {
   const auto name = [](const std::string& path) { return path.substr(path.rfind('/') + 1); };
   return name(a) == name(b) && ::stat(folder(a).c_str(), &first) == 0 && ::stat(folder(b).c_str(), &second) == 0 &&
          first.st_dev == second.st_dev && first.st_ino == second.st_ino;
-}
-
-void check_apart(const char* op, const char* name, const std::string& path, const char* other_name, const std::string& other) {
-  if (!path.empty() && !other.empty() && same_file(path, other))
-    throw UsageError(fmt::format("[{}] {} must be another file than {}, got {}", op, name, other_name, path));
 }
 
 void check_split(const GraphData& data, int64_t split) {
@@ -166,55 +134,82 @@ RunResult run_one(const GraphData& data, const TrainOptions& options, bool silen
 
 void add_run_options(CLI::App& train, TrainCommand& c) {
   TrainOptions& o = c.options;
-  train.add_option("--epochs", o.epochs, "Epochs, one step each")->transform(whole_number(1))->capture_default_str();
-  train.add_option("--optim", c.optimizer, "Optimizer")->check(members<Optimizer>())->capture_default_str();
+  train.add_option("--epochs", o.epochs, "Epochs; of graphs one step each")->transform(whole_number(1))->capture_default_str();
+  train.add_option("--optim", c.optimizer, "Optimizer")->check(members<Optimizer>())->capture_default_str()->group(kGraphGroup);
   train.add_option("--lr", o.lr, "Learning rate")->transform(real_number())->capture_default_str();
   train.add_option("--weight-decay", o.weight_decay, "Weight decay")->transform(real_number())->capture_default_str();
-  train.add_option("--momentum", o.momentum, "Momentum, of sgd")->transform(real_number())->capture_default_str();
-  train.add_option("--clip", o.clip, "Largest norm of all gradients together; 0: none")->transform(real_number())->capture_default_str();
+  train.add_option("--momentum", o.momentum, "Momentum, of sgd and of image models")->transform(real_number())->capture_default_str();
+  train.add_option("--clip", o.clip, "Largest norm of all gradients together; 0: none")
+      ->transform(real_number())
+      ->capture_default_str()
+      ->group(kGraphGroup);
   train.add_option("--seed", o.seed, "Seed of weights, dropout, rounding and a drawn split")
       ->transform(whole_number(0, UINT64_MAX))
       ->capture_default_str();
   train.add_option("--seeds", c.seeds, "So many seeds, from --seed on")->transform(whole_number(1, 100000))->capture_default_str();
-  train.add_option("--split", o.split, "Which of the data's splits")->transform(whole_number(0))->capture_default_str();
+  train.add_option("--split", o.split, "Which of the data's splits")->transform(whole_number(0))->capture_default_str()->group(kGraphGroup);
   train.add_option("--device", o.device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   train.add_option("--eval-every", o.eval_every, "Epochs between evaluations")->transform(whole_number(1))->capture_default_str();
   train.add_option("--patience", o.patience, "Stop after so many evaluations without a better validation metric; 0: never")
       ->transform(whole_number(0))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->group(kGraphGroup);
   train.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
   train.add_option("--checkpoint", o.checkpoint, "File that holds the run when it ends or is stopped")->transform(file_name());
   train.add_option("--checkpoint-every", o.checkpoint_every, "Also write it every so many epochs")->transform(whole_number(0));
-  train.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit; --epochs may be more");
+  train.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit; --epochs may be more where no learning rate depends on it");
   train.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
-  train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
+  train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once")->group(kGraphGroup);
   train.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
       ->transform(byte_size())
-      ->excludes("--no-cache");
+      ->excludes("--no-cache")
+      ->group(kGraphGroup);
   train.add_flag("--tf32", o.tf32, "Products of float32 matrices in TF32 (cuda)");
-  train.add_option("--amp", c.amp, "Features and activations in this type; weights, statistics and losses stay float32")
-      ->check(members<Amp>())
+  train.add_option("--amp", c.amp, "Features and activations in this type; weights, statistics and losses stay float32 (fp16: images)")
+      ->check(members<Autocast>())
       ->capture_default_str();
-  train.add_flag("--cuda-graph", o.cuda_graph, "Replay steps after the third from a CUDA graph: the same results, less time (cuda)");
+  train.add_flag("--cuda-graph", o.cuda_graph, "Replay steps after the third from a CUDA graph: the same results, less time (cuda)")
+      ->group(kGraphGroup);
   train.add_flag("--quiet", c.quiet, "No progress");
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : Names<Conv>::all) names.emplace_back(name);
+  for (const std::string_view name : image_model_names()) names.emplace_back(name);
+  return names;
 }
 
 void add_train(CLI::App& app) {
   const auto command = std::make_shared<TrainCommand>();
-  CLI::App* train = app.add_subcommand("train", "Train a graph model with what it saves for backward packed");
+  CLI::App* train = app.add_subcommand("train", "Train a graph or image model with what it saves for backward packed");
   GraphShape& shape = command->options.shape;
-  train->add_option("--data", command->data, "The graph: a folder, an npz file or synthetic:…")->required();
-  train->add_option("--model", command->model, "Graph layer")->check(members<Conv>())->capture_default_str();
-  train->add_option("--layers", shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str();
-  train->add_option("--hidden", shape.hidden, "Width between layers")->transform(whole_number(1, 1 << 20))->capture_default_str();
-  train->add_option("--norm", command->norm, "Norm between layers")->check(members<Norm>())->capture_default_str();
-  train->add_option("--activation", command->activation, "Activation between layers")->check(members<Activation>())->capture_default_str();
-  train->add_option("--dropout", shape.dropout, "Dropout between layers")->transform(real_number())->capture_default_str();
-  train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (gcn always does)");
+  train->add_option("--data", command->data, "Graph or images: a folder, an npz file, synthetic:… or synthetic-images:…")->required();
+  train->add_option("--model", command->model, "Graph layer, or image model")->check(CLI::IsMember(model_names()))->capture_default_str();
+  train->add_option("--layers", shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str()->group(kGraphGroup);
+  train->add_option("--hidden", shape.hidden, "Width between layers")
+      ->transform(whole_number(1, 1 << 20))
+      ->capture_default_str()
+      ->group(kGraphGroup);
+  train->add_option("--norm", command->norm, "Norm between layers")->check(members<Norm>())->capture_default_str()->group(kGraphGroup);
+  train->add_option("--activation", command->activation, "Activation between layers")
+      ->check(members<Activation>())
+      ->capture_default_str()
+      ->group(kGraphGroup);
+  train->add_option("--dropout", shape.dropout, "Dropout between layers; image models: before the classifier (default: the model's own)")
+      ->transform(real_number())
+      ->capture_default_str();
+  train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (gcn always does)")->group(kGraphGroup);
   train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();
   add_run_options(*train, *command);
-  train->footer(std::string(kDataHelp) + kMethodHelp + kTrainNotes);
-  train->callback([command] { run_train(*command); });
+  add_image_options(*train, command->images);
+  train->footer(std::string(kDataHelp) + image_train_help() + kMethodHelp + kTrainNotes);
+  train->callback([command, train] {
+    const bool images = is_image_model(command->model);
+    refuse_given(*train, images ? kGraphGroup : kImageGroup, command->model);
+    if (images) return run_train_images(image_command(*command, *train));
+    run_train(*command);
+  });
 }
 
 void add_predict(CLI::App& app) {
@@ -237,6 +232,21 @@ void add_predict(CLI::App& app) {
 void add_train_commands(CLI::App& app) {
   add_train(app);
   add_predict(app);
+}
+
+CLI::Validator real_number() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        char* end = nullptr;
+        std::strtod(text.c_str(), &end);
+        return text.empty() || *end != 0 ? fmt::format("must be a number, got '{}'", text) : "";
+      },
+      "", "number");
+}
+
+void check_apart(const char* op, const char* name, const std::string& path, const char* other_name, const std::string& other) {
+  if (!path.empty() && !other.empty() && same_file(path, other))
+    throw UsageError(fmt::format("[{}] {} must be another file than {}, got {}", op, name, other_name, path));
 }
 
 CLI::Validator file_name() {
@@ -272,11 +282,11 @@ CLI::Validator whole_number(uint64_t least, uint64_t most) {
       "", "whole number");
 }
 
-std::vector<Method> methods_from(const std::string& text) {
+std::vector<Method> methods_from(const std::string& text, void (*check)(const Method&, const char*)) {
   try {
     const std::vector<Method> methods = parse_methods(text);
     for (size_t i = 0; i < methods.size(); ++i) {
-      validate(methods[i], "method");
+      check(methods[i], "method");
       for (size_t j = 0; j < i; ++j) {
         if (methods[i].name == methods[j].name) fail("method", "every method must be named once", methods[i].name);
       }

@@ -9,6 +9,7 @@
 
 #include "satchel/train/names.h"
 #include "satchel/train/train.h"
+#include "tools/train_images.h"
 
 namespace satchel::tool {
 
@@ -26,6 +27,7 @@ struct TrainCommand {
   std::string cache;    // as bench graph's
   bool no_cache = false, quiet = false;
   std::string json;
+  ImageTrainCommand images;  // of image models: what they have of their own
 };
 
 struct PredictCommand {
@@ -36,6 +38,11 @@ void add_train_commands(CLI::App& app);
 
 void run_train(const TrainCommand& command);
 void run_predict(const PredictCommand& command);
+
+/// A number as strtod() reads it all; CLI11 itself takes '' for 0.
+CLI::Validator real_number();
+/// Throws UsageError where two names are of one file, which may not be there yet.
+void check_apart(const char* op, const char* name, const std::string& path, const char* other_name, const std::string& other);
 
 /// '' is what a script's unset variable gives: not "no file".
 CLI::Validator file_name();
@@ -53,7 +60,7 @@ CLI::IsMember members() {
   return CLI::IsMember(names);
 }
 
-/// parse_methods() and validate(), with UsageError for what they refuse; every method once.
-std::vector<Method> methods_from(const std::string& text);
+/// parse_methods() and a check of each, with UsageError for what they refuse; every method once.
+std::vector<Method> methods_from(const std::string& text, void (*check)(const Method&, const char*) = validate_for_graph);
 
 }  // namespace satchel::tool

@@ -66,6 +66,12 @@ std::vector<Group> grouped_runs(const std::vector<RunResult>& runs) {
   return groups;
 }
 
+size_t seeds_of(const std::vector<Group>& groups) {
+  size_t seeds = 0;
+  for (const Group& g : groups) seeds = std::max(seeds, g.runs.size());
+  return seeds;
+}
+
 std::vector<double> paired_differences(const Group& own, const Group& base) {
   std::vector<double> differences;
   for (const RunResult* a : own.runs) {
@@ -117,15 +123,6 @@ size_t width_of(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-ordered_json tensors_json(const std::vector<SavedTensor>& tensors) {
-  ordered_json list = ordered_json::array();
-  for (const SavedTensor& t : tensors) {
-    list.push_back(
-        {{"name", t.name}, {"kind", t.kind}, {"shape", t.shape}, {"bits", t.bits}, {"bytes", t.bytes}, {"fp32_bytes", t.fp32_bytes}});
-  }
-  return list;
-}
-
 }  // namespace
 
 std::string less_text(double fp32, double own) {
@@ -149,30 +146,43 @@ void print_table(const std::vector<std::vector<std::string>>& rows) {
   }
 }
 
-void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about) {
+void print_runs(const std::vector<RunResult>& runs, const std::string& metric, const std::string& timed) {
   const std::vector<Group> groups = grouped_runs(runs);
   const auto fp32 = std::find_if(groups.begin(), groups.end(), [](const Group& g) { return g.method == "fp32"; });
   const Group* base = fp32 == groups.end() ? nullptr : &*fp32;
-  size_t seeds = 0;
-  for (const Group& g : groups) seeds = std::max(seeds, g.runs.size());
-  fmt::print("\n{} on {}, {} layers × {}, {} {}{}{}{}\n\n", name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden,
-             seeds, seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", about.amp == Amp::none ? "" : ", " + name_of(about.amp),
-             about.cuda_graph ? ", CUDA graph" : "");
-  std::vector<std::vector<std::string>> rows{{"method", fmt::format("test {} %", metric_name(about.task))}};
+  std::vector<std::vector<std::string>> rows{{"method", fmt::format("test {} %", metric)}};
   if (base != nullptr) rows[0].push_back("- fp32");
-  for (const char* title : {"saved", "loss", "peak", "epoch"}) rows[0].push_back(title);
+  for (const std::string& title : {std::string("saved"), std::string("loss"), std::string("peak"), timed}) rows[0].push_back(title);
   for (const Group& g : groups) rows.push_back(row_of(g, base));
   print_table(rows);
   fmt::print(
-      "\nsaved: bytes kept from forward to backward; loss: logits and what the loss keeps; peak: most allocated in a step; epoch: median "
-      "step\n");
+      "\nsaved: bytes kept from forward to backward; loss: logits and what the loss keeps; peak: most allocated in a step; {}: median "
+      "step\n",
+      timed);
   for (const Group& g : groups) {
     const int64_t cached = std::llround(g.mean(&RunResult::cached_bytes));
     if (cached > 0)
       fmt::print("{}: peak includes {} of A·X, computed once for all steps (--no-cache does without)\n", g.method, bytes_text(cached));
   }
-  if (seeds > 1)
+  if (seeds_of(groups) > 1)
     fmt::print("±: standard deviation over seeds{}\n", base != nullptr ? "; of - fp32: standard error over pairs of a seed" : "");
+}
+
+void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about) {
+  const size_t seeds = seeds_of(grouped_runs(runs));
+  fmt::print("\n{} on {}, {} layers × {}, {} {}{}{}{}\n\n", name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden,
+             seeds, seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", about.amp == Amp::none ? "" : ", " + name_of(about.amp),
+             about.cuda_graph ? ", CUDA graph" : "");
+  print_runs(runs, metric_name(about.task), "epoch");
+}
+
+ordered_json tensors_json(const std::vector<SavedTensor>& tensors) {
+  ordered_json list = ordered_json::array();
+  for (const SavedTensor& t : tensors) {
+    list.push_back(
+        {{"name", t.name}, {"kind", t.kind}, {"shape", t.shape}, {"bits", t.bits}, {"bytes", t.bytes}, {"fp32_bytes", t.fp32_bytes}});
+  }
+  return list;
 }
 
 ordered_json machine_json(const std::string& device) {

@@ -24,8 +24,14 @@ struct RunsAbout {
 /// have, and bytes and time beside fp32's.
 void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about);
 
+/// The table alone: what was scored heads the second column, what was timed the last one.
+void print_runs(const std::vector<RunResult>& runs, const std::string& metric, const std::string& timed);
+
 /// {"runs": [{"method", "seed", …}]}.
 nlohmann::ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& about);
+
+/// [{"name", "kind", "shape", "bits", "bytes", "fp32_bytes"}].
+nlohmann::ordered_json tensors_json(const std::vector<SavedTensor>& tensors);
 
 /// Threads, kernel, GPU and torch of this machine.
 nlohmann::ordered_json machine_json(const std::string& device);

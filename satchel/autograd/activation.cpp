@@ -1,6 +1,5 @@
 #include "satchel/autograd/activation.h"
 
-#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/elu.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/native_dropout.h>
@@ -8,10 +7,15 @@
 #include <ATen/ops/relu.h>
 
 #include <cmath>
+#include <functional>
+#include <optional>
 
 #include "satchel/autograd/elu_dropout.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/norm_node.h"
+#include "satchel/autograd/norm_share.h"
+#include "satchel/autograd/shared.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/pack.h"
@@ -19,21 +23,19 @@
 namespace satchel {
 namespace {
 
-/// One line of float32 or bfloat16 values: the kernels' view of any tensor. Shares memory where it can.
-at::Tensor line_of(const at::Tensor& x) {
-  return (x.scalar_type() == at::kBFloat16 ? x : x.to(at::kFloat)).contiguous().view({1, x.numel()});
-}
-
-/// g · m, m being 1 where the bit is set and `slope` where not, dropped values 0.
-at::Tensor masked(at::Tensor&& g, const at::Tensor& bits, const at::Tensor& seed, const ChainOptions& options) {
-  const at::Tensor out = chain_gradient(line_of(g), bits, seed, options);
-  return out.view(g.sizes()).to(g.scalar_type());
+/// g · m in x's order, m being 1 where the bit is set and `slope` where not, dropped values 0.
+at::Tensor masked(const at::Tensor& g, const NormAxes& axes, int64_t width, const at::Tensor& bits, const at::Tensor& seed,
+                  const ChainOptions& options) {
+  const at::Tensor rows = rows_of({g, {}, axes, {}, {}, width});
+  return in_sizes(chain_gradient(rows, bits, seed, options), g.sizes(), axes);
 }
 
 class MaskNode : public SavingNode {
  public:
   explicit MaskNode(const std::string& layer) : SavingNode("relu", layer) {}
   PackedMask mask;
+  NormAxes axes;
+  int64_t width = 1;
   double slope = 0;
 
   std::vector<SavedTensor> lines() const override {
@@ -43,13 +45,15 @@ class MaskNode : public SavingNode {
   }
 
  protected:
-  variable_list back(at::Tensor g) override { return {masked(std::move(g), mask.bits, {}, {0, slope})}; }
+  variable_list back(at::Tensor g) override { return {masked(g, axes, width, mask.bits, {}, {0, slope})}; }
   void release() override { mask = {}; }
 };
 
-class DropoutNode : public SavingNode {
+class DropoutNode : public SharingNode {
  public:
-  explicit DropoutNode(const std::string& layer) : SavingNode("dropout", layer) {}
+  explicit DropoutNode(const std::string& layer) : SharingNode("dropout", layer) {}
+  NormAxes axes;
+  int64_t width = 1;
   at::Tensor seed;
   PackedMask mask;  // instead of the seed, where the method keeps masks
   double p = 0;
@@ -63,20 +67,56 @@ class DropoutNode : public SavingNode {
 
  protected:
   variable_list back(at::Tensor g) override {
-    if (seed.defined()) return {masked(std::move(g), {}, seed, {p, 1})};
-    return {masked(std::move(g), mask.bits, {}, {0, 0}).mul_(dropout_scale(p))};
+    if (seed.defined()) return {masked(g, axes, width, {}, seed, {p, 1})};
+    return {masked(g, axes, width, mask.bits, {}, {0, 0}).mul_(dropout_scale(p))};
   }
   void release() override {
     seed.reset();
     mask = {};
+    shared_.reset();
   }
 };
 
-at::Tensor with_mask(const at::Tensor& x, at::Tensor out, double slope, const Saving& saving) {
+at::Tensor with_mask(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& function, double slope,
+                     const Saving& saving) {
+  const NoAutocast no_autocast;
+  const NormCall call = plain_call(x, saving);
+  const at::Tensor rows = rows_of(call);
   const auto node = make_node<MaskNode>(saving.name, x);
-  node->mask = pack_mask(x);
+  node->mask = pack_mask(rows);
+  node->mask.shape = x.sizes().vec();
+  node->axes = call.axes;
+  node->width = call.width;
   node->slope = slope;
-  return attach(std::move(out), node);
+  return attach(in_sizes(function(rows), x.sizes(), call.axes), node);
+}
+
+/// What x shares, dropped; null where it shares nothing, or something that is dropped already.
+std::optional<SharedSave> dropped(const at::Tensor& x, const at::Tensor& seed, double p) {
+  const auto found = shared_save_of(x);
+  if (found == nullptr || found->seed.defined()) return std::nullopt;
+  SharedSave save = *found;
+  save.seed = seed;
+  save.chain.dropout = p;
+  return save;
+}
+
+at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& out, const NormCall& call, double p, const at::Tensor& seed) {
+  const Method& method = call.saving.method;
+  const auto node = make_node<DropoutNode>(call.saving.name, x);
+  node->axes = call.axes;
+  node->width = call.width;
+  node->p = p;
+  attach(out, node);
+  if (method.keeps_dropout) {
+    node->mask = pack_mask(apply_chain(at::ones_like(rows_of(call)), {}, {}, {}, seed, {p, 1}));
+    node->mask.shape = x.sizes().vec();
+    return out;
+  }
+  node->seed = seed;
+  if (!method.shared) return out;
+  if (auto save = dropped(x, seed, p)) node->share(std::move(*save), out);
+  return out;
 }
 
 }  // namespace
@@ -84,14 +124,20 @@ at::Tensor with_mask(const at::Tensor& x, at::Tensor out, double slope, const Sa
 at::Tensor relu(const at::Tensor& x, const Saving& saving) {
   if (saving.method.plain || !records(x)) return at::relu(x);
   check_float(x, "relu");
-  return with_mask(x, at::relu(x.detach()), 0, saving);
+  if (saving.method.shared && x.numel() > 0) return shared_relu(x, saving);
+  return with_mask(
+      x, [](const at::Tensor& in) { return at::relu(in); }, 0, saving);
 }
 
 at::Tensor leaky_relu(const at::Tensor& x, double slope, const Saving& saving) {
   if (!std::isfinite(slope)) fail("leaky_relu", "slope must be finite", slope);
   if (saving.method.plain || !records(x)) return at::leaky_relu(x, slope);
   check_float(x, "leaky_relu");
-  return with_mask(x, at::leaky_relu(x.detach(), slope), slope, saving);
+  if (saving.method.shared) {
+    if (auto out = after_norm(x, Activation::leaky_relu, slope)) return *out;
+  }
+  return with_mask(
+      x, [slope](const at::Tensor& in) { return at::leaky_relu(in, slope); }, slope, saving);
 }
 
 at::Tensor elu(const at::Tensor& x, double alpha, const Saving& saving) {
@@ -104,19 +150,11 @@ at::Tensor dropout(const at::Tensor& x, double p, bool training, const Saving& s
   if (!training || p == 0) return x;
   if (saving.method.plain) return std::get<0>(at::native_dropout(x, p, /*train=*/true));
   check_float(x, "dropout");
+  const NoAutocast no_autocast;
   const at::Tensor seed = fresh_seed(x.device());
-  const at::Tensor line = line_of(x.detach());
-  const at::Tensor out = at::_unsafe_view(apply_chain(line, {}, {}, {}, seed, {p, 1}), x.sizes()).to(x.scalar_type());
-  if (!records(x)) return out;
-  const auto node = make_node<DropoutNode>(saving.name, x);
-  node->p = p;
-  if (saving.method.keeps_dropout) {
-    node->mask = pack_mask(apply_chain(at::ones_like(line), {}, {}, {}, seed, {p, 1}));
-    node->mask.shape = x.sizes().vec();
-  } else {
-    node->seed = seed;
-  }
-  return attach(out, node);
+  const NormCall call = plain_call(x, saving);
+  const at::Tensor out = in_sizes(apply_chain(rows_of(call), {}, {}, {}, seed, {p, 1}), x.sizes(), call.axes);
+  return records(x) ? recorded_dropout(x, out, call, p, seed) : out;
 }
 
 }  // namespace satchel

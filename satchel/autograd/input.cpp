@@ -1,17 +1,133 @@
 #include "satchel/autograd/input.h"
 
-#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mm.h>
 
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <variant>
+
+#include "satchel/autograd/adaptive.h"
+#include "satchel/autograd/map_rows.h"
 #include "satchel/tensor/norm_act_product.h"
 #include "satchel/tensor/pack.h"
 #include "satchel/tensor/project.h"
 
 namespace satchel {
 
-InputSave::InputSave(const at::Tensor& x, const Method& method) {
-  if (method.shared) shared_ = shared_save_of(x);
-  if (shared_ == nullptr) packed_ = pack(x.detach(), method.input, fresh_seed(x.device()));
+/// Packed bytes of one input, for all layers that read it.
+struct OwnInput {
+  Packed packed;
+  AdaptiveSave adaptive;  // instead, where bits are shared out
+  std::string name;       // of the layer that made it
+  std::vector<int64_t> sizes;
+  bool cuda;
+  mutable std::weak_ptr<const char> reporter;
+};
+
+namespace {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// An input that stands packed. The weak reference keeps the tensor's address from being given out again, not its memory.
+struct LiveInput {
+  WeakTensor tensor;
+  const void *address, *data;
+  std::vector<int64_t> sizes, strides;
+  int64_t version;
+  at::ScalarType type;  // packed in
+  CodecSpec spec;
+  std::weak_ptr<const OwnInput> own;
+
+  bool operator==(const LiveInput& o) const {
+    return address == o.address && data == o.data && version == o.version && type == o.type && sizes == o.sizes && strides == o.strides &&
+           spec == o.spec;
+  }
+};
+
+LiveInput key_of(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec) {
+  return {WeakTensor(x.getIntrusivePtr()),
+          x.unsafeGetTensorImpl(),
+          x.const_data_ptr(),
+          x.sizes().vec(),
+          x.strides().vec(),
+          x._version(),
+          type,
+          spec,
+          {}};
+}
+
+/// The packed bytes of x: those of an earlier layer that read the same x in this thread, or new ones.
+std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const Saving& saving, double reach) {
+  thread_local std::vector<LiveInput> live;
+  const Method& method = saving.method;
+  std::erase_if(live, [](const LiveInput& input) { return input.own.expired() || input.tensor.expired(); });
+  const auto make = [&] {
+    auto own = std::make_shared<OwnInput>(OwnInput{{}, {}, saving.name, values.sizes().vec(), x.is_cuda(), {}});
+    if (method.adaptive) {
+      own->adaptive = AdaptiveSave(values, saving, /*ranges_only=*/false, reach);
+    } else {
+      own->packed = pack(values, method.input, fresh_seed(x.device()));
+    }
+    return own;
+  };
+  if (x.is_inference()) return make();
+  LiveInput key = key_of(x, values.scalar_type(), method.input);
+  const auto found = std::find(live.begin(), live.end(), key);
+  if (found != live.end()) {
+    if (auto own = found->own.lock(); own && own->adaptive.defined() == method.adaptive) return own;
+  }
+  const auto own = make();
+  key.own = own;
+  live.push_back(std::move(key));
+  return own;
+}
+
+/// The shared save of x, where the layer can read it that way.
+std::shared_ptr<const SharedSave> shared_input(const at::Tensor& x, Reads reads) {
+  auto found = shared_save_of(x);
+  if (found == nullptr && reads == Reads::samples) {
+    if (auto* late = dynamic_cast<LateSharingNode*>(x.grad_fn().get())) found = late->kept_promise(x);
+  }
+  if (found == nullptr) return nullptr;
+  const bool fits = reads == Reads::rows ? found->sizes.empty() : at::IntArrayRef(found->sizes) == x.sizes();
+  return fits ? found : nullptr;
+}
+
+/// Samples [first, last) of a shared save of maps.
+at::Tensor shared_samples(const SharedRows& rows, at::IntArrayRef sizes, int64_t first, int64_t last, at::ScalarType type) {
+  int64_t each = 1;
+  for (const int64_t size : sizes.slice(2)) each *= size;
+  std::vector<int64_t> some = sizes.vec();
+  some[0] = last - first;
+  return in_channels_last(map_of_rows(rows.input(first * each, last * each, type), some));
+}
+
+std::vector<int64_t> channels_last_strides(at::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  int64_t run = sizes[1];
+  for (size_t d = sizes.size(); d-- > 2;) {
+    strides[d] = run;
+    run *= sizes[d];
+  }
+  strides[0] = run;
+  return strides;
+}
+
+int64_t values_of(at::IntArrayRef sizes, size_t from) {
+  return std::accumulate(sizes.begin() + static_cast<int64_t>(std::min(from, sizes.size())), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+}  // namespace
+
+InputSave::InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options) {
+  if (saving.method.shared) shared_ = shared_input(x, options.reads);
+  if (shared_ != nullptr) return;
+  own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving, options.reach);
+  ticket_ = std::make_shared<const char>();
 }
 
 InputSave InputSave::reference(const at::Tensor& x) {
@@ -23,13 +139,14 @@ InputSave InputSave::reference(const at::Tensor& x) {
 std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Tensor>& gs) const {
   if (shared_ != nullptr) return satchel::transposed_products(*shared_, gs);
   std::vector<at::Tensor> products;
-  if (reference_) {
-    const at::Tensor x = reference_->unpack();
-    const at::Tensor rows = x.reshape({-1, x.size(-1)}).t();
-    for (const at::Tensor& g : gs) products.push_back(product(rows, g.reshape({-1, g.size(-1)})));
-  } else {
-    for (const at::Tensor& g : gs) products.push_back(transposed_product(packed_, g.to(at::kFloat)));
+  if (own_ != nullptr && !own_->adaptive.defined()) {
+    for (const at::Tensor& g : gs) products.push_back(transposed_product(own_->packed, g.to(at::kFloat)));
+    return products;
   }
+  const at::ScalarType type = gs.front().scalar_type();
+  const at::Tensor x = reference_ ? reference_->unpack() : own_->adaptive.restore().to(type);
+  const at::Tensor rows = x.reshape({-1, x.size(-1)}).t();
+  for (const at::Tensor& g : gs) products.push_back(product(rows, g.reshape({-1, g.size(-1)})));
   return products;
 }
 
@@ -37,9 +154,8 @@ int64_t InputSave::columns() const { return shared_ != nullptr ? shared_->channe
 
 std::vector<at::Tensor> InputSave::products_from_codes(const std::vector<at::Tensor>& gs) const {
   if (shared_ == nullptr || gs.empty() || !fuses_norm_act_product(shared_->code, gs)) return {};
-  // In full float32 arithmetic decides, and cuBLAS is as quick from 256 columns on (docs/results.md).
-  const bool tensor_cores = gs.front().scalar_type() != at::kFloat || at::globalContext().allowTF32CuBLAS();
-  if (!tensor_cores && gs.front().size(1) > 128) return {};
+  // From 256 columns on decoded stretches and cuBLAS are quicker (docs/results.md).
+  if (gs.front().size(1) > 128) return {};
   return norm_act_product(shared_->code, shared_->seed, shared_->chain, gs);
 }
 
@@ -55,11 +171,93 @@ void InputSave::for_rows(at::ScalarType type, const std::function<void(int64_t f
                    [&](int64_t first, int64_t last) { run(first, last, x.narrow(0, first, last - first).to(type)); });
 }
 
+std::vector<int64_t> InputSave::sizes() const {
+  if (shared_ != nullptr) return shared_->sizes;
+  return own_ != nullptr ? own_->sizes : reference_->unpack().sizes().vec();
+}
+
+at::Tensor InputSave::samples(int64_t first, int64_t last, at::ScalarType type) const {
+  if (shared_ != nullptr) return shared_samples(SharedRows(*shared_), shared_->sizes, first, last, type);
+  at::Tensor x;
+  if (reference_) {
+    x = reference_->unpack().narrow(0, first, last - first);
+  } else {
+    x = own_->adaptive.defined() ? own_->adaptive.samples(first, last) : unpack_samples(own_->packed, first, last);
+  }
+  return x.dim() < 3 ? x.to(type) : in_channels_last(x.to(type));
+}
+
+int64_t InputSave::samples_at_a_time() const {
+  const std::vector<int64_t> all = sizes();
+  const bool whole = own_ != nullptr && std::holds_alternative<RandomProjection>(own_->packed.spec.transform);
+  if (whole || all[0] == 0) return std::max<int64_t>(all[0], 1);  // a projection is undone as a whole
+  const bool cuda = shared_ != nullptr ? shared_->code.bytes.is_cuda() : own_ != nullptr ? own_->cuda : reference_->unpack().is_cuda();
+  const int64_t values = cuda ? 64 << 20 : 2 << 20;
+  const int64_t some = std::clamp<int64_t>(values / std::max<int64_t>(values_of(all, 1), 1), 1, all[0]);
+  const int64_t even = (all[0] + (all[0] + some - 1) / some - 1) / ((all[0] + some - 1) / some);  // as many each time
+  const int64_t step = 8 / std::gcd<int64_t, int64_t>(values_of(all, 2), 8);                      // shared rows start at multiples of 8
+  return (even + step - 1) / step * step;
+}
+
+void InputSave::for_samples(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
+  const int64_t count = sizes()[0], some = samples_at_a_time();
+  const auto rows = shared_ != nullptr ? std::make_unique<SharedRows>(*shared_) : nullptr;  // once for all
+  for (int64_t first = 0; first < count; first += some) {
+    const int64_t last = std::min(first + some, count);
+    run(first, last, rows != nullptr ? shared_samples(*rows, shared_->sizes, first, last, type) : samples(first, last, type));
+  }
+}
+
+void InputSave::fetch() const {
+  if (own_ != nullptr && own_->adaptive.defined()) own_->adaptive.fetch();
+}
+
+void InputSave::gradient_seen(const at::Tensor& g) const {
+  if (own_ != nullptr && own_->adaptive.defined()) own_->adaptive.gradient_seen(g);
+}
+
 void InputSave::report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const {
-  if (packed_.bytes.defined()) satchel::report(packed_, name, kind, lines);
+  if (own_ == nullptr) return;
+  if (own_->reporter.expired()) own_->reporter = ticket_;
+  if (own_->reporter.lock() != ticket_) return;
+  if (own_->adaptive.defined()) return own_->adaptive.report(own_->name, kind, lines);
+  satchel::report(own_->packed, name, kind, lines);
 }
 
 void InputSave::release() { *this = {}; }
+
+void LateSharingNode::promise(const CodecSpec& spec, const at::Tensor& out) {
+  promised_ = spec;
+  promised_version_ = out._version();
+}
+
+std::shared_ptr<const SharedSave> LateSharingNode::kept_promise(const at::Tensor& x) {
+  if (!promised_ || x._version() != promised_version_ || x.numel() == 0) return nullptr;
+  SharedSave save;
+  save.code = pack(rows_of_map(x.detach()), *promised_, fresh_seed(x.device()));
+  save.sizes = x.sizes().vec();
+  save.chain = {0, 1};
+  share(std::move(save), x);
+  return shared();
+}
+
+at::Tensor in_channels_last(const at::Tensor& x) {
+  const std::vector<int64_t> strides = channels_last_strides(x.sizes());
+  if (x.strides() == at::IntArrayRef(strides)) return x;
+  return x.movedim(1, -1).contiguous().as_strided(x.sizes(), strides);
+}
+
+at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty_strided(sizes, channels_last_strides(sizes), options);
+}
+
+at::Tensor sizes_only(at::IntArrayRef sizes, const at::TensorOptions& options) { return at::empty({1}, options).expand(sizes); }
+
+at::ScalarType layer_type(const at::Tensor& x) {
+  const auto device = x.device().type();
+  if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == at::kDouble) return x.scalar_type();
+  return at::autocast::get_autocast_dtype(device);
+}
 
 void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() == at::kFloat) {

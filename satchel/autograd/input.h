@@ -1,10 +1,12 @@
-// What a layer keeps of its input for the gradient of its weights: Xᵀ·g. Private to the rooms that define functions.
+// What a layer keeps of its input for the gradient of its weights. Private to the rooms that define functions.
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,16 +17,28 @@
 
 namespace satchel {
 
+struct OwnInput;
+
+/// How a layer reads its input: rows of the last dimension (linear and graph layers), or samples of N×C×spatial maps (convolutions).
+enum class Reads : uint8_t { rows, samples };
+
+struct InputOptions {
+  Reads reads = Reads::rows;
+  at::Tensor as = {};  // what to pack: x's values in another type or order; undefined: x
+  double reach = 1;    // weights that one value of one channel meets (AdaptiveSave's)
+};
+
 class InputSave {
  public:
   InputSave() = default;
 
-  /// x as the method keeps it: the save that made it (shared methods), or packed bytes of its own.
-  InputSave(const at::Tensor& x, const Method& method);
+  /// x as the method keeps it: the save that made it (shared methods), or packed bytes, which layers that read the same x share.
+  InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options = {});
+  InputSave(const at::Tensor& x, const Method& method) : InputSave(x, Saving{method, {}, {}}) {}
   /// x itself: the data set, which stands in memory anyway. Changing it before backward is an error, as in torch.
   static InputSave reference(const at::Tensor& x);
 
-  bool defined() const { return reference_.has_value() || packed_.bytes.defined() || shared_ != nullptr; }
+  bool defined() const { return reference_.has_value() || own_ != nullptr || shared_ != nullptr; }
 
   /// Xᵀ·g for every g: columns of X × columns of g. X of more dimensions counts as rows of its last.
   std::vector<at::Tensor> transposed_products(const std::vector<at::Tensor>& gs) const;
@@ -41,15 +55,53 @@ class InputSave {
   /// Calls run(first, last, X's rows first to last as `type`) for stretches that cover all rows in their order.
   void for_rows(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
 
+  /// Samples [first, last) as `type`; maps in channels_last order. `first` is 0 or one that for_samples() gives.
+  at::Tensor samples(int64_t first, int64_t last, at::ScalarType type) const;
+  /// Calls run(first, last, samples) for stretches that cover all samples in their order: 8 MiB of float32, or 256 MiB on a GPU.
+  void for_samples(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
+  /// Backward has begun: bytes that wait in host memory start their way back.
+  void fetch() const;
+  /// The gradient of the layer's output, for who shares bits out between samples and layers.
+  void gradient_seen(const at::Tensor& g) const;
+
   /// Adds its lines; none for a reference and for a save that another function made.
   void report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const;
   void release();
 
  private:
+  std::vector<int64_t> sizes() const;
+  int64_t samples_at_a_time() const;
+
   std::optional<torch::autograd::SavedVariable> reference_;
-  Packed packed_;
+  std::shared_ptr<const OwnInput> own_;
+  std::shared_ptr<const char> ticket_;  // who of those that share `own_` reports it
   std::shared_ptr<const SharedSave> shared_;
 };
+
+/// A sharing node whose output is packed when the first layer asks for it: never where only sums and norms read it.
+class LateSharingNode : public SharingNode {
+ public:
+  using SharingNode::SharingNode;
+  /// `out`, untouched from here on, N×C×spatial in channels_last order, is packed so.
+  void promise(const CodecSpec& spec, const at::Tensor& out);
+  /// The save of the node's output x; null where x was changed or nothing promised.
+  std::shared_ptr<const SharedSave> kept_promise(const at::Tensor& x);
+  const std::optional<CodecSpec>& promised() const { return promised_; }
+
+ private:
+  std::optional<CodecSpec> promised_;
+  int64_t promised_version_ = 0;
+};
+
+/// N×C×spatial in channels_last order, strides of sizes 1 included, which torch's own `contiguous` leaves as they are; x itself where it
+/// is.
+at::Tensor in_channels_last(const at::Tensor& x);
+/// Memory of these sizes in that order.
+at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::TensorOptions& options);
+/// A tensor of these sizes and of no memory, where torch's backward functions read sizes only.
+at::Tensor sizes_only(at::IntArrayRef sizes, const at::TensorOptions& options);
+/// The type in which autocast has a layer with weights compute; x's own without autocast.
+at::ScalarType layer_type(const at::Tensor& x);
 
 /// sums (float32) += a·b, both float32 or both bfloat16.
 void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor& b);

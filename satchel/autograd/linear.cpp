@@ -1,7 +1,7 @@
 #include "satchel/autograd/linear.h"
 
 #include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ops/matmul.h>
 
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
@@ -16,6 +16,7 @@ class LinearNode : public SavingNode {
 
   InputSave input;
   SavedVariable weight;
+  at::ScalarType input_type = at::kFloat, weight_type = at::kFloat, bias_type = at::kFloat;
 
   std::vector<SavedTensor> lines() const override {
     std::vector<SavedTensor> kept;
@@ -25,11 +26,16 @@ class LinearNode : public SavingNode {
 
  protected:
   variable_list back(at::Tensor g) override {
+    const NoAutocast guard;
     variable_list gradients(3);
+    if (needs(1)) input.fetch();
     const at::Tensor rows = g.reshape({-1, g.size(-1)});
-    if (needs(0)) gradients[0] = at::matmul(g, weight.unpack().to(g.scalar_type()));
-    if (needs(1)) gradients[1] = input.transposed_products({g})[0].t();
-    if (needs(2)) gradients[2] = column_sums(rows);
+    if (needs(0)) gradients[0] = at::matmul(g, weight.unpack().to(g.scalar_type())).to(input_type);
+    if (needs(1)) {
+      input.gradient_seen(g);
+      gradients[1] = input.transposed_products({g})[0].t().to(weight_type);
+    }
+    if (needs(2)) gradients[2] = column_sums(rows).to(bias_type);
     return gradients;
   }
 
@@ -42,14 +48,22 @@ class LinearNode : public SavingNode {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
-  const auto as_x = [&](const at::Tensor& w) { return w.defined() ? w.to(x.scalar_type()) : w; };
-  if (saving.method.plain || !records(x, weight, bias)) return at::linear(x, as_x(weight), as_x(bias));
+  check_tensor(x, "linear");
+  check_tensor(weight, "linear");
+  if (x.dim() == 1) return linear(x.unsqueeze(0), weight, bias, saving).squeeze(0);
+  const at::ScalarType type = layer_type(x);
+  const NoAutocast guard;
+  const auto as_type = [&](const at::Tensor& t) { return t.defined() ? t.to(type) : t; };
+  if (saving.method.plain || !records(x, weight, bias)) return at::linear(as_type(x), as_type(weight), as_type(bias));
   check_float(x, "linear");
-  check_no_autocast(x, "linear");
   const auto node = make_node<LinearNode>(saving.name, x, weight, bias);
-  if (weight.requires_grad()) node->input = InputSave(x, saving.method);
+  const at::Tensor values = as_type(x.detach());
+  node->input_type = x.scalar_type();
+  node->weight_type = weight.scalar_type();
+  if (bias.defined()) node->bias_type = bias.scalar_type();
+  if (weight.requires_grad()) node->input = InputSave(x, saving, {Reads::rows, values, 1});
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
-  return attach(at::linear(x.detach(), as_x(weight.detach()), bias.defined() ? as_x(bias.detach()) : bias), node);
+  return attach(at::linear(values, as_type(weight.detach()), bias.defined() ? as_type(bias.detach()) : bias), node);
 }
 
 }  // namespace satchel

@@ -8,7 +8,8 @@
 namespace satchel {
 
 /// As torch::linear: x is … × in, weight out × in, bias out (or undefined). x is kept only where the weight needs a gradient.
-/// bfloat16 x with float32 weights: products in bfloat16 with float32 sums, gradients of weight and bias in float32.
+/// bfloat16 or float16 x with float32 weights: products in x's type with float32 sums, gradients of weight and bias in float32. Under
+/// autocast x counts as of autocast's type; its gradient comes back in its own.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}, const Saving& saving = {});
 
 }  // namespace satchel

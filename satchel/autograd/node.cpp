@@ -10,6 +10,33 @@
 #include "satchel/core/error.h"
 
 namespace satchel {
+namespace {
+
+struct Waiting {
+  std::weak_ptr<SavingNode> norm;
+  bool taken = false;  // a reader has come
+};
+thread_local Waiting waiting;
+
+}  // namespace
+
+void wait_for_reader(const std::shared_ptr<SavingNode>& norm) {
+  const std::shared_ptr<SavingNode> older = waiting.norm.lock();
+  waiting = {norm, false};
+  if (older != nullptr) older->settle();
+}
+
+std::shared_ptr<SavingNode> waiting_norm() { return waiting.taken ? nullptr : waiting.norm.lock(); }
+
+void reader_has_come() { waiting.taken = true; }
+
+void settle_waiting_norm() {
+  const std::shared_ptr<SavingNode> norm = waiting.norm.lock();
+  // Taken, and held by this name and by its output alone: no gradient will come unless somebody reads that once more.
+  if (norm == nullptr || (waiting.taken && norm.use_count() <= 2)) return;
+  waiting = {};
+  norm->settle();
+}
 
 void check_no_autocast(const at::Tensor& x, const char* op) {
   if (at::autocast::is_autocast_enabled(x.device().type())) fail(op, "autocast must be off for " + x.device().str() + " here", "on");
@@ -17,7 +44,14 @@ void check_no_autocast(const at::Tensor& x, const char* op) {
 
 std::vector<SavedTensor> SavingNode::saved() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return released_ ? std::vector<SavedTensor>() : lines();
+  if (released_) return {};
+  pack_now();
+  return lines();
+}
+
+void SavingNode::settle() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!released_) pack_now();
 }
 
 variable_list SavingNode::apply(variable_list&& gradients) {
@@ -27,6 +61,7 @@ variable_list SavingNode::apply(variable_list&& gradients) {
   at::Tensor gradient = std::move(gradients.at(0));
   gradients.clear();
   if (!gradient.defined()) return variable_list(num_outputs());
+  const NoAutocast no_autocast;
   return back(std::move(gradient));
 }
 

@@ -2,6 +2,7 @@
 // Private to the rooms that define functions.
 #pragma once
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -23,8 +24,10 @@ class SavingNode : public torch::autograd::Node {
  public:
   SavingNode(const char* op, std::string layer) : op_(op), layer_(std::move(layer)) {}
 
-  /// What it keeps now, a line each; nothing once backward has released it.
+  /// What it keeps now, a line each; nothing once backward has released it. What still waits for its reader is packed first.
   std::vector<SavedTensor> saved();
+  /// Packs what still waits for its reader.
+  void settle();
   std::string name() const override { return std::string("Satchel<") + op_ + ">"; }
 
  protected:
@@ -33,6 +36,8 @@ class SavingNode : public torch::autograd::Node {
   virtual variable_list back(at::Tensor gradient) = 0;
   /// Lets go of everything that was kept.
   virtual void release() = 0;
+  /// Packs what waits, if anything does.
+  virtual void pack_now() {}
 
   const char* op() const { return op_; }
   bool needs(size_t input) const { return task_should_compute_output(input); }
@@ -50,15 +55,30 @@ class SavingNode : public torch::autograd::Node {
   bool last_use_ = false, released_ = false;
 };
 
+/// The functions below it choose their own types: autocast casts nothing while it lives.
+struct NoAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
+};
+
+/// A norm whose output has been read by nobody yet keeps its input, not packed: a ReLU that comes next has a use for it. One norm a thread
+/// waits, the newest; whatever function of this library is recorded next settles it.
+void wait_for_reader(const std::shared_ptr<SavingNode>& norm);
+/// The one that waits in this thread; else null.
+std::shared_ptr<SavingNode> waiting_norm();
+/// Its reader has come and keeps what is needed: if y itself is read once more, the norm packs after all.
+void reader_has_come();
+void settle_waiting_norm();
+
 /// Does any of them need a gradient, and are gradients being recorded?
 template <class... Tensors>
 bool records(const Tensors&... inputs) {
   return torch::autograd::compute_requires_grad(inputs...);
 }
 
-/// A node with edges to the inputs' own, in their order.
+/// A node with edges to the inputs' own, in their order. Settles the norm that waits.
 template <class NodeType, class... Tensors>
 std::shared_ptr<NodeType> make_node(const std::string& layer, const Tensors&... inputs) {
+  settle_waiting_norm();
   std::shared_ptr<NodeType> node(new NodeType(layer), torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
   return node;

@@ -1,108 +1,80 @@
 #include "satchel/autograd/norm.h"
 
-#include <ATen/ops/addcmul.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/mul.h>
 
 #include <algorithm>
+#include <string>
 
-#include "satchel/autograd/input.h"
+#include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
-#include "satchel/autograd/statistics.h"
-#include "satchel/tensor/pack.h"
+#include "satchel/autograd/norm_node.h"
+#include "satchel/core/error.h"
 
 namespace satchel {
 namespace {
 
-class NormNode : public SavingNode {
- public:
-  explicit NormNode(const std::string& layer) : SavingNode("norm", layer) {}
+bool torch_serves(const at::Tensor& x, const NormWeights& weights, const Saving& saving) {
+  return saving.method.plain || !records(x, weights.gamma, weights.beta);
+}
 
-  Norm norm = Norm::batch;
-  bool training = true;
-  Packed packed;          // the normalised values; x itself where `mean` is kept
-  at::Tensor mean, rstd;  // mean: undefined where the normalised values are packed
-  SavedVariable weight;   // γ: changing it in place before backward is an error, as in torch
+/// torch's batch_norm takes float32 weights with rows of another type; its layer_norm and group_norm on CUDA do not.
+at::Tensor as_x(const at::Tensor& w, const at::Tensor& x) { return w.defined() ? w.to(x.scalar_type()) : w; }
 
-  std::vector<SavedTensor> lines() const override {
-    std::vector<SavedTensor> kept;
-    if (packed.bytes.defined()) report(packed, layer(), "norm", kept);
-    std::vector<int64_t> shape{rstd.numel()};
-    if (mean.defined()) shape.insert(shape.begin(), 2);
-    const int64_t bytes = static_cast<int64_t>(rstd.nbytes()) * (mean.defined() ? 2 : 1);
-    kept.push_back({layer(), "statistics", std::move(shape), 32, bytes, bytes});
-    return kept;
-  }
+at::Tensor line_of(const at::Tensor& w) { return w.defined() && w.dim() != 1 ? w.reshape({-1}) : w; }
 
- protected:
-  variable_list back(at::Tensor g) override {
-    at::Tensor gradient = own(std::move(g));
-    if (!packed.bytes.defined()) {
-      const at::Tensor beta = needs(2) ? gradient.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat) : at::Tensor();
-      return {needs(0) ? gradient.mul_(at::mul(weight.unpack().detach(), rstd.squeeze(0))) : at::Tensor(), {}, beta};
-    }
-    const SharedSave save{packed, {}, {}, {}, {}, {}};
-    const SharedRows rows(save);
-    const auto values = [&](int64_t first, int64_t last) {
-      at::Tensor x = rows.values(first, last);
-      if (!mean.defined()) return x;
-      const bool by_row = norm == Norm::layer;
-      const auto part = [&](const at::Tensor& s) { return by_row ? s.narrow(0, first, last - first) : s; };
-      return x.sub_(part(mean)).mul_(part(rstd));
-    };
-    const NormGradients sums = norm_back_(gradient, {norm, training, weight.unpack().detach(), rstd, values}, needs(0),
-                                          [&](const auto& run) { rows.for_stretches(run); });
-    return {needs(0) ? gradient : at::Tensor(), sums.gamma, sums.beta};
+void check_tail(const at::Tensor& x, at::IntArrayRef shape, const char* op) {
+  const auto tail = static_cast<int64_t>(shape.size());
+  if (tail == 0 || x.dim() < tail || x.sizes().slice(static_cast<size_t>(x.dim() - tail)) != shape) {
+    fail(op, "the last sizes of x must be the shape to normalise over", x.sizes());
   }
-
-  void release() override {
-    packed = {};
-    mean.reset();
-    rstd.reset();
-    weight.reset_data();
-  }
-};
-
-at::Tensor apply_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, const NormOptions& options, const Saving& saving,
-                      const char* op) {
-  check_norm(x, weights, norm, options, op);
-  if (saving.method.plain || !records(x, weights.gamma, weights.beta)) {
-    // torch's batch_norm takes float32 weights with bfloat16 rows; its layer_norm on CUDA does not.
-    const auto as_x = [&](const at::Tensor& w) { return w.to(x.scalar_type()); };
-    if (norm == Norm::layer) return at::layer_norm(x, {x.size(1)}, as_x(weights.gamma), as_x(weights.beta), options.eps);
-    return at::batch_norm(x, weights.gamma, weights.beta, weights.running_mean, weights.running_var, options.training, options.momentum,
-                          options.eps, /*cudnn_enabled=*/true);
-  }
-  const auto node = make_node<NormNode>(saving.name, x, weights.gamma, weights.beta);
-  const at::Tensor rows = x.detach().contiguous();
-  const Statistics s = statistics_of(rows, weights, norm, options);
-  const at::Tensor values = normalised(rows, s);
-  node->norm = norm;
-  node->training = options.training;
-  node->rstd = s.rstd;
-  node->weight = SavedVariable(weights.gamma, /*is_output=*/false);
-  const CodecSpec spec = norm_spec(saving.method, x.size(1));
-  const bool reads_values = options.training || norm == Norm::layer || weights.gamma.requires_grad();
-  if (!reads_values) {
-    // Running statistics are constants: the gradient of x reads γ and the deviation only.
-  } else if (saving.method.shared) {
-    node->packed = pack(values, spec, fresh_seed(x.device()));
-  } else {
-    node->packed = pack(rows, spec, fresh_seed(x.device()));
-    node->mean = s.mean.is_view() ? s.mean.clone() : s.mean;  // not a view of running statistics, which change
-  }
-  return attach(at::addcmul(weights.beta.detach(), values, weights.gamma.detach()).to(x.scalar_type()), node);
 }
 
 }  // namespace
 
 at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options, const Saving& saving) {
-  return apply_norm(x, weights, Norm::batch, options, saving, "batch_norm");
+  check_norm(x, weights, Norm::batch, options, "batch_norm");
+  if (torch_serves(x, weights, saving)) {
+    return at::batch_norm(x, weights.gamma, weights.beta, weights.running_mean, weights.running_var, options.training, options.momentum,
+                          options.eps, /*cudnn_enabled=*/true);
+  }
+  return recorded_norm(norm_call(x, weights, Norm::batch, 0, options, saving), /*waits=*/true);
 }
 
 at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options, const Saving& saving) {
-  return apply_norm(x, weights, Norm::layer, options, saving, "layer_norm");
+  check_norm(x, weights, Norm::layer, options, "layer_norm");
+  return layer_norm(x, {x.size(1)}, weights, options, saving);
+}
+
+at::Tensor layer_norm(const at::Tensor& x, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
+                      const Saving& saving) {
+  constexpr const char* op = "layer_norm";
+  check_activations(x, op);
+  check_tail(x, shape, op);
+  int64_t width = 1;
+  for (const int64_t size : shape) width *= size;
+  check_weight(x, weights.gamma, width, "gamma", op);
+  check_weight(x, weights.beta, width, "beta", op);
+  if (torch_serves(x, weights, saving) || x.numel() == 0) {
+    return at::layer_norm(x, shape, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps);
+  }
+  NormCall call{x, {line_of(weights.gamma), line_of(weights.beta), {}, {}}, {Norm::layer, 0, 0}, options, saving, width};
+  return recorded_norm(std::move(call), /*waits=*/true);
+}
+
+at::Tensor group_norm(const at::Tensor& x, int64_t groups, const NormWeights& weights, const NormOptions& options, const Saving& saving) {
+  constexpr const char* op = "group_norm";
+  check_activations(x, op);
+  if (x.dim() != 2 && !is_map(x)) fail(op, "x must be rows × channels or a map N×C×…", std::to_string(x.dim()) + " dimensions");
+  const int64_t channels = x.size(1);
+  if (groups < 1 || channels % groups != 0) fail(op, "channels must be a multiple of groups, which must be 1 or more", groups);
+  check_weight(x, weights.gamma, channels, "gamma", op);
+  check_weight(x, weights.beta, channels, "beta", op);
+  if (torch_serves(x, weights, saving) || x.numel() == 0) {
+    return at::group_norm(x, groups, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps, /*cudnn_enabled=*/true);
+  }
+  return recorded_norm(norm_call(x, weights, Norm::batch, groups, options, saving), /*waits=*/true);
 }
 
 }  // namespace satchel

@@ -1,5 +1,8 @@
-// Norms that keep their normalised values (or, layer by layer, their input) packed. x is float32 or bfloat16, and so is what comes out;
-// weights and statistics are float32.
+// Norms that keep their normalised values (or, layer by layer, their input) packed. x is float32, bfloat16 or float16, and so is what comes
+// out; weights and statistics are float32.
+//
+// In shared methods a norm packs when it is known who reads its output: a relu() that comes next keeps one save for both, which the layer
+// after it shares (theory.md 10), a conv() or linear() shares the norm's own, and anything else makes the norm pack for itself alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +12,7 @@
 namespace satchel {
 
 struct NormWeights {
-  at::Tensor gamma, beta;                // one a channel
+  at::Tensor gamma, beta;                // one a channel; undefined: 1 and 0
   at::Tensor running_mean, running_var;  // BatchNorm: updated in training; may be undefined
 };
 
@@ -19,9 +22,17 @@ struct NormOptions {
   bool training = true;  // BatchNorm: statistics of the batch, else the running ones
 };
 
-/// Of rows × channels, over rows.
+/// Of rows × channels over rows, or of maps N×C×spatial (3 to 5 dimensions) over all but channels. Maps come back in channels_last order.
 at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options = {}, const Saving& saving = {});
+
 /// Of rows × channels, over channels.
 at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options = {}, const Saving& saving = {});
+/// Over the last dimensions of x, which are `shape`, as are γ and β.
+at::Tensor layer_norm(const at::Tensor& x, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options = {},
+                      const Saving& saving = {});
+
+/// Of rows × channels or of maps, over each sample's values of channels / groups neighbouring channels.
+at::Tensor group_norm(const at::Tensor& x, int64_t groups, const NormWeights& weights, const NormOptions& options = {},
+                      const Saving& saving = {});
 
 }  // namespace satchel

@@ -19,7 +19,8 @@ struct NormActOptions {
   bool training() const { return statistics.training; }
 };
 
-/// The next layer's input from rows × channels of float32 or bfloat16. Methods that do not share go through batch_norm, relu, dropout …
+/// The next layer's input from rows × channels, or from maps N×C×spatial without LayerNorm, which come back in channels_last order; of
+/// float32, bfloat16 or float16. Methods that do not share go through batch_norm, relu, dropout …
 /// An x that was moved in and that nobody else holds may lend its memory to the result.
 at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptions& options, const Saving& saving = {});
 

@@ -4,15 +4,19 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "satchel/core/method.h"
 
 namespace satchel {
 
+class BitShares;
+
 struct Saving {
   Method method = parse_method("satchel");
   std::string name = {};
+  std::shared_ptr<BitShares> shares = {};  // adaptive methods: who shares bits out between samples and layers; none: samples only
 };
 
 /// A seed of its own for one save: 64 bits from torch's default generator, so that torch::manual_seed fixes a run. An int64[1]

@@ -20,8 +20,11 @@ int64_t stretch_rows(int64_t rows, int64_t width, bool cuda) {
   return ceil_div(ceil_div(rows, std::max<int64_t>(ceil_div(rows, most), 1)), kGroup) * kGroup;
 }
 
-void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run) {
-  const int64_t some = stretch_rows(rows, width, cuda);
+void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run, int64_t unit) {
+  // Maps on a GPU: long stretches, since each takes several launches.
+  int64_t some =
+      cuda && unit > 1 ? std::max<int64_t>((int64_t{64} << 20) / std::max<int64_t>(width, 1), 1) : stretch_rows(rows, width, cuda);
+  if (unit > 1) some = std::max<int64_t>(some / unit, 1) * unit;
   for (int64_t first = 0; first < rows; first += some) run(first, std::min(first + some, rows));
 }
 
@@ -30,7 +33,8 @@ SharedRows::SharedRows(const SharedSave& save)
       place_(save.code.bytes.device(), "restore"),
       plan_(check_packed(save.code, "restore")),
       rows_(plan_, save.code.bytes, place_),
-      fused_(fuses_norm_act(save.code)) {
+      fused_(fuses_norm_act(save.code)),
+      is_output_(save.code.spec.side == Side::relu && save.chain.dropout == 0 && !save.gamma.defined()) {
   gamma_ = save.gamma;
   beta_ = save.beta;
   if (save.code.spec.side == Side::none || plan_.channels != save.channels()) return;
@@ -53,7 +57,10 @@ at::Tensor SharedRows::bits(int64_t first, int64_t last) const {
 }
 
 at::Tensor SharedRows::input(int64_t first, int64_t last, at::ScalarType type) const {
+  // Bits are found, and dropout is redrawn, from multiples of 8 on; a sample of a map may start in between.
+  if (const int64_t odd = first % kGroup; odd != 0) return input(first - odd, last, type).narrow(0, odd, last - first);
   if (fused_) return norm_act_input(save_.code, save_.seed, save_.chain, first, last, type);
+  if (is_output_) return values(first, last).to(type);
   return apply_chain(values(first, last), gamma_, beta_, bits(first, last), save_.seed, save_.chain, first * save_.channels()).to(type);
 }
 
@@ -90,7 +97,7 @@ void report(const SharedSave& save, const std::string& name, std::vector<SavedTe
 }
 
 std::shared_ptr<const SharedSave> shared_save_of(const at::Tensor& x) {
-  const auto* maker = dynamic_cast<const SharingNode*>(x.grad_fn().get());
+  auto* maker = dynamic_cast<SharingNode*>(x.grad_fn().get());
   return maker != nullptr && x._version() == maker->output_version() ? maker->shared() : nullptr;
 }
 

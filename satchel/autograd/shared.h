@@ -26,6 +26,7 @@ struct SharedSave {
   at::Tensor gamma, beta;  // fp32 copies made at forward; undefined: the identity, or inside a side code
   at::Tensor seed;         // of the dropout
   ChainOptions chain;
+  std::vector<int64_t> sizes;  // N×C×spatial of a map whose rows these are, in channels_last order; empty: rows themselves
 
   int64_t rows() const { return code.shape[0]; }
   int64_t channels() const { return code.shape[1]; }
@@ -35,15 +36,17 @@ struct SharedSave {
 class SharingNode : public SavingNode {
  public:
   using SavingNode::SavingNode;
-  std::shared_ptr<const SharedSave> shared() const { return shared_; }
+  /// Null where it has nothing to share.
+  virtual std::shared_ptr<const SharedSave> shared() { return shared_; }
   uint32_t output_version() const { return version_; }
   /// Takes the save and marks `out`, untouched from here on, as what it stands for.
   void share(SharedSave save, const at::Tensor& out) {
     shared_ = std::make_shared<const SharedSave>(std::move(save));
-    version_ = out._version();
+    stands_for(out);
   }
 
  protected:
+  void stands_for(const at::Tensor& out) { version_ = out._version(); }
   std::shared_ptr<const SharedSave> shared_;
 
  private:
@@ -53,11 +56,12 @@ class SharingNode : public SavingNode {
 /// Rows of `width` values that are worked on at a time: as float32 1 MiB, which stays in a core's cache, or 48 MiB on a GPU,
 /// whose products of many rows take one launch and one sum of partial results a stretch.
 int64_t stretch_rows(int64_t rows, int64_t width, bool cuda);
-/// Calls run(first, last) for stretches of so many rows; the last may be shorter.
-void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run);
+/// Calls run(first, last) for stretches of so many rows; the last may be shorter. `unit`: they start at its multiples, those of a sample.
+void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::function<void(int64_t first, int64_t last)>& run,
+                      int64_t unit = 1);
 
 /// Rows of a shared save, a stretch at a time: decoded values, and what its readers make of them. Lives as long as the save.
-/// `first` is a multiple of 8, as for_stretches() gives it.
+/// `first` is a multiple of 8, as for_stretches() gives it, but for values() and input().
 class SharedRows {
  public:
   explicit SharedRows(const SharedSave& save);
@@ -85,6 +89,7 @@ class SharedRows {
   Plan plan_;
   mutable Rows rows_;
   bool fused_;
+  bool is_output_;         // the values are the next layer's input: a ReLU's form, nothing dropped
   mutable at::Tensor on_;  // unpacked when first asked for
   at::Tensor gamma_, beta_;
 };

@@ -10,34 +10,54 @@
 
 namespace satchel {
 
-/// Of every channel (1 × channels) or of every row (rows × 1).
+/// Whose mean and deviation: each channel's over rows, each row's over channels, or of `groups` groups of channels in each sample.
+struct NormAxes {
+  Norm norm = Norm::batch;  // not read where there are groups
+  int64_t groups = 0;       // GroupNorm's
+  int64_t span = 0;         // rows of a sample, where the rows are those of a map or there are groups
+  bool by_channel() const { return groups == 0 && norm == Norm::batch; }
+};
+
+/// Of every channel (1 × channels), of every row (rows × 1), or of every group (samples × 1 × groups × 1).
 struct Statistics {
   at::Tensor mean, rstd;
 };
 
-/// Throws `[op] rule, got value` unless x is rows × channels of float32 or bfloat16 and the weights fit it.
+/// Throws `[op] rule, got value` unless x is rows × channels (BatchNorm: or a map) of a type that norms take, and the weights fit it.
 void check_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, const NormOptions& options, const char* op);
+/// … unless w, where it is defined, is `count` numbers as a norm takes them.
+void check_weight(const at::Tensor& x, const at::Tensor& w, int64_t count, const char* name, const char* op);
+/// … unless x has a type and a place that norms take.
+void check_activations(const at::Tensor& x, const char* op);
 
-/// Of the batch (which updates the running ones) or the running ones; or of each row. float32, whatever x is.
-Statistics statistics_of(const at::Tensor& x, const NormWeights& weights, Norm norm, const NormOptions& options);
+/// Of the batch (which updates the running ones) or the running ones; or of each row or group. float32, whatever the rows x are.
+Statistics statistics_of(const at::Tensor& x, const NormWeights& weights, const NormAxes& axes, const NormOptions& options);
 
-/// (x − mean)·rstd, float32.
-at::Tensor normalised(const at::Tensor& x, const Statistics& s);
+/// (x − mean)·rstd, float32, of rows. `first`: x's first row is so many rows (whole samples, for groups) after the first of all.
+at::Tensor normalised(const at::Tensor& x, const Statistics& s, const NormAxes& axes, int64_t first = 0);
 
-/// What the gradient needs to know; `values` gives normalised rows first to last, to be written over.
+/// γ·(x − mean)·rstd + β as γ'·x + β', one a channel (statistics by channel only).
+struct Affine {
+  at::Tensor gamma, beta;
+};
+Affine folded(const Statistics& s, const at::Tensor& gamma, const at::Tensor& beta);
+
+using Stretches = std::function<void(const std::function<void(int64_t first, int64_t last)>&)>;
+
+/// What the gradient needs to know; `values` gives normalised rows first to last, or x's own where there is a mean, to be written over.
 struct NormBack {
-  Norm norm;
+  NormAxes axes;
   bool training;
-  at::Tensor gamma, rstd;
+  at::Tensor gamma, rstd;  // γ undefined: 1
   std::function<at::Tensor(int64_t first, int64_t last)> values;
+  at::Tensor mean = {};
 };
 struct NormGradients {
   at::Tensor gamma, beta;
 };
 
-/// g, the gradient of γ·x̂ + β, becomes that of x in place (unless only the weights' are asked for); those of the weights are float32.
-/// `stretches` calls its argument for stretches of rows.
-NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x,
-                         const std::function<void(const std::function<void(int64_t, int64_t)>&)>& stretches);
+/// g, rows of the gradient of γ·x̂ + β, becomes that of x in place (unless only the weights' are asked for); those of the weights are
+/// float32. `stretches` calls its argument for stretches of rows (whole samples, for groups).
+NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x, const Stretches& stretches);
 
 }  // namespace satchel

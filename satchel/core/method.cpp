@@ -41,6 +41,17 @@ Method projection() {
   return m;
 }
 
+/// As the papers on images do it: inputs of layers, norm inputs and masks, each by itself.
+Method by_layer(std::string name, bool adaptive) {
+  Method m;
+  m.name = std::move(name);
+  m.input = m.norm = parse_spec(m.name);
+  m.shared = false;
+  m.keeps_dropout = true;
+  m.adaptive = adaptive;
+  return m;
+}
+
 Method shared() {
   Method m;
   m.name = "satchel";
@@ -120,7 +131,54 @@ Method changed(const MethodPreset& preset, const Items& options) {
   m.input = changed(m.input, without(options, std::array<std::string_view, 1>{"side"}));
   m.shared = m.shared && std::holds_alternative<Identity>(m.input.transform);
   if (!side_given && (m.input.bits == kKeep || !m.shared)) m.norm.side = Side::none;
-  m.norm = changed(m.norm, without(options, std::array<std::string_view, 4>{"project", "rows", "hadamard", "lowpass"}));
+  const bool filtered = std::holds_alternative<LowPass>(m.norm.transform);  // division: norms as inputs
+  m.norm = filtered ? changed(m.norm, options)
+                    : changed(m.norm, without(options, std::array<std::string_view, 5>{"project", "rows", "hadamard", "lowpass", "part"}));
+  return m;
+}
+
+int digit_of(std::string_view option, int least, int most, std::string_view text) {
+  const std::string_view value = value_of(option);
+  const int digit = value.size() == 1 ? value[0] - '0' : -1;
+  if (digit < least || digit > most) {
+    refuse(std::string(key_of(option)) + " must be " + std::to_string(least) + " to " + std::to_string(most), text);
+  }
+  return digit;
+}
+
+constexpr std::array<std::string_view, 3> kMethodKeys = {"level", "adaptive", "residual"};
+
+/// ActNN's levels, as data: bits of inputs and norms, shared out or not, swapped or not.
+void set_level(Method& m, int level) {
+  if (level == 0) {
+    m = fp32();
+    return;
+  }
+  m.adaptive = level >= 3;
+  m.swap = level >= 4;
+  if (level <= 2) m.input.bits = m.norm.bits = 4;
+  if (level == 1) m.norm.bits = kKeep;
+}
+
+/// A preset with the options that are a method's own.
+Method with_own_options(const MethodPreset& preset, const Items& options, std::string_view text) {
+  Method m = preset.method;
+  for (const std::string_view key : kMethodKeys) {
+    if (std::ranges::count(options, key, key_of) > 1) refuse(std::string(key) + " is given twice", text);
+  }
+  if (const auto level = given(options, "level"); !level.empty()) {
+    if (preset.name != "actnn") refuse("level is an option of actnn", text);
+    set_level(m, digit_of(level, 0, 5, text));
+  }
+  if (const auto adaptive = given(options, "adaptive"); !adaptive.empty()) {
+    if (preset.name != "actnn" || m.plain) refuse("adaptive is an option of actnn", text);
+    if (value_of(adaptive) != "yes" && value_of(adaptive) != "no") refuse("adaptive must be yes or no", text);
+    m.adaptive = value_of(adaptive) == "yes";
+  }
+  if (const auto residual = given(options, "residual"); !residual.empty()) {
+    if (!m.shared) refuse("residual is an option of shared methods", text);
+    m.residual = digit_of(residual, 1, 8, text);
+  }
   return m;
 }
 
@@ -138,8 +196,7 @@ std::string names_of_all() {
   std::string text;
   for (const MethodPreset& preset : method_presets()) text += std::string(preset.name) + ", ";
   for (const Preset& preset : presets()) {
-    const bool fits = !std::holds_alternative<LowPass>(preset.spec.transform);
-    if (fits && text.find(std::string(preset.name) + ", ") == text.npos) text += std::string(preset.name) + ", ";
+    if (text.find(std::string(preset.name) + ", ") == text.npos) text += std::string(preset.name) + ", ";
   }
   return text + "or options (key=value)";
 }
@@ -151,17 +208,21 @@ void code_both_sides(CodecSpec& spec) {
   if (spec.bits > 4) return;
   spec.side = Side::both;
   spec.bits = std::min(spec.bits + 1, 4);
+  if (!std::holds_alternative<Identity>(spec.transform)) spec.transform = Identity{};
+  if (spec.block == kMap) spec.block = CodecSpec{}.block;
 }
 
 }  // namespace
 
 std::span<const MethodPreset> method_presets() {
-  static const std::array<MethodPreset, 5> kPresets = {{
+  static const std::array<MethodPreset, 7> kPresets = {{
       {"fp32", "torch's own functions and saves", fp32()},
       {"exact", "x and A·x projected 8:1 in 2 bits, norm inputs in 2 bits, blocks of a row, two masks",
        published("exact", kRow, Levels::even)},
       {"blockwise", "the same in blocks of 64 rows with optimal levels", published("blockwise", -64, Levels::optimal)},
       {"projection", "inputs projected 8:1, a fresh matrix every 64 rows, in full precision", projection()},
+      {"actnn", "inputs of layers and norms in 2 bits by 256 values, shared out by sample and layer", by_layer("actnn", true)},
+      {"division", "low frequencies in bf16, the rest in 2 bits by feature map (images)", by_layer("division", false)},
       {"satchel", "one shared save a layer, one-sided code, 2 bits in all", shared()},
   }};
   return kPresets;
@@ -179,10 +240,17 @@ Method parse_method(std::string_view given_text) {
     if (!is_option(option)) refuse("after a method's name come options (key=value)", text);
   }
   if (preset != known.end() && preset->method.plain && !options.empty()) refuse("fp32 takes no options", text);
-  const std::string_view lowpass = given(options, "lowpass");
-  if (!lowpass.empty() && value_of(lowpass) != "none") refuse("a low-pass does not fit a graph layer", text);
   Method m = in_words_of(text, [&] {
-    Method made = preset != known.end() ? changed(*preset, options) : alone(parse_spec(text));
+    if (preset == known.end()) {
+      const Method made = alone(parse_spec(text));
+      validate(made, "method");
+      return made;
+    }
+    MethodPreset base = *preset;
+    base.method = with_own_options(base, options, text);
+    const Items codec_options = without(options, kMethodKeys);
+    if (base.method.plain && !codec_options.empty()) refuse("level=0 takes no other options", text);
+    Method made = changed(base, codec_options);
     validate(made, "method");
     return made;
   });
@@ -210,6 +278,7 @@ CodecSpec norm_spec(const Method& method, int64_t width) {
   if (width < 1) fail("method", "a norm's rows must have 1 value or more", width);
   CodecSpec spec = method.norm;
   spec.side = Side::none;
+  if (method.residual > 0) spec.bits = method.residual;
   if (spec.block >= 0 || spec.block == kMap) return spec;
   const int64_t rows = -spec.block;
   spec.block = rows > kMostValues / width ? kMostValues : rows * width;
@@ -219,6 +288,7 @@ CodecSpec norm_spec(const Method& method, int64_t width) {
 
 CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, int64_t width) {
   CodecSpec spec = norm_spec(method, width);
+  spec.bits = method.norm.bits;
   const bool side = method.shared && has_side(method);
   if (spec.bits == kKeep || activation == Activation::none) return spec;
   if (activation == Activation::relu && side) {
@@ -234,9 +304,11 @@ void validate(const Method& method, const char* op) {
   validate(method.input, op);
   validate(method.norm, op);
   const bool projected = std::holds_alternative<RandomProjection>(method.input.transform);
-  if (std::holds_alternative<LowPass>(method.input.transform)) fail(op, "a low-pass does not fit a graph layer", to_string(method.input));
   if (method.input.side != Side::none) fail(op, "inputs of layers take no side code", to_string(method.input));
-  if (!std::holds_alternative<Identity>(method.norm.transform)) fail(op, "norms take no transform", to_string(method.norm));
+  if (std::holds_alternative<RandomProjection>(method.norm.transform)) fail(op, "norms take no projection", to_string(method.norm));
+  if (method.shared && !std::holds_alternative<Identity>(method.norm.transform)) {
+    fail(op, "shared saves take no transform", to_string(method.norm));
+  }
   if (method.norm.side == Side::relu) fail(op, "side must be none, one or both; relu comes by itself without a norm", "relu");
   if (method.longest_block < 0 || method.longest_block > kMostValues) {
     fail(op, "longest_block must be 1 to 2^40, or 0 for any", method.longest_block);
@@ -245,6 +317,14 @@ void validate(const Method& method, const char* op) {
   if (!method.shared && has_side(method)) fail(op, "side codes need shared saves", to_string(method.norm));
   if (method.shared && projected) fail(op, "shared saves take no projection", to_string(method.input));
   if (method.shared && method.keeps_aggregate) fail(op, "shared saves keep no aggregate", method.name);
+}
+
+void validate_for_graph(const Method& method, const char* op) {
+  validate(method, op);
+  for (const CodecSpec* spec : {&method.input, &method.norm}) {
+    if (std::holds_alternative<LowPass>(spec->transform)) fail(op, "a low-pass does not fit a graph layer", "'" + method.name + "'");
+  }
+  if (method.swap) fail(op, "swapping is for image models", "'" + method.name + "'");
 }
 
 }  // namespace satchel

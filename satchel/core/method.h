@@ -23,6 +23,9 @@ struct Method {
   bool keeps_aggregate = false;  // A·x is kept beside x, as EXACT and block-wise do; else recovered by algebra (theory.md 9)
   bool packs_data = false;       // the data set's own features are packed too; else a reference to them is kept
   bool keeps_dropout = false;    // dropout's mask is kept, a bit a value; else redrawn from its counter
+  int residual = 0;              // bits of a norm that no other layer reads (shared methods); 0: as `norm`
+  bool adaptive = false;         // images: bits are shared out by sample and layer, input.bits in the mean (theory.md 5)
+  bool swap = false;             // images: packed bytes wait in pinned host memory
   bool operator==(const Method&) const = default;
 };
 
@@ -32,26 +35,30 @@ struct MethodPreset {
   Method method;
 };
 
-/// fp32, exact, blockwise, projection, satchel: in this order.
+/// fp32, exact, blockwise, projection, actnn, division, satchel: in this order.
 ///   fp32        torch's own functions
 ///   exact       as the EXACT paper: x and A·x projected 8:1 in 2 bits by row, norm inputs in 2 bits by row, two masks
 ///   blockwise   as the block-wise paper: the same in blocks of 64 rows (norms: at most 1024 values), optimal levels
 ///   projection  inputs projected 8:1 with a fresh matrix every 64 rows and kept in full precision; norms too
+///   actnn       as the ActNN paper: inputs of layers and norms in 2 bits by 256 values of a sample, shared out by sample and layer
+///   division    as the DIVISION paper: low frequencies in bf16, the rest in 2 bits by feature map (images)
 ///   satchel     one shared save a layer, one-sided code, 2 bits in all
 std::span<const MethodPreset> method_presets();
 
 /// "blockwise,levels=even,block=16rows": a preset's name and what differs from its `input` spec, as parse_spec() reads it; or
 /// a spec alone ("bits=4,block=128", "gact"): that spec in shared saves. Options go to `input` and `norm` alike, but for a
 /// projection (inputs only) and a side (norms only). fp32 takes no options. A spec with a projection cannot be shared: each
-/// layer keeps its own. A low-pass does not fit a graph layer. The text becomes the method's name.
+/// layer keeps its own. The text becomes the method's name. Options of methods alone: residual=1..8 (shared methods), adaptive=yes|no,
+/// level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits · 2 bits shared out · + swapped to the host · + an allocator
+/// setting against fragmentation, which is the trainer's).
 Method parse_method(std::string_view text);
 
 /// Several methods in one text: "fp32,blockwise,block=16rows,satchel". A part without `=` starts a method, one with `=` belongs
 /// to the method before it; `;` ends a method in any case ("bits=4,block=128;bits=2").
 std::vector<Method> parse_methods(std::string_view text);
 
-/// The method's spec for what a norm alone keeps of rows of `width` values: no side code; blocks given in rows become
-/// values, at most longest_block.
+/// The method's spec for what a norm alone keeps of rows of `width` values: no side code, `residual` bits; blocks given in rows
+/// become values, at most longest_block.
 CodecSpec norm_spec(const Method& method, int64_t width);
 
 /// The spec of the one thing that norm → activation → dropout → next layer keeps (shared methods). Which side code fits:
@@ -65,5 +72,7 @@ CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, in
 
 /// Throws `[op] rule, got value` unless specs and flags fit each other.
 void validate(const Method& method, const char* op);
+/// … and unless they fit the layers of a graph: rows have no maps to filter and no samples to share bits out to.
+void validate_for_graph(const Method& method, const char* op);
 
 }  // namespace satchel

@@ -83,6 +83,7 @@ constexpr Names kRoundingNames = {"stochastic", "nearest"};
 constexpr Names kHeaderNames = {"bf16", "f32"};
 constexpr Names kSideNames = {"none", "one", "relu", "both"};
 constexpr Names kYesNames = {"no", "yes"};
+constexpr Names kPartNames = {"both", "low", "high"};
 
 template <class T>
 bool choose(T& field, const Names& names, std::string_view text) {
@@ -170,6 +171,16 @@ std::string get_rows(const CodecSpec& spec) {
   return rows == 0 ? "all" : std::to_string(rows);
 }
 
+bool set_part(CodecSpec& spec, std::string_view text) {
+  auto* p = std::get_if<LowPass>(&spec.transform);
+  if (p == nullptr) fail("spec", "part needs a low-pass (lowpass=SIZE)", text);
+  return choose(p->part, kPartNames, text);
+}
+
+std::string get_part(const CodecSpec& spec) {
+  return std::string(kPartNames[static_cast<size_t>(transform_or_default<LowPass>(spec).part)]);
+}
+
 /// How one option is written. Options are set in the order of the table, whatever the order in the text.
 struct Option {
   std::string_view key;
@@ -191,6 +202,7 @@ constexpr Option kOptions[] = {
     {"lowpass", "1 to 2^20 or none", set_transform<LowPass, &LowPass::size>, get_transform<LowPass, &LowPass::size>},
     {"hadamard", "yes or no", set_hadamard, get_hadamard},
     {"rows", "1 to 2^40 or all", set_rows, get_rows},
+    {"part", "both, low or high", set_part, get_part},
 };
 constexpr size_t kOptionCount = std::size(kOptions);
 
@@ -247,6 +259,8 @@ void validate_transform(const CodecSpec& spec, const char* op) {
   }
   if (const auto* p = std::get_if<LowPass>(&spec.transform)) {
     if (p->size < 1 || p->size > kMostScale) fail(op, "low-pass window must be 1 to 2^20", p->size);
+    if (p->part > Part::high) fail(op, "part must be both, low or high", int(p->part));
+    if (p->part != Part::both && spec.bits == kKeep) fail(op, "part=low and part=high take 1 to 8 bits", spec.bits);
   }
 }
 

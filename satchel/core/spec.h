@@ -32,9 +32,13 @@ struct RandomProjection {
   bool operator==(const RandomProjection&) const = default;
 };
 
+/// What is kept of the two frequencies; `low` and `high` alone are the ablation of the DIVISION paper.
+enum class Part : uint8_t { both, low, high };
+
 /// Averages over windows of size^k kept in bf16, the rest quantised (theory.md 6).
 struct LowPass {
   int size = 8;
+  Part part = Part::both;
   bool operator==(const LowPass&) const = default;
 };
 
@@ -67,7 +71,8 @@ std::span<const Preset> presets();
 
 /// "blockwise,bits=2,block=1024,project=8": a preset (or none: the defaults), then options. Throws on anything unknown.
 /// Options: bits=1..8|32 · block=N|row|Nrows|map · sample=yes|no · levels=even|optimal · round=stochastic|nearest ·
-/// header=bf16|f32 · side=none|one|relu|both · project=RATIO|none · hadamard=yes|no · rows=N|all · lowpass=SIZE|none
+/// header=bf16|f32 · side=none|one|relu|both · project=RATIO|none · hadamard=yes|no · rows=N|all · lowpass=SIZE|none ·
+/// part=both|low|high
 CodecSpec parse_spec(std::string_view text);
 
 /// The shortest text that parse_spec turns back into this very spec: a preset's name and what differs from it.

@@ -30,7 +30,7 @@ GraphInput in_bf16(GraphInput input) {
 GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(options) {
   const GraphShape& s = options_.shape;
   check_shape(s);
-  validate(options_.method, "graph_model");
+  validate_for_graph(options_.method, "graph_model");
   const auto convs = register_module("convs", torch::nn::ModuleList());
   const auto norms = register_module("norms", torch::nn::ModuleList());
   for (int64_t i = 0; i < s.layers; ++i) {

@@ -157,7 +157,7 @@ class Lines {
 
 std::vector<SavedTensor> plan_graph(const GraphShape& shape, int64_t nodes, const Method& method, bool sparse_data) {
   check_sizes(shape, nodes);
-  validate(method, kOp);
+  validate_for_graph(method, kOp);
   return Lines(shape, nodes, method, sparse_data).make();
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,8 +21,8 @@ constexpr int64_t kNoises = 1 << 16;
 
 void check_rows(const at::Tensor& x, const char* op) {
   check_tensor(x, op);
-  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
-    fail(op, "tensor must be float32 or bfloat16", c10::toString(x.scalar_type()));
+  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16 && x.scalar_type() != at::kHalf) {
+    fail(op, "tensor must be float32, bfloat16 or float16", c10::toString(x.scalar_type()));
   }
   if (x.dim() != 2) fail(op, "tensor must be rows x channels", x.sizes());
   if (!x.is_contiguous() || x.is_neg()) fail(op, "tensor must be contiguous", x.is_neg() ? "a negated view" : "other strides");
@@ -86,8 +87,17 @@ Chain make_chain(const at::Tensor& x, const ChainOptions& options, const at::Ten
 /// Chunks in which the channels' table that a kernel makes first is the smaller part.
 int64_t chunk_for(const Chain& c) { return std::max(kChunk, ceil_div(4 * c.channels, kGroup) * kGroup); }
 
+/// Values from `first` on as floats, run(values), and what it made of them to the same places (unless `to` is null).
+template <class Half, class F>
+void through_floats(const void* from, void* to, int64_t first, int64_t count, const F& run) {
+  const auto* halves = static_cast<const Half*>(from) + first;
+  std::vector<float> values(halves, halves + count);
+  run(values.data());
+  if (to != nullptr) std::copy(values.begin(), values.end(), static_cast<Half*>(to) + first);
+}
+
 /// Calls run(part, first, x, z) for chunks of c on all threads: a chain of its own from value `first` on, with its values and its
-/// place in `to` (where that is not null). bf16 goes through a chunk of fp32 that serves as both.
+/// place in `to` (where that is not null). Halves go through a chunk of fp32 that serves as both.
 template <class F>
 void for_parts(const Chain& c, int64_t chunk, DType type, const void* from, void* to, const F& run) {
   for_chunks(c.values, chunk, [&](int64_t first, int64_t last) {
@@ -96,10 +106,9 @@ void for_parts(const Chain& c, int64_t chunk, DType type, const void* from, void
     part.origin = c.origin + first;
     if (type == DType::f32)
       return run(part, first, static_cast<const float*>(from) + first, to ? static_cast<float*>(to) + first : nullptr);
-    const auto* halves = static_cast<const at::BFloat16*>(from) + first;
-    std::vector<float> values(halves, halves + part.values);
-    run(part, first, values.data(), values.data());
-    if (to != nullptr) std::copy(values.begin(), values.end(), static_cast<at::BFloat16*>(to) + first);
+    const auto over = [&](float* values) { run(part, first, values, values); };
+    if (type == DType::bf16) return through_floats<at::BFloat16>(from, to, first, part.values, over);
+    through_floats<at::Half>(from, to, first, part.values, over);
   });
 }
 

@@ -1,8 +1,8 @@
 // Norm's affine, activation and dropout as one pass, and its backward, as kernels/chain.h says. torch in, torch out.
 //
-// x and g are float32 or bfloat16 (in and out, float32 in between), rows × channels, contiguous, on the CPU or on CUDA; γ and β are
-// float32, one value a channel, both or none (undefined: y = x); `on` is uint8 with one bit a value; the seed is an int64[1] tensor on the
-// device, needed only for dropout. `origin` is the number of x's first value in the tensor that it is a chunk of, a multiple of 8.
+// x and g are float32, bfloat16 or float16 (in and out, float32 in between), rows × channels, contiguous, on the CPU or on CUDA; γ and β
+// are float32, one value a channel, both or none (undefined: y = x); `on` is uint8 with one bit a value; the seed is an int64[1] tensor on
+// the device, needed only for dropout. `origin` is the number of x's first value in the tensor that it is a chunk of, a multiple of 8.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 #include "satchel/tensor/coders.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 
 #include "satchel/tensor/chunks.h"
 
@@ -72,6 +72,14 @@ int64_t decode_step(const Plan& plan, bool cuda) {
   if (plan.coding == Coding::low_pass) step = common_multiple(step, plan.maps.map_values());
   if (cuda && plan.coding == Coding::side && plan.side.channels > 1) step = common_multiple(step, plan.side.channels * plan.side.inner);
   return step;
+}
+
+at::Tensor decoded(const Plan& plan, const at::Tensor& bytes, at::ScalarType type, int64_t first, int64_t last, const Place& place) {
+  const int64_t step = decode_step(plan, place.cuda()), begin = first / step * step;
+  const int64_t end = last > plan.values - step ? plan.values : ceil_div(last, step) * step;
+  const at::Tensor line = at::empty({end - begin}, bytes.options().dtype(type));
+  decode(plan, bytes, line, begin, end, place);
+  return line.narrow(0, first - begin, last - first);
 }
 
 Grid part_of(const Grid& grid, int64_t first, int64_t last) {

@@ -27,6 +27,9 @@ void zero_gaps(const Plan& plan, const at::Tensor& bytes);
 void decode(const Plan& plan, const at::Tensor& bytes, const at::Tensor& x, int64_t first, int64_t last, const Place& place);
 int64_t decode_step(const Plan& plan, bool cuda);
 
+/// The same for any first and last, as a line of its own; a little more is decoded where they stand inside a block or a byte.
+at::Tensor decoded(const Plan& plan, const at::Tensor& bytes, at::ScalarType type, int64_t first, int64_t last, const Place& place);
+
 /// Pointers into packed bytes.
 struct Parts {
   uint8_t* codes;
@@ -46,6 +49,13 @@ void encode_side(const Plan& plan, Source x, const at::Tensor& seed, const at::T
 void decode_side(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place);
 void encode_low_pass(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place);
 void decode_low_pass(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place);
+
+/// The low-pass of tensors whose memory is not in the shape's order: all of x, and the maps [first, first + x's) into x.
+void encode_low_pass_last(const Plan& plan, const at::Tensor& x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place);
+void decode_low_pass_last(const Plan& plan, const at::Tensor& bytes, const at::Tensor& x, int64_t first, const Place& place);
+
+/// Where the low-pass puts its means: inside the bytes, or in `own` where the high part alone is kept.
+Parts low_pass_parts(const Plan& plan, const at::Tensor& bytes, at::Tensor& own);
 
 /// Activation and dropout of rows × channels as the kernels take them.
 struct ChainOptions;

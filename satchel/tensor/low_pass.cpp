@@ -1,9 +1,10 @@
-// DIVISION's two frequencies (theory.md 6): window means in bf16, the rest block-coded.
+// DIVISION's two frequencies (theory.md 6): window means in bf16, the rest block-coded; or one of the two alone.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <memory>
 
+#include "satchel/kernels/cuda/low_pass_last.h"
 #include "satchel/tensor/chunks.h"
 #include "satchel/tensor/coders.h"
 
@@ -28,22 +29,54 @@ void encode_by_maps(const Plan& plan, Source x, uint64_t seed, const Parts& to, 
 }
 
 /// For blocks and maps that meet too seldom: the rest of all maps stands beside x, in fp32.
-void encode_at_once(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+void encode_at_once(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Parts& to, const Place& place) {
   const at::Tensor rest = at::empty({plan.values}, bytes.options().dtype(at::kFloat));
   const int64_t map = plan.maps.map_values();
   const CpuKernels& kernels = best_cpu_kernel();
   auto* out = rest.mutable_data_ptr<float>();
-  const Parts to = parts_of(plan, bytes);
   for_chunks(plan.values, chunk_of(map),
              [&](int64_t first, int64_t last) { kernels.low_pass_split(plan.maps, x, to.means, out + first, first / map, last / map); });
   encode_block(plan, {out, DType::f32}, seed, bytes, place);
 }
 
+/// The low part alone.
+void encode_means(const Plan& plan, Source x, uint16_t* means, const Place& place) {
+  if (place.cuda()) return cuda::low_pass_means(plan.maps, x.data, x.type, means, place.stream());
+  const int64_t map = plan.maps.map_values();
+  for_chunks(plan.values, chunk_of(map), [&](int64_t first, int64_t last) {
+    const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(last - first));
+    best_cpu_kernel().low_pass_split(plan.maps, x, means, rest.get(), first / map, last / map);
+  });
+}
+
+void decode_means(const Plan& plan, const uint16_t* means, Target x, int64_t first, int64_t last, const Place& place) {
+  const int64_t map = plan.maps.map_values();
+  if (place.cuda()) {
+    LowPassShape maps = plan.maps;
+    maps.maps = (last - first) / map;
+    return cuda::low_pass_spread(maps, means + first / map * maps.windows(), x.data, x.type, place.stream());
+  }
+  for_chunks(last - first, chunk_of(map), [&](int64_t begin, int64_t end) {
+    const auto rest = std::make_unique<float[]>(static_cast<size_t>(end - begin));
+    best_cpu_kernel().low_pass_join(plan.maps, means, rest.get(), x, (first + begin) / map, (first + end) / map);
+  });
+}
+
 }  // namespace
 
+Parts low_pass_parts(const Plan& plan, const at::Tensor& bytes, at::Tensor& own) {
+  Parts parts = parts_of(plan, bytes);
+  if (plan.part != Part::high) return parts;
+  own = at::empty({plan.maps.maps * plan.maps.windows() * 2}, bytes.options());
+  parts.means = reinterpret_cast<uint16_t*>(own.data_ptr());
+  return parts;
+}
+
 void encode_low_pass(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+  at::Tensor own;
+  const Parts to = low_pass_parts(plan, bytes, own);
+  if (plan.part == Part::low) return encode_means(plan, x, to.means, place);
   if (place.cuda()) {
-    const Parts to = parts_of(plan, bytes);
     const at::Tensor scratch = at::empty({cuda::low_pass_scratch_bytes(plan.maps, plan.block, x.data)}, bytes.options());
     cuda::low_pass_encode(plan.maps, plan.block, x.data, x.type, seed_pointer(seed), to.codes, to.headers, to.means, scratch.data_ptr(),
                           place.stream());
@@ -51,13 +84,15 @@ void encode_low_pass(const Plan& plan, Source x, const at::Tensor& seed, const a
   }
   const int64_t quantum = common_multiple(quantum_of(plan.block.grid), plan.maps.map_values());
   if (std::min(quantum, plan.values) <= kLongestRest) {
-    encode_by_maps(plan, x, seed_value(seed), parts_of(plan, bytes), quantum);
+    encode_by_maps(plan, x, seed_value(seed), to, quantum);
   } else {
-    encode_at_once(plan, x, seed, bytes, place);
+    encode_at_once(plan, x, seed, bytes, to, place);
   }
 }
 
 void decode_low_pass(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
+  if (plan.part == Part::low) return decode_means(plan, from.means, x, first, last, place);
+  if (plan.part == Part::high) return decode_block(plan, from, x, first, last, place);
   const BlockCode& code = plan.block;
   const int64_t map = plan.maps.map_values();
   if (place.cuda()) {

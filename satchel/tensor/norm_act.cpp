@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "satchel/kernels/cuda/norm_rows.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"
@@ -97,6 +98,12 @@ at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const Chai
   cuda::norm_act_input(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), first, last,
                        z.mutable_data_ptr(), dtype_of(type), place.stream());
   return z;
+}
+
+void norm_rows_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& along, const at::Tensor& offset) {
+  const Place place(g.device(), kOp);
+  cuda::norm_rows_back(g.mutable_data_ptr(), x.const_data_ptr(), type_of(g), g.size(0), g.size(1),
+                       {numbers(scale), numbers(along), numbers(offset)}, place.stream());
 }
 
 }  // namespace satchel

@@ -1,6 +1,6 @@
 // Norm → activation → dropout in one pass over the values, with the side code as all that backward reads: CUDA, where the fused
-// kernels fit. What they keep is what pack_side() keeps of the same normalised values in fp32. Activations (x, z, g) are float32 or
-// bfloat16, everything else float32. Private to the library.
+// kernels fit. What they keep is what pack_side() keeps of the same normalised values in fp32. Activations (x, z, g) are float32,
+// bfloat16 or float16, everything else float32. Private to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,7 +40,10 @@ NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Ten
 /// g becomes the gradient of x, in place; `training`: the statistics were the batch's.
 void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
                     const NormActSums& sums, bool training);
-/// Rows [first, last) of z again, float32 or bfloat16.
+/// g = scale·g + along·x + offset in place, a number of each a channel: g and x rows × channels of one type, contiguous, on CUDA.
+void norm_rows_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& along, const at::Tensor& offset);
+
+/// Rows [first, last) of z again, float32, bfloat16 or float16.
 at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
                           at::ScalarType type = at::kFloat);
 

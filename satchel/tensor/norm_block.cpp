@@ -39,10 +39,10 @@ struct Call {
 }  // namespace
 
 bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec) {
-  const bool floats = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  const bool floats = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
   if (!x.is_cuda() || !floats || x.dim() != 2 || x.numel() == 0 || spec.side != Side::none) return false;
   const Plan plan = plan_for(x.sizes(), x.scalar_type(), spec);
-  return plan.coding == Coding::block && !plan.projected && cuda::norm_block_fits(plan.block, plan.type, x.size(1));
+  return plan.coding == Coding::block && !plan.projected && cuda::norm_block_fits(plan.block, x.size(1));
 }
 
 at::Tensor for_kernels(const at::Tensor& x) {

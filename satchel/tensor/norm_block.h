@@ -1,5 +1,5 @@
 // BatchNorm → ReLU → dropout in one pass over the values for methods that keep each function's own: CUDA, where the fused kernels fit.
-// What they keep is what pack() and pack_mask() keep of the same values. Activations (x, z, g) are float32 or bfloat16, everything
+// What they keep is what pack() and pack_mask() keep of the same values. Activations (x, z, g) are float32, bfloat16 or float16, everything
 // else float32. Private to the library.
 #pragma once
 

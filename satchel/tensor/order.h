@@ -1,4 +1,5 @@
-// The order in which values are coded: that of memory where the blocks do not mind, else that of the shape. Private.
+// The order in which values are coded: that of memory where the blocks do not mind, else that of the shape. The low-pass codes in
+// the shape's order and reads channels_last maps as they lie. Private.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +10,9 @@
 
 namespace satchel {
 
+/// Maps (3 to 5 dimensions) whose channels are neighbours in memory: samples × space × channels, without gaps.
+bool is_channels_last(const at::Tensor& x);
+
 /// Is x's memory gapless and in an order that serves the spec?
 bool keeps_order(const at::Tensor& x, const CodecSpec& spec);
 
@@ -17,6 +21,9 @@ at::Tensor ordered(const at::Tensor& x, const CodecSpec& spec);
 
 /// The strides that unpack() restores for what ordered() gave.
 std::vector<int64_t> strides_of(const at::Tensor& in_order);
+
+/// Does memory hold the values in the order of the shape? Dimensions of size 1 have no say.
+bool is_in_shape_order(at::IntArrayRef shape, at::IntArrayRef strides);
 
 /// Neighbouring values in memory that share a channel, where dimension `dim` holds the channels. In gapless memory value
 /// i belongs to channel i / stride % size, whatever the order of the dimensions.

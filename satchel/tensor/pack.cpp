@@ -57,6 +57,8 @@ Packed pack_checked(const at::Tensor& x, const CodecSpec& spec, const at::Tensor
     packed.seed = seed.detach().view({1}).clone();
     const at::Tensor h = flat(in_order).view({plan.projection.rows, plan.projection.columns});
     encode_projected(plan, h, packed.seed, packed.bytes, place);
+  } else if (plan.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
+    encode_low_pass_last(plan, in_order, seed, packed.bytes, place);
   } else {
     encode(plan, flat(in_order), seed, packed.bytes, place);
   }
@@ -110,12 +112,42 @@ at::Tensor unpack(const Packed& packed) {
   const Place place(packed.bytes.device(), "unpack");
   const at::Tensor out = at::empty_strided(packed.shape, packed.strides, packed.bytes.options().dtype(packed.dtype));
   if (plan.values == 0) return out;
+  const at::Tensor bytes = aligned(packed.bytes);
   if (plan.projected) {
     unpack_projected(plan, packed, flat(out).view({plan.projection.rows, plan.projection.columns}), place);
+  } else if (plan.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
+    decode_low_pass_last(plan, bytes, out, 0, place);
   } else {
-    decode(plan, aligned(packed.bytes), flat(out), 0, plan.values, place);
+    decode(plan, bytes, flat(out), 0, plan.values, place);
   }
   return out;
+}
+
+at::Tensor unpack_samples(const Packed& packed, int64_t first, int64_t last) {
+  constexpr const char* op = "unpack_samples";
+  const Plan plan = check_packed(packed, op);
+  if (packed.shape.empty()) fail(op, "packed tensor must have one dimension or more", 0);
+  const int64_t samples = packed.shape[0];
+  if (first < 0 || first > last || last > samples) {
+    fail(op, "samples must lie within 0 to " + std::to_string(samples), std::to_string(first) + " to " + std::to_string(last));
+  }
+  const int64_t count = last - first;
+  if (count == samples) return unpack(packed);
+  std::vector<int64_t> shape = packed.shape;
+  shape[0] = count;
+  const auto options = packed.bytes.options().dtype(packed.dtype);
+  if (plan.values == 0 || count == 0) return at::empty_strided(shape, packed.strides, options);
+  const int64_t sample = plan.values / samples;
+  if (plan.projected || packed.strides[0] != sample) return unpack(packed).narrow(0, first, count);
+  const Place place(packed.bytes.device(), op);
+  const at::Tensor bytes = aligned(packed.bytes);
+  if (plan.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
+    const at::Tensor out = at::empty_strided(shape, packed.strides, options);
+    decode_low_pass_last(plan, bytes, out, first * sample / plan.maps.map_values(), place);
+    return out;
+  }
+  const at::Tensor line = decoded(plan, bytes, packed.dtype, first * sample, last * sample, place);
+  return line.as_strided(shape, packed.strides, line.storage_offset());
 }
 
 int64_t packed_bytes(at::IntArrayRef shape, at::ScalarType dtype, const CodecSpec& spec, int64_t channels) {

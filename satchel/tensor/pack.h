@@ -24,6 +24,10 @@ Packed pack_side(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& s
 /// The tensor again, with its dtype, shape and strides.
 at::Tensor unpack(const Packed& packed);
 
+/// Samples [first, last) of it (the first dimension), with the strides that the whole has. Where the coding order keeps samples
+/// together, little more than these is decoded; projected rows and other orders are unpacked whole.
+at::Tensor unpack_samples(const Packed& packed, int64_t first, int64_t last);
+
 /// An int64[1] tensor on `device` that holds the seed, without a host synchronisation.
 at::Tensor seed_tensor(uint64_t seed, at::Device device);
 

@@ -14,7 +14,7 @@ struct Packed {
   at::Tensor bytes;              // uint8, laid out as core/layout.h draws it, on the device of the tensor it was made from
   at::Tensor seed;               // int64[1] on that device; defined only where unpack() redraws a projection
   std::vector<int64_t> shape;    // of the tensor
-  std::vector<int64_t> strides;  // that unpack() restores: x's own; contiguous where blocks or a transform follow the shape
+  std::vector<int64_t> strides;  // that unpack() restores: x's own; contiguous where blocks or a projection follow the shape
   at::ScalarType dtype = at::kFloat;
   CodecSpec spec;
   int64_t channels = 0;  // side codes with a threshold a channel: how many, and

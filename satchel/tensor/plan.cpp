@@ -103,7 +103,8 @@ void plan_side(Plan& plan, const CodecSpec& spec, const Grid& grid, int64_t inne
 void plan_blocks(Plan& plan, const CodecSpec& spec, const Grid& grid, bool low_pass) {
   plan.coding = low_pass ? Coding::low_pass : Coding::block;
   plan.block = {grid, spec.header, spec.rounding, levels_for(spec.bits, spec.levels, grid.block)};
-  plan.at = layout_of(grid, spec.bits, spec.header, low_pass ? plan.maps.maps * plan.maps.windows() : 0);
+  const int64_t windows = low_pass && plan.part != Part::high ? plan.maps.maps * plan.maps.windows() : 0;
+  plan.at = layout_of(plan.part == Part::low ? Grid{} : grid, spec.bits, spec.header, windows);
 }
 
 void check_channels(const CodecSpec& spec, int64_t channels, int64_t inner, const char* op) {
@@ -128,6 +129,7 @@ Plan plan_of(std::span<const int64_t> shape, DType type, const CodecSpec& spec, 
   bool low_pass = false;
   if (const auto* p = std::get_if<LowPass>(&spec.transform)) {
     plan.maps = low_pass_shape(shape, plan.values, p->size, op);
+    plan.part = p->part;
     low_pass = true;
   }
   if (spec.bits == kKeep || (low_pass && plan.maps.map_values() == 1)) {
@@ -203,6 +205,7 @@ SpecNumbers numbers_of(const CodecSpec& spec) {
     n.p2 = p->hadamard;
   } else if (const auto* l = std::get_if<LowPass>(&spec.transform)) {
     n.p0 = l->size;
+    n.p1 = static_cast<int64_t>(l->part);
   }
   return n;
 }
@@ -225,7 +228,9 @@ CodecSpec spec_of(const SpecNumbers& n, const char* op) {
   spec.side = static_cast<Side>(within("side", n.side, 0, 3));
   const int64_t transform = within("transform", n.transform, 0, 2);
   if (transform == 1) spec.transform = RandomProjection{static_cast<int>(within("ratio", n.p0, 1, kMost)), n.p1, n.p2};
-  if (transform == 2) spec.transform = LowPass{static_cast<int>(within("size", n.p0, 1, kMost))};
+  if (transform == 2) {
+    spec.transform = LowPass{static_cast<int>(within("size", n.p0, 1, kMost)), static_cast<Part>(within("part", n.p1, 0, 2))};
+  }
   validate(spec, op);
   return spec;
 }

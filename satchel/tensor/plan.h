@@ -17,6 +17,7 @@ struct Plan {
   Coding coding = Coding::keep;
   bool projected = false;   // the coded values are Z = H·P, fp32
   DType type = DType::f32;  // of the coded values
+  Part part = Part::both;   // coding low_pass: what is kept
   int64_t values = 0;       // coded
   int64_t row = 1;          // coded values a row
   Projection projection;
@@ -43,7 +44,7 @@ std::vector<int64_t> contiguous_strides(std::span<const int64_t> shape);
 void check_strides(std::span<const int64_t> shape, std::span<const int64_t> strides, const char* op);
 
 /// The spec as plain numbers, for files and for registered ops.
-///   transform 0 identity · 1 projection (p0 ratio, p1 rows, p2 hadamard) · 2 low-pass (p0 size)
+///   transform 0 identity · 1 projection (p0 ratio, p1 rows, p2 hadamard) · 2 low-pass (p0 size, p1 part)
 struct SpecNumbers {
   int64_t bits, block;
   bool per_sample;

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <span>
 
 #include "satchel/core/error.h"
+#include "satchel/train/digest.h"
 #include "satchel/train/names.h"
 #include "satchel/train/safetensors.h"
 
@@ -17,41 +17,6 @@ namespace satchel {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr const char* kFormat = "satchel graph training 1";
-
-/// 64 bits of all bytes: tells data sets apart and shows damage, no more.
-class Digest {
- public:
-  template <class T>
-  void add(const std::vector<T>& values) {
-    add(std::as_bytes(std::span(values)));
-  }
-  void add(std::span<const std::byte> values) {
-    const std::byte* bytes = values.data();
-    const size_t size = values.size();
-    mix(size);
-    size_t i = 0;
-    for (; i + 8 <= size; i += 8) {
-      uint64_t word;
-      std::memcpy(&word, bytes + i, 8);
-      mix(word);
-    }
-    for (; i < size; ++i) mix(static_cast<uint64_t>(bytes[i]));
-  }
-  std::string text() const {
-    char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(state_));
-    return digits;
-  }
-
- private:
-  void mix(uint64_t word) {
-    state_ = (state_ ^ word) * 0x9E3779B97F4A7C15u;
-    state_ ^= state_ >> 29;
-  }
-  uint64_t state_ = 0x243F6A8885A308D3u;
-};
 
 /// JSON has no NaN: a metric that is undefined is null.
 double number(const ordered_json& j) { return j.is_null() ? std::numeric_limits<double>::quiet_NaN() : j.get<double>(); }
@@ -143,12 +108,11 @@ at::Tensor restored(const StoredTensor& t) {
 /// Of all that a checkpoint holds: a flipped bit is found, not trained on.
 std::string digest_of(const TensorFile& file) {
   Digest digest;
-  const auto add = [&](const std::string& text) { digest.add(std::as_bytes(std::span(text))); };
-  for (const char* name : {"format", "options", "data", "state"}) add(file.metadata.at(name));
+  for (const char* name : {"format", "options", "data", "state"}) digest.add(file.metadata.at(name));
   std::map<std::string, const StoredTensor*> sorted;
   for (const StoredTensor& t : file.tensors) sorted[t.name] = &t;
   for (const auto& [name, tensor] : sorted) {
-    add(name);
+    digest.add(name);
     digest.add(tensor->shape);
     digest.add(tensor->bytes);
   }
@@ -272,16 +236,16 @@ void write_checkpoint(const std::string& path, const Checkpoint& c) {
   for (const auto& [group, tensors] : {std::pair{"model.", &c.model}, {"best.", &c.best}, {"optimizer.", &c.optimizer}}) {
     for (const auto& [name, tensor] : *tensors) file.tensors.push_back(stored(group + name, tensor));
   }
-  file.metadata = {{"format", kFormat}, {"options", c.options}, {"data", c.data}, {"state", to_json(c.state).dump()}};
+  file.metadata = {{"format", c.format}, {"options", c.options}, {"data", c.data}, {"state", to_json(c.state).dump()}};
   file.metadata["digest"] = digest_of(file);
   write_safetensors(path, file);
 }
 
-Checkpoint read_checkpoint(const std::string& path) {
+Checkpoint read_checkpoint(const std::string& path, const std::string& format) {
   const TensorFile file = read_safetensors(path);
   Checkpoint c;
-  const std::string format = field(file.metadata, "format", path);
-  if (format != kFormat) fail("checkpoint", path + " must have the format '" + kFormat + "'", "'" + format + "'");
+  c.format = field(file.metadata, "format", path);
+  if (c.format != format) fail("checkpoint", path + " must have the format '" + format + "'", "'" + c.format + "'");
   c.options = field(file.metadata, "options", path);
   c.data = field(file.metadata, "data", path);
   const std::string state = field(file.metadata, "state", path), digest = field(file.metadata, "digest", path);

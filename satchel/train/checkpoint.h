@@ -1,4 +1,4 @@
-// Checkpoints of graph training: a safetensors file, so that Python reads the weights with one line.
+// Checkpoints of training: a safetensors file, so that Python reads the weights with one line.
 //
 //   model.<name>              weights and buffers after the last epoch
 //   best.<name>               the same at the epoch of the best validation metric; none where no evaluation was due yet
@@ -43,10 +43,14 @@ struct RunState {
 
 using TensorMap = std::map<std::string, at::Tensor>;
 
+constexpr const char* kGraphFormat = "satchel graph training 1";
+constexpr const char* kImageFormat = "satchel image training 1";
+
 struct Checkpoint {
   std::string options, data;  // JSON
   RunState state;
   TensorMap model, best, optimizer;
+  std::string format = kGraphFormat;
 };
 
 /// All that defines a run, as flat JSON; left out are files, the number of epochs, and whether steps come from a CUDA graph. The shape
@@ -59,8 +63,8 @@ std::string describe_data(const GraphData& data);
 void check_equal(const std::string& checkpoint, const std::string& now, const char* what);
 
 void write_checkpoint(const std::string& path, const Checkpoint& checkpoint);
-/// Throws where anything is missing or not what it should be.
-Checkpoint read_checkpoint(const std::string& path);
+/// Throws where anything is missing or not what it should be, the format too.
+Checkpoint read_checkpoint(const std::string& path, const std::string& format = kGraphFormat);
 
 /// Copies of parameters and buffers by name, on the CPU.
 TensorMap weights_of(const torch::nn::Module& model);

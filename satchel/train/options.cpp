@@ -35,7 +35,7 @@ void validate(const TrainOptions& o) {
   if (o.shape.dropout > kMostDropout) fail("train", "dropout must leave something: 0.9999 at most", o.shape.dropout);
   if (!std::isfinite(o.shape.slope)) fail("train", "slope must be finite", o.shape.slope);
   if (!(o.shape.alpha >= 0) || !std::isfinite(o.shape.alpha)) fail("train", "alpha must be finite and at least 0", o.shape.alpha);
-  validate(o.method, "train");
+  validate_for_graph(o.method, "train");
   at_least("epochs", o.epochs, 1);
   finite("lr", o.lr, true);
   finite("weight decay", o.weight_decay, false);

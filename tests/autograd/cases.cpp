@@ -297,4 +297,10 @@ std::vector<GradientCase> autograd_cases(at::Device device) {
   return cases;
 }
 
+std::vector<GradientCase> all_cases(at::Device device) {
+  std::vector<GradientCase> cases = autograd_cases(device);
+  for (const auto& more : {conv_cases(device), map_cases(device)}) cases.insert(cases.end(), more.begin(), more.end());
+  return cases;
+}
+
 }  // namespace satchel::test

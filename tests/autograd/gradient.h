@@ -28,7 +28,12 @@ struct GradientCase {
   std::function<at::Tensor(const Inputs&, const at::Tensor& g, const at::Tensor& seed, const Method&)> expected_first = {};
 };
 
+/// Of rows; of convolutions and pools; of norms and activations on maps.
 std::vector<GradientCase> autograd_cases(at::Device device = at::kCPU);
+std::vector<GradientCase> conv_cases(at::Device device = at::kCPU);
+std::vector<GradientCase> map_cases(at::Device device = at::kCPU);
+/// All of them.
+std::vector<GradientCase> all_cases(at::Device device = at::kCPU);
 
 /// Sets torch's generator and gives the seed that the first save will draw.
 at::Tensor first_seed(uint64_t seed, at::Device device);

@@ -59,7 +59,7 @@ TEST(Method, PresetsAreThePublishedMethods) {
     EXPECT_NO_THROW(validate(p.method, "test"));
     EXPECT_EQ(parse_method(p.name), p.method);
   }
-  EXPECT_EQ(names, (std::vector<std::string_view>{"fp32", "exact", "blockwise", "projection", "satchel"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{"fp32", "exact", "blockwise", "projection", "actnn", "division", "satchel"}));
   expect_method("fp32", "bits=32", "bits=32", "plain");
   expect_method("exact", "exact", "block=row,levels=even", "aggregate data dropout 1024");
   expect_method("blockwise", "blockwise", "block=64rows", "aggregate data dropout 1024");
@@ -114,20 +114,67 @@ TEST(Method, ThirtyTwoBitsHaveNoSide) {
 
 TEST(Method, ASpecAloneIsShared) {
   expect_method("gact", "gact", "gact", "shared");
-  expect_method("actnn", "actnn", "actnn", "shared");
   expect_method("bits=4,block=128,levels=even", "gact,block=128", "gact,block=128", "shared");
   expect_method("bits=3,side=one", "bits=3", "satchel,bits=3", "shared");
-  expect_method("division,lowpass=none", "block=map,levels=even", "block=map,levels=even", "shared");
+}
+
+TEST(Method, ImageMethodsKeepLayerByLayer) {
+  const Method actnn = parse_method("actnn");
+  EXPECT_EQ(actnn.input, parse_spec("actnn"));
+  EXPECT_EQ(actnn.norm, parse_spec("actnn"));
+  EXPECT_TRUE(actnn.adaptive && !actnn.shared && actnn.keeps_dropout && !actnn.swap);
+  const Method division = parse_method("division,bits=4");
+  EXPECT_EQ(division.input, parse_spec("division,bits=4"));
+  EXPECT_EQ(division.norm, division.input);
+  EXPECT_FALSE(division.adaptive || division.shared);
+}
+
+TEST(Method, ActnnHasLevels) {
+  EXPECT_TRUE(parse_method("actnn,level=0").plain);
+  const Method l1 = parse_method("actnn,level=1"), l2 = parse_method("actnn,level=2"), l4 = parse_method("actnn,level=4");
+  EXPECT_EQ(l1.input.bits, 4);
+  EXPECT_EQ(l1.norm.bits, kKeep);
+  EXPECT_FALSE(l1.adaptive);
+  EXPECT_EQ(l2.norm.bits, 4);
+  EXPECT_FALSE(l2.adaptive || l2.swap);
+  EXPECT_TRUE(l4.adaptive && l4.swap);
+  EXPECT_EQ(l4.input.bits, 2);
+  EXPECT_FALSE(parse_method("actnn,adaptive=no").adaptive);
+  EXPECT_EQ(parse_error("actnn,level=6"), "[method] level must be 0 to 5, got 'actnn,level=6'");
+  EXPECT_EQ(parse_error("exact,level=1"), "[method] level is an option of actnn, got 'exact,level=1'");
+  EXPECT_EQ(parse_error("actnn,level=1,level=2"), "[method] level is given twice, got 'actnn,level=1,level=2'");
+  EXPECT_EQ(parse_error("actnn,level=0,bits=2"), "[method] level=0 takes no other options, got 'actnn,level=0,bits=2'");
+  EXPECT_EQ(parse_error("actnn,adaptive=maybe"), "[method] adaptive must be yes or no, got 'actnn,adaptive=maybe'");
+}
+
+TEST(Method, NormsThatNobodyReadsMayHaveTheirOwnBits) {
+  const Method m = parse_method("satchel,bits=3,residual=1");
+  EXPECT_EQ(norm_spec(m, 64).bits, 1);
+  EXPECT_EQ(shared_spec(m, Norm::batch, Activation::relu, 64).bits, 3);
+  EXPECT_EQ(norm_spec(parse_method("satchel,bits=3"), 64).bits, 3);
+  EXPECT_EQ(parse_error("exact,residual=1"), "[method] residual is an option of shared methods, got 'exact,residual=1'");
+}
+
+TEST(Method, GraphsHaveNoMapsToFilter) {
+  for (const char* text : {"division", "satchel,lowpass=8"}) {
+    try {
+      validate_for_graph(parse_method(text), "method");
+      ADD_FAILURE() << text;
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()), std::string("[method] a low-pass does not fit a graph layer, got '") + text + "'");
+    }
+  }
+  EXPECT_NO_THROW(validate_for_graph(parse_method("actnn"), "method"));
+  EXPECT_THROW(validate_for_graph(parse_method("actnn,level=4"), "method"), Error);
 }
 
 TEST(Method, ErrorsNameRuleAndText) {
-  EXPECT_EQ(parse_error("nonsense"),
-            "[method] a method must be one of fp32, exact, blockwise, projection, satchel, actnn, gact, or options (key=value), got "
-            "'nonsense'");
+  EXPECT_EQ(
+      parse_error("nonsense"),
+      "[method] a method must be one of fp32, exact, blockwise, projection, actnn, division, satchel, gact, or options (key=value), got "
+      "'nonsense'");
   EXPECT_EQ(parse_error(""), parse_error("nonsense").substr(0, parse_error("nonsense").size() - 10) + "''");
   EXPECT_EQ(parse_error("fp32,bits=4"), "[method] fp32 takes no options, got 'fp32,bits=4'");
-  EXPECT_EQ(parse_error("division"), "[method] a low-pass does not fit a graph layer, got 'division'");
-  EXPECT_EQ(parse_error("satchel,lowpass=8"), "[method] a low-pass does not fit a graph layer, got 'satchel,lowpass=8'");
   EXPECT_EQ(parse_error("satchel,bits=9"), "[method] bits must be 1 to 8 or 32, got 'satchel,bits=9'");
   EXPECT_EQ(parse_error("satchel,bits=4"), "[method] side=one takes 2 or 3 bits, got 'satchel,bits=4'");
   EXPECT_EQ(parse_error("satchel,bits=2,bits=3"), "[method] an option may be given once, got 'satchel,bits=2,bits=3'");
@@ -210,7 +257,7 @@ TEST(Method, FlagsMustFit) {
   EXPECT_EQ(error("satchel", [](Method& m) { m.norm.bits = 9; }), "[layer] bits must be 1 to 8 or 32, got 9");
   EXPECT_EQ(error("satchel", [](Method& m) { m.input.side = Side::both; }), "[layer] inputs of layers take no side code, got side=both");
   EXPECT_EQ(error("exact", [](Method& m) { m.shared = true; }), "[layer] shared saves take no projection, got exact");
-  EXPECT_EQ(error("exact", [](Method& m) { m.norm.transform = RandomProjection{}; }), "[layer] norms take no transform, got exact");
+  EXPECT_EQ(error("exact", [](Method& m) { m.norm.transform = RandomProjection{}; }), "[layer] norms take no projection, got exact");
   EXPECT_EQ(error("satchel", [](Method& m) { m.keeps_aggregate = true; }), "[layer] shared saves keep no aggregate, got satchel");
   EXPECT_EQ(error("exact", [](Method& m) { m.longest_block = -1; }), "[layer] longest_block must be 1 to 2^40, or 0 for any, got -1");
   EXPECT_EQ(error("satchel", [](Method& m) { m.packs_data = m.keeps_dropout = true; }), "no error");

@@ -77,6 +77,9 @@ TEST(Spec, TransformsReplaceEachOther) {
   EXPECT_EQ(parse_spec("division,project=none").transform, Transform(LowPass{}));
   EXPECT_EQ(parse_spec("lowpass=2,project=none").transform, Transform(LowPass{2}));
   EXPECT_EQ(parse_spec("lowpass=none,project=2").transform, Transform(RandomProjection{2, 0, false}));
+  EXPECT_EQ(parse_spec("division,part=high").transform, Transform(LowPass{8, Part::high}));
+  EXPECT_EQ(parse_spec("part=low,lowpass=4").transform, Transform(LowPass{4, Part::low}));
+  EXPECT_EQ(parse_spec("division,part=both"), preset("division"));
 }
 
 TEST(Spec, PrintsTheShortestText) {
@@ -85,6 +88,7 @@ TEST(Spec, PrintsTheShortestText) {
   EXPECT_EQ(to_string(parse_spec("blockwise,project=8,block=1024,bits=2")), "blockwise,block=1024");
   EXPECT_EQ(to_string(parse_spec("block=row,levels=even,project=8")), "exact");
   EXPECT_EQ(to_string(parse_spec("division,project=8,block=row")), "exact");
+  EXPECT_EQ(to_string(parse_spec("division,part=low,lowpass=8")), "division,part=low");
 }
 
 TEST(Spec, EveryValidSpecRoundTrips) {
@@ -94,7 +98,9 @@ TEST(Spec, EveryValidSpecRoundTrips) {
                                              RandomProjection{1, 0, true},
                                              RandomProjection{8, int64_t{1} << 40, false},
                                              LowPass{},
-                                             LowPass{1}};
+                                             LowPass{1},
+                                             LowPass{8, Part::low},
+                                             LowPass{5, Part::high}};
   const std::vector<int64_t> blocks = {1, 255, 256, int64_t{1} << 40, kRow, -2, -64, -(int64_t{1} << 40), kMap};
   int valid = 0, all = 0;
   for (int bits : {1, 2, 3, 4, 5, 8, 32}) {
@@ -117,9 +123,9 @@ TEST(Spec, EveryValidSpecRoundTrips) {
       }
     }
   }
-  // Side codes take 2, 2 and 3 of the 7 bits with 1 of the 7 transforms; without a side all 49 pairs are valid.
-  EXPECT_EQ(valid, 9 * 16 * (49 + 2 + 2 + 3));
-  EXPECT_EQ(all, 7 * 9 * 64 * 7);
+  // Side codes take 2, 2 and 3 of the 7 bits with 1 of the 9 transforms; without a side all pairs are valid but 32 bits with a part.
+  EXPECT_EQ(valid, 9 * 16 * (63 - 2 + 2 + 2 + 3));
+  EXPECT_EQ(all, 7 * 9 * 64 * 9);
 }
 
 struct Bad {
@@ -134,7 +140,8 @@ TEST(Spec, ErrorsNameTheRuleAndTheValue) {
       {"", "[spec] preset must be one of exact, blockwise, actnn, division, gact, satchel, got nothing"},
       {" , bits=2", "[spec] preset must be one of exact, blockwise, actnn, division, gact, satchel, got nothing"},
       {"exact,colour=3",
-       "[spec] option must be one of bits, block, sample, levels, round, header, side, project, lowpass, hadamard, rows, got colour"},
+       "[spec] option must be one of bits, block, sample, levels, round, header, side, project, lowpass, hadamard, rows, part, got "
+       "colour"},
       {"=3", "got nothing"},
       {"exact,", "[spec] after the first item come options (key=value), got nothing"},
       {"exact,,bits=2", "[spec] after the first item come options (key=value), got nothing"},
@@ -163,6 +170,10 @@ TEST(Spec, ErrorsNameTheRuleAndTheValue) {
       {"sample=1", "[spec] sample must be yes or no, got 1"},
       {"project=0", "[spec] project must be 1 to 2^20 or none, got 0"},
       {"project=4294967304", "got 4294967304"},
+      {"part=low", "[spec] part needs a low-pass (lowpass=SIZE), got low"},
+      {"division,part=middle", "[spec] part must be both, low or high, got middle"},
+      {"division,part=", "[spec] part must be both, low or high, got nothing"},
+      {"division,part=low,bits=32", "[spec] part=low and part=high take 1 to 8 bits, got 32"},
       {"lowpass=0", "[spec] lowpass must be 1 to 2^20 or none, got 0"},
       {"exact,rows=0", "[spec] rows must be 1 to 2^40 or all, got 0"},
       {"exact,hadamard=maybe", "[spec] hadamard must be yes or no, got maybe"},
@@ -198,6 +209,7 @@ TEST(Spec, ValidateNamesTheOperation) {
   EXPECT_EQ(error_of(CodecSpec{.side = Side(4)}), "[pack] side must be none, one, relu or both, got 4");
   EXPECT_EQ(error_of(CodecSpec{.transform = RandomProjection{0, 0, false}}), "[pack] projection ratio must be 1 to 2^20, got 0");
   EXPECT_NE(error_of(CodecSpec{.transform = RandomProjection{8, -1, false}}), "no error");
+  EXPECT_EQ(error_of(CodecSpec{.transform = LowPass{8, Part(3)}}), "[pack] part must be both, low or high, got 3");
   EXPECT_EQ(error_of(CodecSpec{.transform = LowPass{-8}}), "[pack] low-pass window must be 1 to 2^20, got -8");
 }
 

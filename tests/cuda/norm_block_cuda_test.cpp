@@ -228,7 +228,7 @@ TEST_F(Cuda, NormBlockFitsOrSaysSo) {
     EXPECT_FALSE(fuses_norm_block(x, parse_spec(text))) << text;
   }
   EXPECT_TRUE(fuses_norm_block(x, parse_spec("block=row")));  // 128 values
-  EXPECT_FALSE(fuses_norm_block(x.to(at::kHalf), parse_spec("block=256")));
+  EXPECT_TRUE(fuses_norm_block(x.to(at::kHalf), parse_spec("block=256")));
   EXPECT_FALSE(fuses_norm_block(x.cpu(), parse_spec("block=256")));
   EXPECT_FALSE(fuses_norm_block(normal({64, 1001}, 82).cuda(), parse_spec("block=256")));
 }

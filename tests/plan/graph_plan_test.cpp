@@ -95,7 +95,7 @@ TEST(GraphPlan, SharedWithoutASideKeepsAMask) {
   expect_lines(plan(small(Norm::none, leaky_relu), "gact"), {shared(4, kFourBits), kMask, kSeedOfNorm});
   expect_lines(plan(small(Norm::batch, relu), "satchel,bits=32"), {shared(32, 4800), kMask, kAffine, kBatch, kSeedOfNorm});
   // Blocks of one sample: a header for each of 100 rows.
-  expect_lines(plan(small(Norm::none, relu), "actnn"), {shared(2, 304 + 400), kMask, kSeedOfNorm});
+  expect_lines(plan(small(Norm::none, relu), "bits=2,block=256,sample=yes,levels=even"), {shared(2, 304 + 400), kMask, kSeedOfNorm});
 }
 
 TEST(GraphPlan, NothingToShareIsTheNextInput) {

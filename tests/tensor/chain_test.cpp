@@ -110,7 +110,8 @@ TEST(Chain, BadInputIsNamed) {
                          ChainOptions options,
                          int64_t origin = 0) { return [=] { apply_chain(t, gamma, beta, bits, s, options, origin); }; };
   expect_error(apply(kNone, kNone, kNone, kNone, kNone, {}), "[apply_chain] tensor must be defined");
-  expect_error(apply(x.to(at::kHalf), kNone, kNone, kNone, kNone, {}), "[apply_chain] tensor must be float32 or bfloat16, got Half");
+  expect_error(apply(x.to(at::kDouble), kNone, kNone, kNone, kNone, {}),
+               "[apply_chain] tensor must be float32, bfloat16 or float16, got Double");
   expect_error(apply(x.view({24}), kNone, kNone, kNone, kNone, {}), "[apply_chain] tensor must be rows x channels, got [24]");
   expect_error(apply(x.t(), kNone, kNone, kNone, kNone, {}), "[apply_chain] tensor must be contiguous");
   expect_error(apply(x.to(at::kMeta), kNone, kNone, kNone, kNone, {}), "[apply_chain] device must be cpu or cuda");

@@ -295,7 +295,7 @@ TEST_F(TrainCommand, WrongUse) {
   refused({"--dropout", ""}, "--dropout: must be a number, got ''");
   refused({"--dropout", "1"}, "[train] dropout must be at least 0 and below 1, got 1");
   refused({"--dropout", "0.999999"}, "[train] dropout must leave something: 0.9999 at most, got 0.999999");
-  refused({"--model", "gat"}, "--model: gat not in {sage,gcn}");
+  refused({"--model", "gat"}, "--model: gat not in {sage,gcn,resnet18");
   refused({"--method", "satchle"}, "got 'satchle'");
   refused({"--method", "exact,side=one"}, "[method] side codes need shared saves, got 'exact,side=one'");
   refused({"--method", "division"}, "[method] a low-pass does not fit a graph layer, got 'division'");
@@ -307,7 +307,7 @@ TEST_F(TrainCommand, WrongUse) {
   refused({"--checkpoint", "a.st", "--seeds", "2"}, "[train] --checkpoint takes a single run, of one method and one seed, got 2 runs");
   refused({"--tf32"}, "[train] tf32 needs device cuda, got cpu");
   refused({"--cuda-graph"}, "[train] cuda_graph needs device cuda, got cpu");
-  refused({"--amp", "fp16"}, "--amp: fp16 not in {none,bf16}");
+  refused({"--amp", "fp16"}, "[train] amp must be none, bf16, got 'fp16'");
   refused({"--split", "1"}, "[train] --split must be 0 to 0, got 1");
   expect_errors(all);
   EXPECT_FALSE(exists(path("a.st")));

@@ -1,5 +1,5 @@
 // The chain of kernels/chain.h: eight values a thread, so that one draw of noise and one byte of bits serve them all.
-// Values are fp32 or bf16 in memory and fp32 in between.
+// Values are fp32, bf16 or f16 in memory and fp32 in between.
 #include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
@@ -136,7 +136,7 @@ void chain(const Chain& c, const void* x, DType type, const float* gamma, const 
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned blocks = blocks_for(ceil_div(c.values, 8));
   const bool affine = affine_fits(c, gamma, beta);
-  with_values(type, is_aligned(x) && is_aligned(z), "chain", [&](auto t, auto vector) {
+  with_values(type, is_aligned(x) && is_aligned(z), [&](auto t, auto vector) {
     if (vector() && affine)
       chain_groups<t(), vector(), vector()><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on, seed, z);
     else
@@ -149,7 +149,7 @@ void chain_back(const Chain& c, const void* g, DType type, const uint8_t* on, co
   if (c.values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned blocks = blocks_for(ceil_div(c.values, 8));
-  with_values(type, is_aligned(g) && is_aligned(out), "chain_back",
+  with_values(type, is_aligned(g) && is_aligned(out),
               [&](auto t, auto vector) { back_groups<t(), vector()><<<blocks, kThreads, 0, s>>>(c, g, on, seed, out); });
   check_launch("chain_back");
 }
@@ -159,7 +159,7 @@ void chain_on(const Chain& c, const void* x, DType type, const float* gamma, con
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned blocks = blocks_for(ceil_div(c.values, 8));
   const bool affine = affine_fits(c, gamma, beta);
-  with_values(type, is_aligned(x), "chain_on", [&](auto t, auto vector) {
+  with_values(type, is_aligned(x), [&](auto t, auto vector) {
     if (vector() && affine)
       on_groups<t(), vector(), vector()><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on);
     else

@@ -30,7 +30,7 @@ struct Tiling {
   }
 };
 
-/// Four channels of a row, those that exist: 16 bytes of fp32 or 8 of bf16 at once.
+/// Four channels of a row, those that exist: 16 bytes of fp32 or 8 of halves at once.
 template <DType type, bool vector>
 __device__ inline void read4(const void* h, int64_t i, int64_t left, float (&v)[4]) {
   if constexpr (!vector) {
@@ -41,8 +41,12 @@ __device__ inline void read4(const void* h, int64_t i, int64_t left, float (&v)[
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
   } else {
     const uint2 a = __ldg(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(h) + i));
-    v[0] = __uint_as_float(a.x << 16), v[1] = __uint_as_float(a.x & 0xffff0000u);
-    v[2] = __uint_as_float(a.y << 16), v[3] = __uint_as_float(a.y & 0xffff0000u);
+    const uint32_t w[2] = {a.x, a.y};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t bits = j % 2 == 0 ? w[j / 2] & 0xffffu : w[j / 2] >> 16;
+      v[j] = type == DType::bf16 ? __uint_as_float(bits << 16) : float_of_f16(static_cast<uint16_t>(bits));
+    }
   }
 }
 
@@ -160,7 +164,7 @@ void column_moments(const void* h, DType type, int64_t rows, int64_t channels, c
   float2* partial = static_cast<float2*>(scratch);
   const dim3 grid(grid_size(ceil_div(channels, t.lanes * 4)), static_cast<unsigned>(t.parts));
   const bool vector = channels % 4 == 0 && is_aligned(h, static_cast<uintptr_t>(4 * size_of(type)));
-  with_values(type, vector, "column_moments",
+  with_values(type, vector,
               [&](auto of, auto whole) { moments::moments_of_tiles<of(), whole()><<<grid, kThreads, 0, s>>>(t, h, partial); });
   check_launch("column_moments");
   moments::finish_moments<<<grid_size(ceil_div(channels, 32)), moments::kFinishWarps * 32, 0, s>>>(t, partial, to);

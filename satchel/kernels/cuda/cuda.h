@@ -65,7 +65,7 @@ struct ProductSides {
 int64_t multiply_scratch_values(const Sparse&, int64_t width);
 void multiply(const Sparse&, const ProductSides&, float* scratch, StreamHandle);
 
-/// Activations are f32 or bf16 in memory (DType, of what stands before it and of what is written) and f32 in between: to the bit what
+/// Activations are f32, bf16 or f16 in memory (DType, of what stands before it and of what is written) and f32 in between: to the bit what
 /// f32 gives of the same numbers, rounded to nearest even at the end.
 ///
 /// The chain of chain.h, to the bit what the CPU gives. Null pointers mean what they mean in CpuKernels; `seed` is read only where

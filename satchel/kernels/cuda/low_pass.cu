@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "satchel/kernels/cuda/device.cuh"
+#include "satchel/kernels/cuda/low_pass_last.h"
 
 namespace satchel::cuda {
 namespace {
@@ -156,6 +157,12 @@ __global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ A
   store(x, type, i, joined(value_of(get_code(a.codes, a.code.levels.bits, i), h, a.code.levels), mean_at(a.shape, a.means, i)));
 }
 
+template <DType type>
+__global__ void __launch_bounds__(kThreads) spread_any(const __grid_constant__ LowPassShape s, const uint16_t* means, void* x) {
+  const int64_t i = thread_index();
+  if (i < s.maps * s.map_values()) store(x, type, i, joined(0.0f, mean_at(s, means, i)));
+}
+
 constexpr int kQuads = 4;
 
 /// Four neighbouring values of one window line a thread and step: rows and windows are multiples of 4 wide, a block is a map.
@@ -222,6 +229,21 @@ void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x
     check_launch("low_pass");
     encode(code, scratch, DType::f32, seed, codes, headers, stream);
   });
+}
+
+void low_pass_means(const LowPassShape& s, const void* x, DType type, uint16_t* means, StreamHandle stream) {
+  if (s.maps == 0) return;
+  const Args a = {s, {}, x, nullptr, nullptr, nullptr, means};
+  with_type(type, [&](auto t) { means_any<t()><<<blocks_for(s.maps * s.windows()), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a); });
+  check_launch("low_pass");
+}
+
+void low_pass_spread(const LowPassShape& s, const uint16_t* means, void* x, DType type, StreamHandle stream) {
+  if (s.maps == 0) return;
+  with_type(type, [&](auto t) {
+    spread_any<t()><<<blocks_for(s.maps * s.map_values()), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(s, means, x);
+  });
+  check_launch("low_pass");
 }
 
 void low_pass_decode(const LowPassShape& s, const BlockCode& code, const uint8_t* codes, const void* headers, const uint16_t* means,

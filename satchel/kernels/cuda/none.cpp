@@ -2,8 +2,13 @@
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/cuda.h"
 #include "satchel/kernels/cuda/loss.h"
+#include "satchel/kernels/cuda/low_pass_last.h"
+#include "satchel/kernels/cuda/mixed.h"
 #include "satchel/kernels/cuda/norm_act_product.h"
+#include "satchel/kernels/cuda/norm_add.h"
 #include "satchel/kernels/cuda/norm_block.h"
+#include "satchel/kernels/cuda/norm_rows.h"
+#include "satchel/kernels/cuda/pool.h"
 #include "satchel/kernels/cuda/project_product.h"
 
 namespace satchel::cuda {
@@ -68,7 +73,7 @@ void norm_act_input(const SideCode&, const Chain&, const uint8_t*, const uint64_
 int64_t cross_entropy_scratch_bytes() { missing("cross_entropy"); }
 void cross_entropy(const LabelledRows&, void*, DType, const int64_t*, bool, float*, void*, StreamHandle) { missing("cross_entropy"); }
 void scale(void*, DType, int64_t, const float*, StreamHandle) { missing("scale"); }
-bool norm_block_fits(const BlockCode&, DType, int64_t) { return false; }
+bool norm_block_fits(const BlockCode&, int64_t) { return false; }
 int64_t norm_block_scratch_bytes() { missing("norm_block"); }
 void norm_block_encode(const BlockCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, const uint64_t*,
                        const NormBlockSaves&, void*, StreamHandle) {
@@ -94,5 +99,38 @@ void norm_act_product(const SideCode&, const Chain&, const uint8_t*, const uint6
   missing("norm_act_product");
 }
 void advance_seed(uint64_t*, StreamHandle) { missing("advance_seed"); }
+bool low_pass_last_encodes(const LowPassShape&, const BlockCode&, int64_t, const void*, DType) { missing("low_pass"); }
+void low_pass_last_encode(const LowPassShape&, const BlockCode&, int64_t, const void*, DType, const uint64_t*, uint8_t*, void*, uint16_t*,
+                          StreamHandle) {
+  missing("low_pass");
+}
+bool low_pass_last_decodes(const LowPassShape&, const BlockCode&, int64_t, const void*, DType) { missing("low_pass"); }
+void low_pass_last_decode(const LowPassShape&, const BlockCode&, int64_t, const uint8_t*, const void*, const uint16_t*, void*, DType,
+                          StreamHandle) {
+  missing("low_pass");
+}
+void low_pass_means(const LowPassShape&, const void*, DType, uint16_t*, StreamHandle) { missing("low_pass"); }
+void low_pass_spread(const LowPassShape&, const uint16_t*, void*, DType, StreamHandle) { missing("low_pass"); }
+void mixed_measure(const MixedCode&, const void*, DType, F32Header*, double*, StreamHandle) { missing("pack_mixed"); }
+void mixed_share(const MixedCode&, const double*, const float*, uint8_t*, StreamHandle) { missing("pack_mixed"); }
+void mixed_encode(const MixedCode&, const void*, DType, const uint64_t*, const F32Header*, uint8_t*, StreamHandle) {
+  missing("pack_mixed");
+}
+void mixed_decode(const MixedCode&, const uint8_t*, void*, DType, int64_t, int64_t, StreamHandle) { missing("unpack_mixed"); }
+bool norm_add_fits(const NormAddCode&) { return false; }
+int64_t norm_add_scratch_bytes() { missing("norm_add"); }
+void norm_add_encode(const NormAddCode&, const void*, const void*, DType, const NormParameters&, const uint64_t*, const uint64_t*, void*,
+                     StreamHandle) {
+  missing("norm_add");
+}
+void norm_add_sums(const NormAddCode&, const void*, DType, float*, float*, void*, StreamHandle) { missing("norm_add"); }
+void norm_add_back(const NormAddCode&, const void*, DType, const float*, const float*, const float*, const float*, void*, void*,
+                   StreamHandle) {
+  missing("norm_add");
+}
+void norm_rows_back(void*, const void*, DType, int64_t, int64_t, const ChannelLine&, StreamHandle) { missing("norm"); }
+bool max_pool_fits(const MaxPool&) { return false; }
+void max_pool(const MaxPool&, const void*, DType, void*, uint8_t*, StreamHandle) { missing("max_pool"); }
+void max_pool_back(const MaxPool&, const void*, DType, const uint8_t*, void*, StreamHandle) { missing("max_pool"); }
 
 }  // namespace satchel::cuda

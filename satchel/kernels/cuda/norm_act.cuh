@@ -1,4 +1,5 @@
-// What the fused passes of norm → activation → dropout share (theory.md 10): one-sided codes of 2 bits, rows × channels of fp32 or bf16.
+// What the fused passes of norm → activation → dropout share (theory.md 10): one-sided codes of 2 bits, rows × channels of fp32, bf16 or
+// f16.
 //
 //   block of 256 values = one warp and step    lane   0        1              31
 //                                              value 0 … 7   8 … 15   …   248 … 255

@@ -172,8 +172,7 @@ void norm_act_sums(const SideCode& code, const Chain& chain, const void* g, DTyp
   const unsigned blocks = grid_of(code, ceil_div(code.grid.values, kBlock));
   const Backward a = {code, chain, seed, parts_of(code, bytes)};
   if (blocks > 0) {
-    with_values(type, is_aligned(g), op,
-                [&](auto t, auto vector) { sum_blocks<t(), vector()><<<blocks, kWarps * 32, 0, s>>>(a, g, partial); });
+    with_values(type, is_aligned(g), [&](auto t, auto vector) { sum_blocks<t(), vector()><<<blocks, kWarps * 32, 0, s>>>(a, g, partial); });
   }
   check_launch(op);
   finish_sums<<<grid_size(ceil_div(code.channels, 32)), kFinishWarps * 32, 0, s>>>(partial, blocks * kBlock, code.channels, sum_g, sum_gx);
@@ -191,7 +190,7 @@ void norm_act_back(const SideCode& code, const Chain& chain, const uint8_t* byte
   const Backward a = {code, chain, seed, parts_of(code, bytes)};
   const auto rows = static_cast<double>(code.grid.values / code.channels);
   const ChannelSums sums = {rstd, sum_g, sum_gx, static_cast<float>(1 / rows)};
-  with_values(type, is_aligned(g), op, [&](auto t, auto vector) {
+  with_values(type, is_aligned(g), [&](auto t, auto vector) {
     if (sum_g != nullptr)
       back_blocks<t(), vector(), true><<<blocks, kWarps * 32, 0, s>>>(a, sums, g);
     else
@@ -212,7 +211,7 @@ void norm_act_input(const SideCode& code, const Chain& chain, const uint8_t* byt
   const Backward a = {code, chain, seed, parts_of(code, bytes)};
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   // A group starts at a multiple of 8 values: so many past an aligned one of the buffer as `begin` lies before it.
-  with_values(type, is_aligned(z) && begin * size_of(type) % 16 == 0, op,
+  with_values(type, is_aligned(z) && begin * size_of(type) % 16 == 0,
               [&](auto t, auto vector) { input_blocks<t(), vector()><<<blocks, kWarps * 32, 0, s>>>(a, begin, end, z); });
   check_launch(op);
 }

@@ -200,11 +200,7 @@ __device__ inline void finish_tail(const Forward& a) {
     const float x = a.tail[first + j - whole], gamma = a.affine.gamma[at], beta = a.affine.beta[at], y = fmaf(gamma, x, beta);
     const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
     if (!is_poisoned(r)) eight |= side_code_of(x, c, r, a.code.table, noise_of(noise, j)) << (2 * j);
-    const float z = chain_output(y, dropout.factor(kept, j, y > 0.0f));
-    if (a.type == DType::f32)
-      write1<DType::f32>(a.z, first + j, z);
-    else
-      write1<DType::bf16>(a.z, first + j, z);
+    write_any(a.z, a.type, first + j, chain_output(y, dropout.factor(kept, j, y > 0.0f)));
   }
   store_codes<2>(a.to.codes, group, eight, count);
 }
@@ -272,7 +268,7 @@ void norm_act_encode(const SideCode& code, const Chain& chain, const void* h, DT
   float* tail = reinterpret_cast<float*>(partial + kCodeBlocks * kBlock);
   const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail, type};
   const int64_t blocks = side::fixed_blocks(code, true, kBlock, kCodeBlocks);
-  with_values(type, is_aligned(h) && is_aligned(z), op,
+  with_values(type, is_aligned(h) && is_aligned(z),
               [&](auto t, auto vector) { encode_blocks<t(), vector()><<<grid_size(blocks), kCodeThreads, 0, s>>>(a); });
   check_launch(op);
   finish_encode<<<grid_size(ceil_div(code.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, blocks * kBlock);

@@ -8,12 +8,10 @@
 // stand in tables in shared memory.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <utility>
 
-#include "satchel/kernels/cuda/device.cuh"
 #include "satchel/kernels/cuda/norm_block.h"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda::norm_block {
 
@@ -59,10 +57,9 @@ __device__ inline void read8(const void* x, int64_t i, float (&v)[8]) {
     const float4 a = p[0], b = p[1];
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
   } else {
-    const uint4 a = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x) + i);
-    const uint32_t w[4] = {a.x, a.y, a.z, a.w};
+    const Eight<type> eight = cuda::read8<type, true>(x, i);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = __uint_as_float(j % 2 == 0 ? w[j / 2] << 16 : w[j / 2] & 0xffff0000u);
+    for (int j = 0; j < 8; ++j) v[j] = eight[j];
   }
 }
 
@@ -73,20 +70,9 @@ __device__ inline void read_some(const void* x, int64_t i, int count, float pad,
   for (int j = 0; j < 8; ++j) v[j] = j < count ? load(x, type, i + j) : pad;
 }
 
-__device__ inline uint16_t rounded_bf16(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
-
 template <DType type>
 __device__ inline void write8(void* x, int64_t i, const float (&v)[8]) {
-  if constexpr (type == DType::f32) {
-    float4* p = reinterpret_cast<float4*>(static_cast<float*>(x) + i);
-    p[0] = make_float4(v[0], v[1], v[2], v[3]);
-    p[1] = make_float4(v[4], v[5], v[6], v[7]);
-  } else {
-    uint32_t w[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) w[j] = rounded_bf16(v[2 * j]) | static_cast<uint32_t>(rounded_bf16(v[2 * j + 1])) << 16;
-    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(x) + i) = make_uint4(w[0], w[1], w[2], w[3]);
-  }
+  cuda::write8<type, true>(x, i, v);
 }
 
 template <DType type>
@@ -94,10 +80,7 @@ __device__ inline void write_some(void* x, int64_t i, int count, const float (&v
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     if (j >= count) break;
-    if constexpr (type == DType::f32)
-      static_cast<float*>(x)[i + j] = v[j];
-    else
-      static_cast<uint16_t*>(x)[i + j] = rounded_bf16(v[j]);
+    write1<type>(x, i + j, v[j]);
   }
 }
 
@@ -122,14 +105,8 @@ struct Dropout {
   }
 };
 
-/// Calls f with the type as a constant; only those that fit.
-template <class F>
-void with_float_or_bf16(DType type, F&& f) {
-  return type == DType::f32 ? f(std::integral_constant<DType, DType::f32>()) : f(std::integral_constant<DType, DType::bf16>());
-}
-
-inline void check_fit(const BlockCode& code, DType type, const Chain& chain, const void* x, const NormBlockSaves& saves, const char* op) {
-  if (!norm_block_fits(code, type, chain.channels)) fail(op, "norm_block_fits must be true of code and channels");
+inline void check_fit(const BlockCode& code, const Chain& chain, const void* x, const NormBlockSaves& saves, const char* op) {
+  if (!norm_block_fits(code, chain.channels)) fail(op, "norm_block_fits must be true of code and channels");
   if (!is_aligned(x) || !is_aligned(saves.codes) || !is_aligned(saves.headers))
     fail(op, "values, codes and headers must start at a multiple of 16");
 }

@@ -16,9 +16,9 @@ struct NormBlockSaves {
   uint8_t* kept;  // dropout's; null: none dropped, or redrawn from the seed
 };
 
-/// Fits: 2 bits in straight blocks of 128, 256, 512 or 1024 values, float32 or bf16 at a multiple of 16, and channels of which 396·256
-/// can be a multiple: all up to 396, and more with a power of two in them. Else pack, pack_mask and chain serve.
-bool norm_block_fits(const BlockCode&, DType, int64_t channels);
+/// Fits: 2 bits in straight blocks of 128, 256, 512 or 1024 values, activations at a multiple of 16, and channels of which 396·256 can
+/// be a multiple: all up to 396, and more with a power of two in them. Else pack, pack_mask and chain serve.
+bool norm_block_fits(const BlockCode&, int64_t channels);
 int64_t norm_block_scratch_bytes();
 
 /// One read of h, one write of z (which may be h), of the saves and of the gap between codes and headers: the bytes of encode() of h, of

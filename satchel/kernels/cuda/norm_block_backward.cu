@@ -210,12 +210,12 @@ void norm_block_sums(const BlockCode& code, const Chain& chain, const void* g, D
                      StreamHandle stream) {
   constexpr const char* op = "norm_block_sums";
   using namespace norm_block;
-  check_fit(code, type, chain, g, from, op);
+  check_fit(code, chain, g, from, op);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
   const unsigned blocks = grid_of(code, chain, kFewBlocks);
   const Backward a = backward_of(code, chain, with, drop_seed, from);
-  with_float_or_bf16(type, [&](auto t) { sum_steps<t()><<<blocks, kWarps * 32, 0, s>>>(a, g, partial); });
+  with_type(type, [&](auto t) { sum_steps<t()><<<blocks, kWarps * 32, 0, s>>>(a, g, partial); });
   check_launch(op);
   finish_sums<<<grid_size(ceil_div(chain.channels, 32)), kFinishWarps * 32, 0, s>>>(partial, blocks * kStep, chain.channels, sum_g, sum_gx);
   check_launch(op);
@@ -225,10 +225,10 @@ void norm_block_back(const BlockCode& code, const Chain& chain, const NormParame
                      const NormBlockSaves& from, const float* sum_g, const float* sum_gx, void* g, DType type, StreamHandle stream) {
   constexpr const char* op = "norm_block_back";
   using namespace norm_block;
-  check_fit(code, type, chain, g, from, op);
+  check_fit(code, chain, g, from, op);
   const Backward a = backward_of(code, chain, with, drop_seed, from);
   const auto rows = static_cast<double>(code.grid.values / chain.channels);
-  with_float_or_bf16(type, [&](auto t) {
+  with_type(type, [&](auto t) {
     back_steps<t()><<<grid_of(code, chain, kManyBlocks), kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(
         a, sum_g, sum_gx, static_cast<float>(1 / rows), g);
   });

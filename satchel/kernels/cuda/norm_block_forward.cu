@@ -146,23 +146,22 @@ void launch(const Forward& a, cudaStream_t stream) {
 }  // namespace
 }  // namespace norm_block
 
-bool norm_block_fits(const BlockCode& code, DType type, int64_t channels) {
+bool norm_block_fits(const BlockCode& code, int64_t channels) {
   const Grid& g = code.grid;
   const bool block = g.block == 128 || g.block == 256 || g.block == 512 || g.block == 1024;
-  return block && code.levels.bits == 2 && type != DType::f16 && channels > 0 && g.values > 0 && g.values < int64_t{1} << 38 &&
-         g.values % channels == 0 && g.is_straight() &&
-         norm_block::walk_blocks(g.values, channels, norm_block::kStep, norm_block::kFewBlocks) > 0;
+  return block && code.levels.bits == 2 && channels > 0 && g.values > 0 && g.values < int64_t{1} << 38 && g.values % channels == 0 &&
+         g.is_straight() && norm_block::walk_blocks(g.values, channels, norm_block::kStep, norm_block::kFewBlocks) > 0;
 }
 
 void norm_block_encode(const BlockCode& code, const Chain& chain, const void* h, DType type, const NormParameters& with,
                        const uint64_t* code_seed, const uint64_t* drop_seed, const NormBlockSaves& to, void* z, StreamHandle stream) {
   constexpr const char* op = "norm_block_encode";
   using namespace norm_block;
-  check_fit(code, type, chain, h, to, op);
+  check_fit(code, chain, h, to, op);
   if (!is_aligned(z)) fail(op, "z must start at a multiple of 16");
   const Forward a = {code, chain, with, h, code_seed, drop_seed, to, z};
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  with_float_or_bf16(type, [&](auto t) {
+  with_type(type, [&](auto t) {
     switch (code.grid.block) {
       case 128: return launch<t(), 128>(a, s);
       case 256: return launch<t(), 256>(a, s);

@@ -272,6 +272,8 @@ void launch(const Sparse& a, const Operands& o, cudaStream_t s) {
   };
   if (fits(kMost))
     launch<type, kMost>(a, o, s);
+  else if (fits(4))
+    launch<type, 4>(a, o, s);
   else if (fits(2))
     launch<type, 2>(a, o, s);
   else

@@ -1,0 +1,111 @@
+#include "satchel/autograd/adaptive.h"
+
+#include <ATen/ops/linalg_vector_norm.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "satchel/autograd/bit_shares.h"
+#include "satchel/autograd/swap.h"
+#include "satchel/core/error.h"
+#include "satchel/tensor/mixed.h"
+#include "satchel/tensor/pack.h"
+
+namespace satchel {
+namespace {
+
+/// Input pixels a sample: all dimensions after samples and channels.
+int64_t pixels_of(const at::Tensor& x) {
+  return std::accumulate(x.sizes().begin() + std::min<int64_t>(x.dim(), 2), x.sizes().end(), int64_t{1}, std::multiplies<>());
+}
+
+/// Squared norm of each sample, float32[n], in one pass.
+at::Tensor squares_of(const at::Tensor& g) {
+  if (g.dim() < 2) return g.to(at::kFloat).square();
+  std::vector<int64_t> rest(static_cast<size_t>(g.dim()) - 1);
+  std::iota(rest.begin(), rest.end(), 1);
+  return at::linalg_vector_norm(g, 2, rest, /*keepdim=*/false, at::kFloat).square_();
+}
+
+}  // namespace
+
+struct AdaptiveSave::Kept {
+  MixedPacked mixed;  // its bytes stand in `swapped` where that is defined
+  Packed whole;       // where nothing can be shared out: no values, no samples, or 32 bits
+  Swapped swapped;
+
+  std::shared_ptr<BitShares> shares;
+  int64_t layer = -1;
+  at::Tensor ranges;  // ‖R_n‖², where the gradient will be told
+  double factor = 1;
+
+  bool is_mixed() const { return mixed.spec.bits <= kMostMixed && !whole.bytes.defined(); }
+  const std::vector<int64_t>& shape() const { return is_mixed() ? mixed.shape : whole.shape; }
+
+  MixedPacked packed() const {
+    MixedPacked p = mixed;
+    if (swapped.defined()) p.bytes = swapped.bytes();
+    return p;
+  }
+};
+
+AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only, double reach) {
+  const Method& method = saving.method;
+  const auto kept = std::make_shared<Kept>();
+  const CodecSpec spec = ranges_only ? norm_spec(method, x.dim() > 1 ? std::max<int64_t>(x.size(1), 1) : 1) : method.input;
+  const at::Tensor seed = fresh_seed(x.device());
+  kept_ = kept;
+  if (x.dim() == 0 || x.numel() == 0 || spec.bits == kKeep) {
+    kept->whole = pack(x.detach(), spec, seed);
+    return;
+  }
+  const int64_t samples = x.size(0), values = x.numel() / samples;
+  BitShare share{static_cast<double>(spec.bits), {}, -1};
+  if (saving.shares != nullptr) {
+    if (ranges_only) {
+      share.mean_bits = saving.shares->norm(values, share.mean_bits);
+    } else {
+      share = saving.shares->input(saving.name, samples, values, share.mean_bits, x.device());
+    }
+  }
+  const bool tells = share.layer >= 0 && saving.shares->wants_gradient(share.layer);
+  kept->mixed = pack_mixed(x.detach(), spec, seed, share.mean_bits, share.weights, tells ? &kept->ranges : nullptr);
+  if (tells) {
+    kept->shares = saving.shares;
+    kept->layer = share.layer;
+    kept->factor = reach * static_cast<double>(std::min(spec.block, values)) / (4.0 * static_cast<double>(pixels_of(x)));
+  }
+  if (method.swap) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
+}
+
+at::Tensor AdaptiveSave::samples(int64_t first, int64_t last) const {
+  return kept_->is_mixed() ? unpack_mixed(kept_->packed(), first, last) : unpack_samples(kept_->whole, first, last);
+}
+
+at::Tensor AdaptiveSave::restore() const { return kept_->is_mixed() ? unpack_mixed(kept_->packed()) : unpack(kept_->whole); }
+
+void AdaptiveSave::fetch() const {
+  if (kept_->swapped.defined()) kept_->swapped.fetch();
+}
+
+void AdaptiveSave::gradient_seen(const at::Tensor& g) const {
+  if (kept_->shares == nullptr || !g.defined() || g.dim() == 0 || g.size(0) != kept_->ranges.numel()) return;
+  kept_->shares->saw_gradient(kept_->layer, squares_of(g.detach()), kept_->ranges, kept_->factor);
+}
+
+std::vector<int64_t> AdaptiveSave::shape() const { return kept_->shape(); }
+
+void AdaptiveSave::report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const {
+  const std::vector<int64_t>& shape = kept_->shape();
+  const int64_t values = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  const at::Tensor& bytes = kept_->is_mixed() ? kept_->mixed.bytes : kept_->whole.bytes;
+  const int bits = kept_->is_mixed() ? kept_->mixed.spec.bits : kept_->whole.spec.bits;
+  lines.push_back({name, kind, shape, bits, kept_->swapped.defined() ? kept_->swapped.size() : bytes.numel(), 4 * values});
+  if (kept_->ranges.defined()) {
+    const auto kept = static_cast<int64_t>(kept_->ranges.nbytes());
+    lines.push_back({name, "statistics", {kept_->ranges.numel()}, 64, kept, kept});
+  }
+}
+
+}  // namespace satchel

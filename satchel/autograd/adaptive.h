@@ -1,0 +1,49 @@
+// A save whose samples have bits of their own, 1 to 8 around a mean: ActNN's (theory.md 5). Private to the rooms that define functions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "satchel/autograd/saving.h"
+#include "satchel/core/saved.h"
+
+namespace satchel {
+
+/// A value: copies share one packed save. Samples are the first dimension; strides come back as they were where samples are stretches of
+/// memory (contiguous and channels_last are).
+class AdaptiveSave {
+ public:
+  AdaptiveSave() = default;
+
+  /// Packs x: `saving.method.input`, or norm_spec() of the method where `ranges_only` is set (norms: bits by the samples' ranges alone, the
+  /// mean from the layer before). Mean bits and sensitivities come from `saving.shares`; without it the mean is the spec's bits and all
+  /// samples count alike. `reach` = K / groups of a convolution, the weights that one value of one channel meets; 1 for a linear layer.
+  AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only = false, double reach = 1);
+
+  bool defined() const { return kept_ != nullptr; }
+  /// Samples first to last, in x's dtype and order of dimensions.
+  at::Tensor samples(int64_t first, int64_t last) const;
+  /// All of x.
+  at::Tensor restore() const;
+  /// Starts the way back of bytes that wait in host memory (method.swap); without a swap nothing happens.
+  void fetch() const;
+  /// To call in backward with the layer's output gradient (samples first), before release(). No-op for norms and without shares.
+  void gradient_seen(const at::Tensor& g) const;
+
+  /// The shape of x.
+  std::vector<int64_t> shape() const;
+  /// Adds the lines of its bytes; copies keep the same ones. Bytes that wait in host memory count too.
+  void report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const;
+  /// Lets go of this copy.
+  void release() { kept_.reset(); }
+
+ private:
+  struct Kept;
+  std::shared_ptr<const Kept> kept_;
+};
+
+}  // namespace satchel

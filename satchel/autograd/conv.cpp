@@ -1,0 +1,183 @@
+#include "satchel/autograd/conv.h"
+
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/map_rows.h"
+#include "satchel/autograd/node.h"
+#include "satchel/core/error.h"
+#include "satchel/tensor/check.h"
+
+namespace satchel {
+namespace {
+
+constexpr const char* kOp = "conv";
+
+/// One dimension runs as two, the first of them 1 long: so its maps can lie in channels_last order too.
+struct Geometry {
+  std::vector<int64_t> stride, padding, dilation, output_padding;
+  bool transposed = false, line = false;
+  int64_t groups = 1;
+
+  at::Tensor in(const at::Tensor& t) const { return line ? t.unsqueeze(2) : t; }
+  at::Tensor out(const at::Tensor& t) const { return line ? t.squeeze(2) : t; }
+};
+
+/// One number for each spatial dimension.
+std::vector<int64_t> spread(const std::vector<int64_t>& given, size_t dims, const char* name, int64_t least, int64_t beside) {
+  if (given.size() != 1 && given.size() != dims) {
+    fail(kOp, std::string(name) + " must have 1 number or " + std::to_string(dims), given.size());
+  }
+  std::vector<int64_t> all = given.size() == dims ? given : std::vector<int64_t>(dims, given[0]);
+  for (const int64_t n : all) {
+    if (n < least) fail(kOp, std::string(name) + " must be at least " + std::to_string(least), n);
+  }
+  if (dims == 1) all.insert(all.begin(), beside);
+  return all;
+}
+
+Geometry geometry_of(const ConvOptions& options, size_t dims) {
+  Geometry g;
+  g.stride = spread(options.stride, dims, "stride", 1, 1);
+  g.padding = spread(options.padding, dims, "padding", 0, 0);
+  g.dilation = spread(options.dilation, dims, "dilation", 1, 1);
+  g.output_padding = spread(options.output_padding, dims, "output_padding", 0, 0);
+  g.transposed = options.transposed;
+  g.groups = options.groups;
+  g.line = dims == 1;
+  return g;
+}
+
+void check_conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& options) {
+  if (weight.dim() < 3 || weight.dim() > 5) fail(kOp, "weight must have 3 to 5 dimensions", weight.dim());
+  if (x.dim() != weight.dim()) {
+    fail(kOp, "input must have " + std::to_string(weight.dim()) + " dimensions, or one less", x.dim());
+  }
+  if (options.groups < 1) fail(kOp, "groups must be at least 1", options.groups);
+  const int64_t channels = options.transposed ? weight.size(0) : weight.size(1) * options.groups;
+  if (x.size(1) != channels) fail(kOp, "input must have " + std::to_string(channels) + " channels", x.size(1));
+  if (weight.size(0) % options.groups != 0) fail(kOp, "weight must be a multiple of groups long", weight.size(0));
+  const int64_t made = options.transposed ? weight.size(1) * options.groups : weight.size(0);
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != made)) {
+    fail(kOp, "bias must be a line of " + std::to_string(made), bias.numel());
+  }
+  if (weight.device() != x.device()) fail(kOp, "weight must be on " + x.device().str(), weight.device());
+}
+
+at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Geometry& g) {
+  return at::convolution(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, g.stride, g.padding, g.dilation, g.transposed,
+                         g.output_padding, g.groups);
+}
+
+class ConvNode : public SavingNode {
+ public:
+  explicit ConvNode(const std::string& layer) : SavingNode(kOp, layer) {}
+
+  InputSave input;
+  SavedVariable weight;
+  Geometry geometry;
+  std::vector<int64_t> input_sizes, weight_sizes;  // as they are convolved
+  at::ScalarType input_type = at::kFloat, weight_type = at::kFloat, bias_type = at::kFloat;
+
+  std::vector<SavedTensor> lines() const override {
+    std::vector<SavedTensor> kept;
+    input.report(layer(), "input", kept);
+    return kept;
+  }
+
+ protected:
+  variable_list back(at::Tensor given) override {
+    const NoAutocast guard;
+    if (needs(1)) input.fetch();
+    const at::Tensor g = in_channels_last(geometry.in(given));
+    variable_list gradients(3);
+    if (needs(0)) gradients[0] = input_gradient(g);
+    if (needs(1)) gradients[1] = weight_gradient(g, given);
+    if (needs(2)) gradients[2] = column_sums(rows_of_map(g)).to(bias_type);
+    return gradients;
+  }
+
+  void release() override {
+    input.release();
+    weight.reset_data();
+  }
+
+ private:
+  /// Reads the weight alone: the convolution of g the other way. torch's convolution_backward would want an input to take the order of
+  /// memory from, and copy g to another one without it.
+  at::Tensor input_gradient(const at::Tensor& g) const {
+    const at::Tensor w = in_channels_last(geometry.in(weight.unpack()).to(g.scalar_type()));
+    Geometry back = geometry;
+    back.transposed = !geometry.transposed;
+    back.output_padding.assign(geometry.stride.size(), 0);
+    for (size_t d = 0; back.transposed && d < geometry.stride.size(); ++d) {  // what the stride had left over
+      const auto at = static_cast<int64_t>(d) + 2;
+      const int64_t least = (g.size(at) - 1) * geometry.stride[d] - 2 * geometry.padding[d] + geometry.dilation[d] * (w.size(at) - 1) + 1;
+      back.output_padding[d] = input_sizes[d + 2] - least;
+    }
+    at::Tensor dx = convolve(g, w, {}, back);
+    // An output padding longer than the stride (dilated transposed convolutions) lets it read beyond x.
+    for (int64_t d = 2; d < dx.dim(); ++d) {
+      if (const int64_t size = input_sizes[static_cast<size_t>(d)]; dx.size(d) > size) dx = dx.narrow(d, 0, size);
+    }
+    return geometry.out(in_channels_last(dx)).to(input_type);
+  }
+
+  /// The sum over stretches of samples, in float32.
+  at::Tensor weight_gradient(const at::Tensor& g, const at::Tensor& given) const {
+    input.gradient_seen(given);
+    const at::Tensor w = sizes_only(weight_sizes, g.options());
+    at::Tensor sum;
+    input.for_samples(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& x) {
+      const at::Tensor part = std::get<1>(
+          at::convolution_backward(g.narrow(0, first, last - first), geometry.in(x), w, std::nullopt, geometry.stride, geometry.padding,
+                                   geometry.dilation, geometry.transposed, geometry.output_padding, geometry.groups, {false, true, false}));
+      sum = sum.defined() ? sum.to(at::kFloat).add_(part) : part;
+    });
+    if (!sum.defined()) sum = at::zeros(weight_sizes, g.options());  // no samples
+    return geometry.out(sum).to(weight_type);
+  }
+};
+
+}  // namespace
+
+at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& options, const Saving& saving) {
+  check_tensor(x, kOp);
+  check_tensor(weight, kOp);
+  if (x.dim() + 1 == weight.dim()) return conv(x.unsqueeze(0), weight, bias, options, saving).squeeze(0);
+  check_conv(x, weight, bias, options);
+  const Geometry geometry = geometry_of(options, static_cast<size_t>(x.dim()) - 2);
+  const at::ScalarType type = layer_type(x);
+  const NoAutocast guard;
+  const auto as_type = [&](const at::Tensor& t) { return t.defined() ? t.to(type) : t; };
+  if (saving.method.plain) {
+    return geometry.out(convolve(geometry.in(as_type(x)), geometry.in(as_type(weight)), as_type(bias), geometry));
+  }
+  check_float(x, kOp);
+  const at::Tensor values = in_channels_last(as_type(x.detach())), w = geometry.in(as_type(weight.detach()));
+  const auto run = [&] {
+    const at::Tensor y = convolve(geometry.in(values), w, bias.defined() ? as_type(bias.detach()) : bias, geometry);
+    return geometry.out(in_channels_last(y)).variable_data();  // no view to autograd
+  };
+  if (!records(x, weight, bias)) return run();
+  const auto node = make_node<ConvNode>(saving.name, x, weight, bias);
+  node->geometry = geometry;
+  node->input_sizes = geometry.in(values).sizes().vec();
+  node->weight_sizes = w.sizes().vec();
+  node->input_type = x.scalar_type();
+  node->weight_type = weight.scalar_type();
+  if (bias.defined()) node->bias_type = bias.scalar_type();
+  const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
+  const double reach = static_cast<double>(taps) / static_cast<double>(options.groups);
+  if (weight.requires_grad()) node->input = InputSave(x, saving, {Reads::samples, values, reach});
+  if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
+  return attach(run(), node);
+}
+
+}  // namespace satchel

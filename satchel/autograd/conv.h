@@ -1,0 +1,26 @@
+// Convolutions and transposed convolutions in one, two and three dimensions that keep their input packed for the gradient of the weight.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "satchel/autograd/saving.h"
+
+namespace satchel {
+
+/// As torch::convolution takes them; lists have one number, or one a spatial dimension.
+struct ConvOptions {
+  std::vector<int64_t> stride{1}, padding{0}, dilation{1}, output_padding{0};
+  bool transposed = false;
+  int64_t groups = 1;
+};
+
+/// x is N×C×spatial, or C×spatial; weight and bias as torch's (undefined: no bias). The result lies in channels_last order. x is kept only
+/// where the weight needs a gradient. Under autocast input and weight are cast as torch casts them; gradients have the types of what they
+/// are gradients of. Without autocast the weight is cast to x's type.
+at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}, const ConvOptions& options = {},
+                const Saving& saving = {});
+
+}  // namespace satchel

@@ -1,0 +1,38 @@
+#include "satchel/autograd/map_rows.h"
+
+#include "satchel/autograd/node.h"
+
+namespace satchel {
+namespace {
+
+/// N×spatial×C, a view.
+at::Tensor channels_to_end(const at::Tensor& x) { return x.movedim(1, -1); }
+
+}  // namespace
+
+at::Tensor rows_of_map(const at::Tensor& x) {
+  if (!is_map(x)) return x.contiguous();
+  int64_t rows = x.size(0);
+  for (int64_t d = 2; d < x.dim(); ++d) rows *= x.size(d);
+  // Values in order first, then the view: an expanded gradient can be viewed as rows without having its own.
+  return channels_to_end(x).contiguous().view({rows, x.size(1)});
+}
+
+at::Tensor map_of_rows(const at::Tensor& rows, at::IntArrayRef sizes) {
+  if (sizes.empty()) return rows;
+  std::vector<int64_t> last(sizes.begin(), sizes.end());
+  last.erase(last.begin() + 1);
+  last.push_back(sizes[1]);
+  return rows.view(last).movedim(-1, 1).variable_data();
+}
+
+std::vector<int64_t> map_sizes(const at::Tensor& x) { return is_map(x) ? x.sizes().vec() : std::vector<int64_t>(); }
+
+at::Tensor own_rows(at::Tensor&& g) {
+  if (!is_map(g)) return own(std::move(g));
+  const bool alone = g.use_count() == 1 && g.storage().use_count() == 1;
+  at::Tensor rows = rows_of_map(g);
+  return alone || !rows.is_alias_of(g) ? rows : rows.clone();
+}
+
+}  // namespace satchel

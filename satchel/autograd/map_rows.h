@@ -1,0 +1,28 @@
+// Maps as rows: N×C×spatial in channels_last order is rows × channels with rows = N·∏spatial, and everything that serves rows serves
+// maps. Private to the rooms that define functions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "satchel/tensor/order.h"
+
+namespace satchel {
+
+/// 3 to 5 dimensions: N×C×spatial.
+inline bool is_map(const at::Tensor& x) { return x.dim() >= 3 && x.dim() <= 5; }
+
+/// rows × channels of a map: a view where it lies in channels_last order, else a copy that does. Rows come back as they are, contiguous.
+at::Tensor rows_of_map(const at::Tensor& x);
+
+/// rows × channels as N×C×spatial of these sizes in channels_last order: the same memory, no view to autograd. No sizes: the rows.
+at::Tensor map_of_rows(const at::Tensor& rows, at::IntArrayRef sizes);
+
+/// The sizes that map_of_rows() takes back: those of a map, none of rows.
+std::vector<int64_t> map_sizes(const at::Tensor& x);
+
+/// The gradient of a map as rows to work in: its own memory where nobody else holds it and it lies so, else a copy.
+at::Tensor own_rows(at::Tensor&& g);
+
+}  // namespace satchel

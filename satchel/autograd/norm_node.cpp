@@ -1,0 +1,318 @@
+#include "satchel/autograd/norm_node.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "satchel/autograd/adaptive.h"
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/map_rows.h"
+#include "satchel/autograd/node.h"
+#include "satchel/autograd/shared.h"
+#include "satchel/core/error.h"
+#include "satchel/tensor/chain.h"
+#include "satchel/tensor/pack.h"
+
+namespace satchel {
+
+NormCall norm_call(const at::Tensor& x, const NormWeights& weights, Norm norm, int64_t groups, const NormOptions& options,
+                   const Saving& saving) {
+  NormCall call{x, weights, {norm, groups, 0}, options, saving};
+  call.width = x.size(1);
+  if (!is_map(x) && groups == 0) return call;
+  call.axes.span = 1;
+  for (int64_t d = 2; d < x.dim(); ++d) call.axes.span *= x.size(d);
+  return call;
+}
+
+NormCall plain_call(const at::Tensor& x, const Saving& saving) {
+  if (is_map(x) && (x.dim() > 3 || (!x.is_contiguous() && is_channels_last(x)))) {
+    return norm_call(x, {}, Norm::none, 0, {}, saving);
+  }
+  return {x, {}, {Norm::none, 0, 0}, {}, saving, x.dim() == 0 ? 1 : x.size(-1)};
+}
+
+at::Tensor rows_of(const NormCall& call) {
+  const at::Tensor x = call.x.detach();
+  if (call.by_map() || x.dim() == 2) return rows_of_map(x);
+  return x.contiguous().view({x.numel() / std::max<int64_t>(call.width, 1), call.width});
+}
+
+at::Tensor in_sizes(const at::Tensor& rows, at::IntArrayRef sizes, const NormAxes& axes) {
+  if (rows.sizes() == sizes) return rows;
+  return axes.span > 0 ? map_of_rows(rows, sizes) : at::_unsafe_view(rows, sizes);
+}
+
+at::Tensor gradient_rows(at::Tensor&& g, const NormAxes& axes, int64_t width) {
+  if (axes.span > 0 || g.dim() == 2) return own_rows(std::move(g));
+  const int64_t rows = g.numel() / std::max<int64_t>(width, 1);
+  return own(std::move(g)).view({rows, width});
+}
+
+namespace {
+
+constexpr const char* kChanged = "x must not be changed in place while a norm reads it";
+
+/// Keeps the normalised values of rows, or x itself layer by layer: on maps by samples, as the published methods block it.
+class NormNode : public SharingNode {
+ public:
+  explicit NormNode(const std::string& layer) : SharingNode("norm", layer) {}
+
+  NormAxes axes;
+  bool training = true, reads_values = true;
+  int64_t width = 0;
+  std::vector<int64_t> sizes;           // of x
+  Packed packed;                        // the normalised values; x itself where `mean` is kept
+  AdaptiveSave adaptive;                // x itself, in place of `packed`
+  at::Tensor mean, rstd;                // mean: undefined where the normalised values are packed
+  std::optional<SavedVariable> weight;  // γ: changing it in place before backward is an error, as in torch
+  at::Tensor on;                        // recorded_norm_act(): the activation's mask
+  double slope = 1;
+
+  std::vector<SavedTensor> lines() const override;
+  std::shared_ptr<const SharedSave> shared() override;
+
+  /// Shared methods: nothing is packed until settle(), and what is may stand for `out` as well.
+  void wait(NormCall call, const at::Tensor& out) {
+    gamma = call.weights.gamma;
+    beta = call.weights.beta;
+    gamma_version = gamma.defined() ? gamma._version() : 0;
+    beta_version = beta.defined() ? beta._version() : 0;
+    x_version = call.x._version();
+    shares = axes.span > 0 || out.size(-1) == width;
+    share_bits = call.saving.method.norm.bits;
+    waiting = std::move(call);
+    stands_for(out);
+  }
+  std::optional<NormCall> call() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return waiting && waiting->x._version() == x_version ? waiting : std::nullopt;
+  }
+
+ protected:
+  variable_list back(at::Tensor g) override;
+  void release() override;
+  void pack_now() override;
+
+ private:
+  at::Tensor sample_rows(int64_t first, int64_t last) const {
+    return rows_of_map(adaptive.defined() ? adaptive.samples(first, last) : unpack_samples(packed, first, last));
+  }
+  std::shared_ptr<const SharedSave> made_shared() const;
+
+  std::optional<NormCall> waiting;  // not packed yet
+  at::Tensor gamma, beta;           // what a reader of the output rebuilds it with; undefined: 1 and 0
+  uint32_t x_version = 0, gamma_version = 0, beta_version = 0;
+  bool shares = false;
+  int share_bits = 0;  // a norm's own (`residual`) may be too few for a layer's weights
+};
+
+std::vector<SavedTensor> NormNode::lines() const {
+  std::vector<SavedTensor> kept;
+  if (shared_ != nullptr) {
+    report(*shared_, layer(), kept);
+  } else if (packed.bytes.defined()) {
+    report(packed, layer(), "norm", kept);
+  }
+  if (adaptive.defined()) adaptive.report(layer(), "norm", kept);
+  std::vector<int64_t> shape{rstd.numel()};
+  if (mean.defined()) shape.insert(shape.begin(), 2);
+  const int64_t bytes = static_cast<int64_t>(rstd.nbytes()) * (mean.defined() ? 2 : 1);
+  kept.push_back({layer(), "statistics", std::move(shape), 32, bytes, bytes});
+  if (on.defined()) {
+    int64_t count = 1;
+    for (const int64_t size : sizes) count *= size;
+    kept.push_back({layer(), "mask", sizes, 1, on.numel(), count});
+  }
+  return kept;
+}
+
+void NormNode::pack_now() {
+  if (!waiting) return;
+  const NormCall call = std::move(*waiting);
+  waiting.reset();
+  if (!reads_values) return;
+  if (call.x._version() != x_version) fail(op(), kChanged, "a change");
+  const at::NoGradGuard no_grad;
+  const NoAutocast no_autocast;
+  const at::Tensor rows = rows_of(call);
+  const CodecSpec spec = norm_spec(call.saving.method, call.width);
+  if (rows.is_cuda() && call.by_map() && axes.by_channel()) {  // one pass
+    const Affine plain = folded(call.known, {}, {});
+    packed = pack(apply_chain(rows, plain.gamma, plain.beta, {}, {}, {0, 1}), spec, call.seed);
+  } else {
+    packed = pack(normalised(rows, call.known, axes), spec, call.seed);
+  }
+}
+
+std::shared_ptr<const SharedSave> NormNode::made_shared() const {
+  const auto unchanged = [](const at::Tensor& t, uint32_t version) { return !t.defined() || t._version() == version; };
+  if (!packed.bytes.defined() || packed.spec.bits != share_bits || !unchanged(gamma, gamma_version) || !unchanged(beta, beta_version))
+    return nullptr;
+  SharedSave save;
+  save.code = packed;
+  save.chain = {0, 1};
+  const at::Tensor& some = gamma.defined() ? gamma : beta;
+  if (some.defined()) {
+    save.gamma = gamma.defined() ? gamma.detach().clone() : at::ones_like(some);
+    save.beta = beta.defined() ? beta.detach().clone() : at::zeros_like(some);
+  }
+  if (sizes.size() > 2 && axes.span > 0) save.sizes = sizes;
+  return std::make_shared<const SharedSave>(std::move(save));
+}
+
+std::shared_ptr<const SharedSave> NormNode::shared() {
+  if (!shares) return nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  pack_now();
+  if (shared_ == nullptr) shared_ = made_shared();
+  return shared_;
+}
+
+variable_list NormNode::back(at::Tensor g) {
+  const at::Tensor gradient = gradient_rows(std::move(g), axes, width);
+  if (on.defined()) chain_gradient_(gradient, on, {}, {0, slope});
+  const at::Tensor scale = weight ? weight->unpack().detach() : at::Tensor();
+  const auto result = [&](const NormGradients& sums) {
+    return variable_list{needs(0) ? in_sizes(gradient, sizes, axes) : at::Tensor(), sums.gamma, sums.beta};
+  };
+  if (!reads_values) {
+    const NormGradients sums{{}, needs(2) ? gradient.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat) : at::Tensor()};
+    if (needs(0)) gradient.mul_(scale.defined() ? at::mul(scale, rstd.squeeze(0)) : rstd.squeeze(0));
+    return result(sums);
+  }
+  NormBack back{axes, training, scale, rstd, {}, mean};
+  std::optional<SharedRows> rows;
+  SharedSave save;
+  if (waiting) {
+    if (waiting->x._version() != x_version) fail(op(), kChanged, "a change");
+    const at::Tensor x = rows_of(*waiting);
+    back.mean = waiting->known.mean;
+    back.values = [x](int64_t first, int64_t last) { return x.narrow(0, first, last - first); };
+  } else if (packed.bytes.defined() && packed.shape.size() == 2) {
+    save.code = packed;
+    rows.emplace(save);
+    back.values = [&](int64_t first, int64_t last) { return rows->values(first, last); };
+  } else {
+    back.values = [this](int64_t first, int64_t last) { return sample_rows(first / axes.span, last / axes.span); };
+  }
+  const bool whole_samples = axes.groups > 0 || !(rows || waiting);
+  const int64_t unit = whole_samples ? axes.span : 1;
+  return result(norm_back_(gradient, back, needs(0),
+                           [&](const auto& run) { for_stretches_of(gradient.size(0), width, gradient.is_cuda(), run, unit); }));
+}
+
+void NormNode::release() {
+  waiting.reset();
+  packed = {};
+  adaptive.release();
+  shared_.reset();
+  for (at::Tensor* t : {&mean, &rstd, &gamma, &beta, &on}) t->reset();
+  weight.reset();
+}
+
+/// A node of the call, whose statistics and seed stand.
+std::shared_ptr<NormNode> node_of(const NormCall& call, bool reads_values) {
+  const auto node = make_node<NormNode>(call.saving.name, call.x, call.weights.gamma, call.weights.beta);
+  node->axes = call.axes;
+  node->training = call.options.training;
+  node->width = call.width;
+  node->sizes = call.x.sizes().vec();
+  node->reads_values = reads_values;
+  node->rstd = call.known.rstd;
+  if (call.weights.gamma.defined()) node->weight.emplace(call.weights.gamma, /*is_output=*/false);
+  return node;
+}
+
+/// Running statistics are constants: then the gradient of x reads γ and the deviation only.
+bool reads_values_of(const NormCall& call) {
+  const at::Tensor& gamma = call.weights.gamma;
+  return !call.axes.by_channel() || call.options.training || (gamma.defined() && gamma.requires_grad());
+}
+
+/// Takes the statistics, and the seed of what is going to be packed.
+void prepare(NormCall& call, const at::Tensor& rows, bool reads_values) {
+  call.known = statistics_of(rows, call.weights, call.axes, call.options);
+  if (call.known.mean.is_view()) call.known.mean = call.known.mean.clone();  // not a view of running statistics, which change
+  if (reads_values) call.seed = fresh_seed(call.x.device());
+}
+
+void keep_input(NormNode& node, const NormCall& call, const at::Tensor& rows) {
+  const Method& method = call.saving.method;
+  node.mean = call.known.mean;
+  if (!call.by_map()) {
+    node.packed = pack(rows, norm_spec(method, call.width), call.seed);
+    return;
+  }
+  const at::Tensor map = in_sizes(rows, call.x.sizes(), call.axes);
+  if (method.adaptive) {
+    node.adaptive = AdaptiveSave(map, call.saving, /*ranges_only=*/true);
+  } else {
+    node.packed = pack(map, norm_spec(method, call.width), call.seed);
+  }
+}
+
+at::Tensor output_of(const NormCall& call, const at::Tensor& rows) {
+  const at::Tensor gamma = call.weights.gamma.defined() ? call.weights.gamma.detach() : at::Tensor();
+  const at::Tensor beta = call.weights.beta.defined() ? call.weights.beta.detach() : at::Tensor();
+  if (call.by_map() && call.axes.by_channel()) {
+    const Affine line = folded(call.known, gamma, beta);
+    return apply_chain(rows, line.gamma, line.beta, {}, {}, {0, 1});
+  }
+  const at::Tensor values = normalised(rows, call.known, call.axes);
+  if (gamma.defined() && beta.defined()) return at::addcmul(beta, values, gamma).to(rows.scalar_type());
+  if (gamma.defined()) values.mul_(gamma);
+  if (beta.defined()) values.add_(beta);
+  return values.to(rows.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor recorded_norm(NormCall call, bool waits) {
+  const NoAutocast no_autocast;
+  const at::Tensor rows = rows_of(call);
+  const bool reads_values = reads_values_of(call);
+  prepare(call, rows, reads_values);
+  const auto node = node_of(call, reads_values);
+  const at::Tensor out = attach(in_sizes(output_of(call, rows), call.x.sizes(), call.axes), node);
+  if (!call.saving.method.shared) {
+    if (reads_values) keep_input(*node, call, rows);
+    return out;
+  }
+  node->wait(std::move(call), out);
+  if (waits) {
+    wait_for_reader(node);
+  } else {
+    node->settle();
+  }
+  return out;
+}
+
+at::Tensor recorded_norm_act(NormCall call, double slope) {
+  const NoAutocast no_autocast;
+  const at::Tensor rows = rows_of(call);
+  const bool reads_values = reads_values_of(call);
+  prepare(call, rows, reads_values);
+  const auto node = node_of(call, reads_values);
+  if (reads_values) keep_input(*node, call, rows);
+  const Affine line = folded(call.known, call.weights.gamma, call.weights.beta);
+  node->on = on_bits(rows, line.gamma, line.beta);
+  node->slope = slope;
+  return attach(in_sizes(apply_chain(rows, line.gamma, line.beta, {}, {}, {0, slope}), call.x.sizes(), call.axes), node);
+}
+
+std::optional<NormCall> take_norm(const at::Tensor& y) {
+  const auto node = std::dynamic_pointer_cast<NormNode>(waiting_norm());
+  if (node == nullptr || y.grad_fn() != node || y._version() != node->output_version()) return std::nullopt;
+  std::optional<NormCall> call = node->call();
+  if (call) reader_has_come();
+  return call;
+}
+
+}  // namespace satchel

@@ -1,0 +1,62 @@
+// What the two directions of the channels_last low-pass share: four neighbouring channels of a pixel are read and written at once.
+#pragma once
+
+#include <type_traits>
+
+#include "satchel/kernels/cuda/device.cuh"
+#include "satchel/kernels/cuda/low_pass_last.h"
+
+namespace satchel::cuda {
+
+constexpr int kWindow = 8;  // values a side
+
+/// A value as it stands in memory, and four neighbours.
+template <DType type>
+using Cell = std::conditional_t<type == DType::f32, float, uint16_t>;
+template <DType type>
+using Quad = std::conditional_t<type == DType::f32, float4, uint2>;
+
+template <DType type>
+__device__ inline Quad<type> load_quad(const void* x, int64_t i) {
+  return __ldg(reinterpret_cast<const Quad<type>*>(static_cast<const Cell<type>*>(x) + i));
+}
+
+template <DType type>
+__device__ inline Cell<type> cell_of(const Quad<type>& q, int k) {
+  if constexpr (type == DType::f32) {
+    return k == 0 ? q.x : k == 1 ? q.y : k == 2 ? q.z : q.w;
+  } else {
+    return static_cast<uint16_t>((k < 2 ? q.x : q.y) >> (k % 2 * 16));
+  }
+}
+
+/// The number in a cell, subnormals flushed.
+template <DType type>
+__device__ inline float number_of(Cell<type> cell) {
+  if constexpr (type == DType::f32) {
+    return flush_signed(cell);
+  } else {
+    return flush_signed(type == DType::f16 ? from_f16(cell) : from_bf16(cell));
+  }
+}
+
+__device__ inline float tree8(const float (&v)[8]) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
+
+constexpr int kMostBits = 4;  // more are rare: they take the copy
+
+/// Calls f with `bits` (1..kMostBits) as an integral constant.
+template <class F>
+void with_few_bits(int bits, F&& f) {
+  with_bits(bits, [&](auto b) {
+    if constexpr (b() <= kMostBits) f(b);
+  });
+}
+
+/// Both directions: planes in windows of 8, up to 4 bits, one block a map, channels in eights, 32-bit indices inside a sample.
+inline bool fits_last(const LowPassShape& s, const BlockCode& code, int64_t channels, const void* x) {
+  return is_aligned(x) && s.size == kWindow && s.depth == 1 && channels > 0 && channels % 8 == 0 && s.maps % channels == 0 &&
+         code.levels.even && code.levels.bits <= kMostBits && code.grid.block == s.map_values() && code.grid.is_straight() &&
+         s.map_values() < (int64_t{1} << 31) / channels && s.maps < int64_t{1} << 31;
+}
+
+}  // namespace satchel::cuda

@@ -1,0 +1,76 @@
+// Image classifiers as lists of layers: what each reads and makes, from sizes alone. No torch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace satchel {
+
+/// The sizes of an image model; models/image_model.h says what they mean.
+struct ImageShape {
+  std::string name = "resnet18";
+  int64_t classes = 10, channels = 3;
+  bool small_stem = false;
+  int64_t width = 64;
+  std::optional<double> dropout = {};
+  bool operator==(const ImageShape&) const = default;
+};
+
+/// resnet18, resnet34, resnet50, resnet152, vgg16, vgg16_bn, densenet121.
+std::span<const std::string_view> image_model_names();
+bool is_image_model(std::string_view name);
+
+/// Throws `[op] rule, got value` unless name and sizes fit.
+void validate(const ImageShape& shape, const char* op);
+/// Of the classifier: what was given, or the model's own.
+double dropout_of(const ImageShape& shape);
+
+/// Blocks a stage (ResNet, DenseNet), or convolutions a stage (VGG).
+std::span<const int64_t> stages_of(std::string_view name);
+
+constexpr int64_t kExpansion = 4;     // of a ResNet's bottleneck, and of a dense layer's
+constexpr int64_t kVggHidden = 4096;  // of VGG's classifier
+constexpr int64_t kVggPooled = 7;     // side of what it reads
+constexpr double kVggDropout = 0.5;
+/// ResNets from 50 layers on narrow a block's 3×3 convolution by two of 1×1.
+bool has_bottleneck(std::string_view name);
+
+/// What flows from layer to layer, of one image: a map, or after the last pool a row of features.
+struct ImageMap {
+  int64_t channels = 0, height = 1, width = 1;
+  bool row = false;
+  int64_t values() const { return channels * height * width; }
+};
+
+/// One call, as the models room makes it.
+///   conv, linear  have a weight
+///   norm          BatchNorm, with what follows it in the same call: + skip, ReLU
+///   relu          without a norm, with the dropout that follows it in the same call
+///   dropout       alone
+///   max_pool, average_pool, concat
+enum class LayerKind : uint8_t { conv, linear, norm, relu, dropout, max_pool, average_pool, concat };
+
+struct ImageLayer {
+  LayerKind kind = LayerKind::conv;
+  std::string name;         // prefix of its parameters
+  std::vector<int> inputs;  // maps it reads: one, or a norm's and its skip, or all that are joined
+  int output = 0;
+  bool relu = false;     // norm: with a ReLU
+  bool dropout = false;  // relu: with a dropout
+  int64_t window = 1;    // convolution, pool: side of its window
+  int64_t parameters = 0;
+};
+
+struct ImageLayers {
+  std::vector<ImageMap> maps;  // 0: the images, last: the logits
+  std::vector<ImageLayer> layers;
+};
+
+/// The layers of a model for images of this size. Throws `[plan] rule, got value` where a map would be empty.
+ImageLayers layers_of(const ImageShape& shape, int64_t height, int64_t width);
+
+}  // namespace satchel

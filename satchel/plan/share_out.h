@@ -1,0 +1,87 @@
+// Bits by layer and by sample from what the steps before have shown (theory.md 5), for adaptive methods. One for a training run: give it
+// to the layers as Saving::shares, name the batch's samples where the loader knows them, and end every step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "satchel/autograd/bit_shares.h"
+
+namespace satchel {
+
+struct ShareOutOptions {
+  int64_t samples = 0;  // of the data set, where the loader gives indices; more than that are made room for
+  int every = 10;       // steps from one share-out by layer to the next, at least 3; the first follows from the first step
+};
+
+/// What a layer has now.
+struct LayerShare {
+  std::string name;
+  int64_t values = 0;    // a sample: its input's, and those of the norms after it, in the last step
+  double mean_bits = 2;  // over its samples
+};
+
+/// Mean bits a layer, under Σ values·mean ≤ Σ values·base. `sensitivity` C_n of its samples; layers without any keep their base.
+struct LayerNeed {
+  int64_t values = 0;
+  double base = 2;
+  std::vector<double> sensitivity;
+};
+std::vector<double> share_out_layers(const std::vector<LayerNeed>& layers);
+
+/// A step's sensitivities are copied to the host while the next step runs, worked on by a thread of their own while the one after runs,
+/// and then obeyed: always at the same step, so that a run can be repeated, and never with an idle device. Layers go by their names; those
+/// of one name share their bits. Calls may come from any thread.
+class ShareOut : public BitShares {
+ public:
+  explicit ShareOut(const ShareOutOptions& options = {});
+  ~ShareOut() override;
+
+  /// The samples of the batch about to run, by their numbers in the data set; empty: unknown, all count alike.
+  void set_samples(std::span<const int64_t> indices);
+
+  /// After backward: takes note of its gradients, and shares out anew where it is time.
+  void step();
+
+  std::vector<LayerShare> layers() const;
+  /// Over all layers of the last step, weighted by values: never above the specs' own bits.
+  double mean_bits() const;
+
+  BitShare input(const std::string& layer, int64_t samples, int64_t values, double mean_bits, at::Device device) override;
+  double norm(int64_t values, double mean_bits) override;
+  bool wants_gradient(int64_t layer) const override;
+  void saw_gradient(int64_t layer, const at::Tensor& squares, const at::Tensor& ranges, double factor) override;
+
+ private:
+  struct Layer;
+  struct Arriving;
+
+  void send_sensitivities();
+  void work_on_sensitivities();
+  void obey();
+  void move_averages();
+  void look_up_samples();
+
+  mutable std::mutex mutex_;
+  ShareOutOptions options_;
+  std::vector<Layer> layers_;
+  int64_t last_ = -1;  // the layer before a norm
+  int64_t steps_ = 0;  // since the last share-out by layer
+  bool collects_ = true;
+  std::unique_ptr<Arriving> arriving_;
+  std::future<std::vector<double>> means_;  // of all layers there were, being worked out
+
+  std::vector<int64_t> indices_;  // of this batch's samples
+  at::Tensor at_;                 // … on the device
+  at::Tensor averages_;           // layers × samples of the data set, bf16: s_n, 0 where never seen
+  at::Tensor weights_;            // layers × samples of this batch
+};
+
+}  // namespace satchel

@@ -1,0 +1,187 @@
+#include "satchel/tensor/mixed.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <cmath>
+#include <variant>
+
+#include "satchel/core/error.h"
+#include "satchel/kernels/cpu/mixed.h"
+#include "satchel/kernels/cuda/mixed.h"
+#include "satchel/tensor/check.h"
+#include "satchel/tensor/chunks.h"
+#include "satchel/tensor/coders.h"
+#include "satchel/tensor/order.h"
+#include "satchel/tensor/pack.h"
+#include "satchel/tensor/rows.h"
+
+namespace satchel {
+namespace {
+
+void check_mixed_spec(const CodecSpec& spec, const char* op) {
+  validate(spec, op);
+  if (!takes_mixed_bits(spec)) {
+    fail(op, "mixed bits take 1 to 8 bits in even levels, blocks of a multiple of 8 values, no side and no transform", to_string(spec));
+  }
+}
+
+void check_mean(double mean_bits, const char* op) {
+  if (!(mean_bits >= kLeastMixed && mean_bits <= kMostMixed)) fail(op, "mean bits must be 1 to 8", mean_bits);
+}
+
+MixedCode code_for(at::IntArrayRef shape, const CodecSpec& spec, int64_t budget, const char* op) {
+  if (shape.empty()) fail(op, "mixed bits take tensors of samples", "a scalar");
+  const int64_t values = count_of({shape.data(), shape.size()}, op);
+  if (shape[0] > kMostMixedSamples) fail(op, "mixed bits take at most 2^25 samples", shape[0]);
+  MixedCode code;
+  code.samples = values == 0 ? 0 : shape[0];
+  code.values = values == 0 ? 0 : values / shape[0];
+  code.block = std::clamp<int64_t>(spec.block, kGroup, std::max<int64_t>(code.groups(), 1) * kGroup);
+  code.budget = values == 0 ? 0 : budget;
+  code.header = spec.header;
+  code.rounding = spec.rounding;
+  return code;
+}
+
+/// Throws unless bytes, shape, strides and spec fit each other. Bytes of the shares are trusted, as a pack's headers are.
+MixedCode check_mixed(const MixedPacked& packed, const char* op) {
+  check_tensor(packed.bytes, op);
+  check_mixed_spec(packed.spec, op);
+  const MixedCode code = code_for(packed.shape, packed.spec, packed.budget, op);
+  if (code.budget < code.samples * kLeastMixed || code.budget > code.samples * kMostMixed) {
+    fail(op, "a budget must be 1 to 8 bits a sample", packed.budget);
+  }
+  check_strides(packed.shape, packed.strides, op);
+  if (packed.bytes.scalar_type() != at::kByte || packed.bytes.dim() != 1 || !packed.bytes.is_contiguous()) {
+    fail(op, "bytes must be one line of uint8", c10::toString(packed.bytes.scalar_type()));
+  }
+  if (packed.bytes.numel() != code.total()) fail(op, "bytes must be " + std::to_string(code.total()), packed.bytes.numel());
+  return code;
+}
+
+void check_weights(const at::Tensor& weights, const at::Tensor& x, const char* op) {
+  if (!weights.defined()) return;
+  if (weights.scalar_type() != at::kFloat || weights.dim() != 1 || weights.numel() != x.size(0) || weights.device() != x.device()) {
+    fail(op, "weights must be one float32 number a sample, on the tensor's device", weights.numel());
+  }
+}
+
+/// Runs run(first, last) over samples on all threads.
+template <class Run>
+void for_samples(const MixedCode& code, const Run& run) {
+  at::parallel_for(0, code.samples, std::max<int64_t>(1, 8 * kChunk / std::max<int64_t>(code.values, 1)), run);
+}
+
+void encode_cpu(const MixedCode& code, Source x, uint64_t seed, const float* weights, double* squares, uint8_t* bytes) {
+  std::vector<F32Header> ranges(static_cast<size_t>(code.samples * code.blocks()));
+  for_samples(code, [&](int64_t first, int64_t last) { mixed_measure(code, x, ranges.data(), squares, first, last); });
+  mixed_share(code, {squares, static_cast<size_t>(code.samples)}, weights, reinterpret_cast<uint32_t*>(bytes + code.shares_at()));
+  for_samples(code, [&](int64_t first, int64_t last) { mixed_encode(code, x, seed, ranges.data(), bytes, first, last); });
+}
+
+void encode_cuda(const MixedCode& code, Source x, const uint64_t* seed, const at::Tensor& ranges, const float* weights, double* squares,
+                 uint8_t* bytes, const Place& place) {
+  auto* const extremes = reinterpret_cast<F32Header*>(ranges.mutable_data_ptr<float>());
+  cuda::mixed_measure(code, x.data, x.type, extremes, squares, place.stream());
+  cuda::mixed_share(code, squares, weights, bytes, place.stream());
+  cuda::mixed_encode(code, x.data, x.type, seed, extremes, bytes, place.stream());
+}
+
+}  // namespace
+
+bool takes_mixed_bits(const CodecSpec& spec) {
+  return spec.bits >= kLeastMixed && spec.bits <= kMostMixed && spec.levels == Levels::even && spec.side == Side::none &&
+         std::holds_alternative<Identity>(spec.transform) && spec.block > 0 && spec.block % kGroup == 0;
+}
+
+MixedPacked pack_mixed(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed, double mean_bits, const at::Tensor& weights,
+                       at::Tensor* range_squares) {
+  constexpr const char* op = "pack_mixed";
+  check_float(x, op);
+  check_mixed_spec(spec, op);
+  check_mean(mean_bits, op);
+  check_seed(seed, x.device(), op);
+  if (x.dim() == 0) fail(op, "mixed bits take tensors of samples", "a scalar");
+  check_weights(weights, x, op);
+  const Place place(x.device(), op);
+
+  MixedPacked packed;
+  packed.spec = spec;
+  packed.spec.per_sample = true;
+  packed.spec.bits = static_cast<int>(std::lround(mean_bits));
+  const at::Tensor in_order = ordered(x.detach(), packed.spec);
+  packed.shape = in_order.sizes().vec();
+  packed.strides = strides_of(in_order);
+  packed.dtype = x.scalar_type();
+  packed.budget = mixed_budget(x.size(0), mean_bits);
+  const MixedCode code = code_for(packed.shape, packed.spec, packed.budget, op);
+
+  const auto plain = x.options().memory_format(c10::nullopt);
+  packed.bytes = at::empty({code.total()}, plain.dtype(at::kByte));
+  const at::Tensor squares = at::empty({x.size(0)}, plain.dtype(at::kDouble));
+  const at::Tensor by_sample = weights.defined() ? weights.detach().contiguous() : weights;
+  if (code.samples == 0) {
+    squares.zero_();
+  } else {
+    const Source from{in_order.const_data_ptr(), dtype_of(packed.dtype)};
+    const float* const w = by_sample.defined() ? by_sample.const_data_ptr<float>() : nullptr;
+    auto* const bytes = packed.bytes.mutable_data_ptr<uint8_t>();
+    auto* const sums = squares.mutable_data_ptr<double>();
+    if (place.cuda()) {
+      const at::Tensor ranges = at::empty({code.samples * code.blocks() * 2}, plain.dtype(at::kFloat));
+      encode_cuda(code, from, seed_pointer(seed), ranges, w, sums, bytes, place);
+    } else {
+      encode_cpu(code, from, seed_value(seed), w, sums, bytes);
+    }
+  }
+  if (range_squares != nullptr) *range_squares = squares;
+  return packed;
+}
+
+MixedPacked pack_mixed(const at::Tensor& x, const CodecSpec& spec, uint64_t seed, double mean_bits, const at::Tensor& weights) {
+  check_float(x, "pack_mixed");
+  return pack_mixed(x, spec, seed_tensor(seed, x.device()), mean_bits, weights);
+}
+
+at::Tensor unpack_mixed(const MixedPacked& packed) { return unpack_mixed(packed, 0, packed.shape.empty() ? 0 : packed.shape[0]); }
+
+at::Tensor unpack_mixed(const MixedPacked& packed, int64_t first, int64_t last) {
+  constexpr const char* op = "unpack_mixed";
+  const MixedCode code = check_mixed(packed, op);
+  if (first < 0 || last < first || last > packed.shape[0]) {
+    fail(op, "samples must lie within 0 to " + std::to_string(packed.shape[0]), std::to_string(first) + " to " + std::to_string(last));
+  }
+  const Place place(packed.bytes.device(), op);
+  std::vector<int64_t> shape = packed.shape;
+  shape[0] = last - first;
+  const at::Tensor out = at::empty_strided(shape, packed.strides, packed.bytes.options().dtype(packed.dtype));
+  if (out.numel() == 0) return out;
+  const at::Tensor bytes = aligned(packed.bytes);
+  const auto* const from = bytes.const_data_ptr<uint8_t>();
+  const DType type = dtype_of(packed.dtype);
+  if (place.cuda()) {
+    cuda::mixed_decode(code, from, out.mutable_data_ptr(), type, first, last, place.stream());
+    return out;
+  }
+  at::parallel_for(first, last, std::max<int64_t>(1, 8 * kChunk / code.values),
+                   [&](int64_t begin, int64_t end) { mixed_decode(code, from, out.mutable_data_ptr(), type, first, begin, end); });
+  return out;
+}
+
+at::Tensor bits_of(const MixedPacked& packed) {
+  const MixedCode code = check_mixed(packed, "bits_of");
+  const at::Tensor shares = packed.bytes.narrow(0, code.shares_at(), code.samples * 4).clone().view(at::kInt);
+  return shares.bitwise_and((1 << kShareBits) - 1).to(at::kByte);
+}
+
+int64_t mixed_bytes(at::IntArrayRef shape, const CodecSpec& spec, double mean_bits) {
+  constexpr const char* op = "mixed_bytes";
+  check_mixed_spec(spec, op);
+  check_mean(mean_bits, op);
+  return code_for(shape, spec, shape.empty() ? 0 : mixed_budget(shape[0], mean_bits), op).total();
+}
+
+}  // namespace satchel

@@ -1,0 +1,73 @@
+#include "satchel/train/image_checkpoint.h"
+
+#include <nlohmann/json.hpp>
+
+#include "satchel/train/digest.h"
+#include "satchel/train/image_options.h"
+
+namespace satchel {
+namespace {
+
+using nlohmann::ordered_json;
+
+void add(Digest& digest, const ImageData& data) {
+  digest.add(data.pixels);
+  digest.add(data.labels);
+  for (const std::string& path : data.paths) digest.add(path);
+}
+
+}  // namespace
+
+std::string describe_options(const ImageTrainOptions& o, const ImageShape& shape) {
+  const Method& m = o.method;
+  ordered_json j{{"model", shape.name},
+                 {"classes", shape.classes},
+                 {"channels", shape.channels},
+                 {"small_stem", shape.small_stem},
+                 {"width", shape.width},
+                 {"dropout", dropout_of(shape)},
+                 {"method", m.name},
+                 {"method.plain", m.plain},
+                 {"method.input", to_string(m.input)},
+                 {"method.norm", to_string(m.norm)},
+                 {"method.shared", m.shared},
+                 {"method.keeps_dropout", m.keeps_dropout},
+                 {"method.residual", m.residual},
+                 {"method.adaptive", m.adaptive},
+                 {"batch", o.batch},
+                 {"lr", o.lr},
+                 {"weight_decay", o.weight_decay},
+                 {"momentum", o.momentum},
+                 {"nesterov", o.nesterov},
+                 {"schedule", name_of(o.schedule)},
+                 {"warmup", o.warmup},
+                 {"milestones", o.milestones},
+                 {"gamma", o.gamma},
+                 {"label_smoothing", o.label_smoothing},
+                 {"augment", o.augment},
+                 {"image", o.image},
+                 {"eval_every", o.eval_every},
+                 {"seed", o.seed},
+                 {"device", o.device},
+                 {"tf32", o.tf32},
+                 {"amp", name_of(o.amp)},
+                 {"loss_scale", {o.loss_scale.initial, o.loss_scale.growth, o.loss_scale.backoff, o.loss_scale.interval}},
+                 {"channels_last", o.channels_last}};
+  const bool fixed = o.schedule == Decay::none || (o.schedule == Decay::step && !o.milestones.empty());
+  j["epochs"] = fixed ? ordered_json("any") : ordered_json(o.epochs);
+  return j.dump();
+}
+
+std::string describe_data(const ImageSets& data) {
+  Digest digest;
+  add(digest, data.train);
+  add(digest, data.test);
+  return ordered_json{{"name", data.train.name},          {"images", data.train.count()},
+                      {"test_images", data.test.count()}, {"classes", data.train.classes},
+                      {"channels", data.train.channels},  {"height", data.train.height},
+                      {"image_width", data.train.width},  {"mean", data.mean},
+                      {"deviation", data.deviation},      {"digest", digest.text()}}
+      .dump();
+}
+
+}  // namespace satchel

@@ -1,0 +1,208 @@
+// How to call convolutions and pools, and what torch would do.
+#include <map>
+#include <utility>
+
+#include "satchel/autograd/activation.h"
+#include "satchel/autograd/conv.h"
+#include "satchel/autograd/linear.h"
+#include "satchel/autograd/pool.h"
+#include "satchel/autograd/resample.h"
+#include "tests/autograd/gradient.h"
+
+namespace satchel::test {
+namespace {
+
+/// Normal values of these shapes, the same every time and on every device.
+std::function<Inputs()> leaves(at::Device device, const std::vector<std::vector<int64_t>>& shapes) {
+  return [device, shapes] {
+    at::manual_seed(17);
+    Inputs inputs;
+    for (const auto& shape : shapes) inputs.push_back(at::randn(shape).to(device).requires_grad_());
+    return inputs;
+  };
+}
+
+const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none"};
+const std::vector<std::string> kPacked{"satchel", "actnn", "actnn,adaptive=no", "division", "bits=4,block=64", "exact"};
+const std::vector<std::string> kSome{"actnn", "division"};  // 200 draws each: one case has all methods
+
+struct ConvCase {
+  std::string name;
+  std::vector<int64_t> x, weight;
+  ConvOptions options = {};
+};
+
+at::Tensor torch_conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& o) {
+  const size_t dims = static_cast<size_t>(weight.dim()) - 2;
+  const auto all = [&](const std::vector<int64_t>& list) { return list.size() == dims ? list : std::vector<int64_t>(dims, list[0]); };
+  return at::convolution(x, weight, bias, all(o.stride), all(o.padding), all(o.dilation), o.transposed, all(o.output_padding), o.groups);
+}
+
+GradientCase conv_case(at::Device device, const ConvCase& k) {
+  const int64_t out = k.options.transposed ? k.weight[1] * k.options.groups : k.weight[0];
+  return {device,
+          k.name,
+          leaves(device, {k.x, k.weight, {out}}),
+          [k](const Inputs& in, const Saving& s) { return conv(in[0], in[1], in[2], k.options, s); },
+          [k](const Inputs& in, const at::Tensor&) { return torch_conv(in[0], in[1], in[2], k.options); },
+          kKeep,
+          k.name == "conv2d" ? kPacked : kSome,
+          {}};
+}
+
+ConvOptions transposed(std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> output_padding, int64_t groups = 1) {
+  return {std::move(stride), std::move(padding), {1}, std::move(output_padding), true, groups};
+}
+
+/// A pool, whose methods differ in nothing but a name.
+GradientCase pool_case(at::Device device, const std::string& name, std::vector<int64_t> x,
+                       std::function<at::Tensor(const at::Tensor&, const Saving&)> ours,
+                       std::function<at::Tensor(const at::Tensor&)> torchs) {
+  return {device,
+          name,
+          leaves(device, {std::move(x)}),
+          [ours](const Inputs& in, const Saving& s) { return ours(in[0], s); },
+          [torchs](const Inputs& in, const at::Tensor&) { return torchs(in[0]); },
+          {"satchel", "actnn"},
+          {"satchel"},
+          {}};
+}
+
+void add_convs(at::Device device, std::vector<GradientCase>& cases) {
+  const ConvCase convs[] = {
+      {"conv1d", {3, 4, 11}, {5, 4, 3}, {{2}, {1}, {1}}},
+      {"conv2d", {3, 4, 7, 6}, {5, 4, 3, 3}, {{1}, {1}, {1}}},
+      {"conv2d, 1×1", {3, 6, 5, 4}, {4, 6, 1, 1}},
+      {"conv2d, of 1×1 maps", {9, 6, 1, 1}, {4, 6, 1, 1}},
+      {"conv2d, stride and dilation", {3, 4, 9, 8}, {6, 4, 3, 2}, {{2, 1}, {2, 1}, {2, 1}}},
+      {"conv2d, groups", {3, 6, 6, 5}, {4, 3, 3, 3}, {{1}, {1}, {1}, {0}, false, 2}},
+      {"conv2d, depthwise", {3, 6, 6, 5}, {6, 1, 3, 3}, {{1}, {1}, {1}, {0}, false, 6}},
+      {"conv2d, windows that leave a rest", {3, 4, 8, 9}, {6, 4, 2, 3}, {{3, 4}, {0}, {2, 1}}},
+      {"conv3d", {2, 3, 5, 4, 6}, {4, 3, 2, 3, 3}, {{1, 2, 1}, {0, 1, 1}, {1}}},
+      {"transposed conv1d", {3, 4, 7}, {4, 3, 3}, transposed({2}, {1}, {1})},
+      {"transposed conv2d", {3, 4, 5, 4}, {4, 3, 3, 3}, transposed({2, 1}, {1}, {1, 0})},
+      {"transposed conv2d, groups", {3, 4, 5, 4}, {4, 2, 3, 2}, transposed({2}, {0}, {0}, 2)},
+      {"transposed conv2d, dilated", {3, 4, 5, 4}, {4, 2, 3, 2}, {{1, 2}, {1}, {3, 1}, {2, 1}, true}},
+      {"transposed conv3d", {2, 3, 3, 4, 3}, {3, 2, 2, 2, 2}, transposed({2}, {0}, {0})},
+  };
+  for (const ConvCase& k : convs) cases.push_back(conv_case(device, k));
+}
+
+/// What a pool hides of a ReLU's output its readers rebuild from one save.
+GradientCase pooled_case(at::Device device) {
+  return {device,
+          "relu, max_pool, two convs",
+          leaves(device, {{3, 4, 8, 6}, {5, 4, 3, 3}, {2, 4, 1, 1}}),
+          [](const Inputs& in, const Saving& s) {
+            const at::Tensor pooled = max_pool(relu(in[0], s), {{2}}, s);
+            const at::Tensor a = conv(pooled, in[1], {}, {{1}, {1}}, s), b = conv(pooled, in[2], {}, {}, s);
+            return at::cat({a, b}, 1);
+          },
+          [](const Inputs& in, const at::Tensor&) {
+            const at::Tensor pooled = at::max_pool2d(at::relu(in[0]), {2, 2});
+            return at::cat({torch_conv(pooled, in[1], {}, {{1}, {1}}), torch_conv(pooled, in[2], {}, {})}, 1);
+          },
+          kKeep,
+          {"satchel", "actnn", "division", "satchel,bits=3", "satchel,side=none"},
+          {}};
+}
+
+void add_max_pools(at::Device device, std::vector<GradientCase>& cases) {
+  const auto add = [&](const std::string& name, std::vector<int64_t> x, const PoolOptions& o,
+                       std::function<at::Tensor(const at::Tensor&)> torchs) {
+    cases.push_back(pool_case(
+        device, name, std::move(x), [o](const at::Tensor& t, const Saving& s) { return max_pool(t, o, s); }, std::move(torchs)));
+  };
+  PoolOptions line{{3}, {2}, {1}}, overlap{{3, 2}, {2, 1}, {1, 0}}, apart{{2}, {2}, {0}, {2}}, cube{{2, 3, 2}, {2}, {0, 1, 0}};
+  overlap.ceil_mode = true;
+  add("max_pool1d", {3, 5, 11}, line, [](const at::Tensor& x) { return at::max_pool1d(x, {3}, {2}, {1}); });
+  add("max_pool2d", {3, 5, 8, 7}, {{2}}, [](const at::Tensor& x) { return at::max_pool2d(x, {2, 2}); });
+  add("max_pool2d, overlapping", {3, 5, 8, 7}, overlap, [](const at::Tensor& x) {
+    return at::max_pool2d(x, {3, 2}, {2, 1}, {1, 0}, {1, 1}, true);
+  });
+  add("max_pool2d, dilated", {3, 5, 8, 7}, apart, [](const at::Tensor& x) { return at::max_pool2d(x, {2, 2}, {2, 2}, {0, 0}, {2, 2}); });
+  add("max_pool3d", {2, 3, 6, 5, 4}, cube, [](const at::Tensor& x) { return at::max_pool3d(x, {2, 3, 2}, {2, 2, 2}, {0, 1, 0}); });
+}
+
+void add_average_pools(at::Device device, std::vector<GradientCase>& cases) {
+  const auto add = [&](const std::string& name, std::vector<int64_t> x, std::function<at::Tensor(const at::Tensor&, const Saving&)> ours,
+                       std::function<at::Tensor(const at::Tensor&)> torchs) {
+    cases.push_back(pool_case(device, name, std::move(x), std::move(ours), std::move(torchs)));
+  };
+  PoolOptions overlap{{3, 2}, {2, 1}, {1, 0}}, divided{{2}};
+  overlap.count_include_pad = false;
+  divided.divisor = 3;
+  add(
+      "avg_pool1d", {3, 5, 11},
+      [](const at::Tensor& x, const Saving& s) {
+        return avg_pool(x, {{3}, {2}, {1}}, s);
+      },
+      [](const at::Tensor& x) { return at::avg_pool1d(x, {3}, {2}, {1}); });
+  add(
+      "avg_pool2d", {3, 5, 8, 7}, [overlap](const at::Tensor& x, const Saving& s) { return avg_pool(x, overlap, s); },
+      [](const at::Tensor& x) {
+        return at::avg_pool2d(x, {3, 2}, {2, 1}, {1, 0}, false, false);
+      });
+  add(
+      "avg_pool2d, divisor", {3, 5, 8, 7}, [divided](const at::Tensor& x, const Saving& s) { return avg_pool(x, divided, s); },
+      [](const at::Tensor& x) {
+        return at::avg_pool2d(x, {2, 2}, {2, 2}, {0, 0}, false, true, 3);
+      });
+  add(
+      "avg_pool3d", {2, 3, 6, 5, 4}, [](const at::Tensor& x, const Saving& s) { return avg_pool(x, {{2}}, s); },
+      [](const at::Tensor& x) {
+        return at::avg_pool3d(x, {2, 2, 2});
+      });
+  add(
+      "adaptive_avg_pool1d", {3, 5, 11}, [](const at::Tensor& x, const Saving& s) { return adaptive_avg_pool(x, {4}, s); },
+      [](const at::Tensor& x) { return at::adaptive_avg_pool1d(x, {4}); });
+  add(
+      "adaptive_avg_pool2d to 1", {3, 5, 8, 7}, [](const at::Tensor& x, const Saving& s) { return adaptive_avg_pool(x, {1}, s); },
+      [](const at::Tensor& x) {
+        return at::adaptive_avg_pool2d(x, {1, 1});
+      });
+  add(
+      "adaptive_avg_pool2d", {3, 5, 8, 7},
+      [](const at::Tensor& x, const Saving& s) {
+        return adaptive_avg_pool(x, {3, std::nullopt}, s);
+      },
+      [](const at::Tensor& x) {
+        return at::adaptive_avg_pool2d(x, {3, 7});
+      });
+  add(
+      "adaptive_avg_pool3d", {2, 3, 6, 5, 4},
+      [](const at::Tensor& x, const Saving& s) {
+        return adaptive_avg_pool(x, {2, 3, 4}, s);
+      },
+      [](const at::Tensor& x) {
+        return at::adaptive_avg_pool3d(x, {2, 3, 4});
+      });
+}
+
+void add_pads(at::Device device, std::vector<GradientCase>& cases) {
+  for (const auto& [mode, word] : std::map<PadMode, std::string>{{PadMode::reflect, "reflect"}, {PadMode::replicate, "replicate"}}) {
+    const std::vector<std::vector<int64_t>> shapes{{3, 5, 11}, {3, 5, 8, 7}, {2, 3, 6, 5, 4}};
+    for (const auto& x : shapes) {
+      std::vector<int64_t> padding{2, 1, 1, 0, 1, 2};
+      padding.resize(2 * (x.size() - 2));
+      cases.push_back(pool_case(
+          device, "pad " + word + " of " + std::to_string(x.size()), x,
+          [padding, mode = mode](const at::Tensor& t, const Saving& s) { return pad(t, padding, mode, s); },
+          [padding, word = word](const at::Tensor& t) { return at::pad(t, padding, word); }));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<GradientCase> conv_cases(at::Device device) {
+  std::vector<GradientCase> cases;
+  add_convs(device, cases);
+  cases.push_back(pooled_case(device));
+  add_max_pools(device, cases);
+  add_average_pools(device, cases);
+  add_pads(device, cases);
+  return cases;
+}
+
+}  // namespace satchel::test

@@ -1,0 +1,316 @@
+// How to call norms, activations and dropout on maps, and what torch would do.
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "satchel/autograd/activation.h"
+#include "satchel/autograd/adaptive.h"
+#include "satchel/autograd/conv.h"
+#include "satchel/autograd/map_rows.h"
+#include "satchel/autograd/norm_add.h"
+#include "satchel/autograd/report.h"
+#include "satchel/autograd/smooth.h"
+#include "satchel/tensor/pack.h"
+#include "tests/autograd/gradient.h"
+
+namespace satchel::test {
+namespace {
+
+const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none"};
+const std::vector<std::string> kShared{"satchel", "satchel,side=both", "satchel,bits=3", "satchel,side=none", "satchel,residual=1", "gact"};
+const std::vector<std::string> kByLayer{"actnn", "actnn,adaptive=no", "division", "exact", "blockwise"};
+
+std::vector<std::string> both() {
+  std::vector<std::string> all = kShared;
+  all.insert(all.end(), kByLayer.begin(), kByLayer.end());
+  return all;
+}
+
+/// The same every time and on every device.
+std::function<Inputs()> fixed(at::Device device, std::function<Inputs()> make) {
+  return [device, make] {
+    at::manual_seed(17);
+    Inputs inputs = make();
+    for (at::Tensor& t : inputs) t = t.to(device).requires_grad_();
+    return inputs;
+  };
+}
+
+at::Tensor leaf(at::IntArrayRef shape, double offset = 0) { return at::randn(shape).add_(offset); }
+
+/// Which norm, what comes before and after it.
+struct MapCase {
+  std::string name;
+  std::vector<int64_t> sizes = {6, 8, 5, 3};
+  int64_t groups = 0;  // 0: BatchNorm
+  Activation activation = Activation::relu;
+  bool in_parts = false;  // norm and activation as functions of their own
+  bool skip = false;      // a residual sum
+  bool with_next = false;
+  bool channels_last = false;
+  double dropout = 0;
+  bool few = false;  // methods: another shape of what has been tried with all
+};
+
+constexpr double kSlope = 0.2;
+
+at::Tensor torch_activation(const at::Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::relu: return at::relu(x);
+    case Activation::leaky_relu: return at::leaky_relu(x, kSlope);
+    case Activation::elu: return at::elu(x, kSlope);
+    default: return x;
+  }
+}
+
+/// What is normalised together: channels over samples and pixels, or a group of channels of one sample.
+at::Tensor in_groups(const at::Tensor& x, int64_t groups) {
+  if (groups == 0) return x.transpose(0, 1).reshape({x.size(1), -1});
+  return x.reshape({x.size(0) * groups, -1});
+}
+at::Tensor out_of_groups(const at::Tensor& x, at::IntArrayRef sizes, int64_t groups) {
+  if (groups > 0) return x.reshape(sizes);
+  std::vector<int64_t> swapped = sizes.vec();
+  std::swap(swapped[0], swapped[1]);
+  return x.reshape(swapped).transpose(0, 1);
+}
+
+at::Tensor by_channel(const at::Tensor& w, const at::Tensor& x) {
+  std::vector<int64_t> shape(static_cast<size_t>(x.dim()), 1);
+  shape[1] = w.numel();
+  return w.view(shape);
+}
+
+/// Mean over what is normalised together, where it belongs.
+at::Tensor group_mean(const at::Tensor& x, int64_t groups) {
+  const at::Tensor lines = in_groups(x, groups);
+  return out_of_groups(lines.mean(1, true).expand_as(lines), x.sizes(), groups);
+}
+
+struct Normalised {
+  at::Tensor values, mean, rstd;
+  Normalised(const at::Tensor& x, int64_t groups) : mean(group_mean(x, groups)) {
+    rstd = (group_mean((x - mean).square(), groups) + 1e-5).rsqrt();
+    values = (x - mean) * rstd;
+  }
+};
+
+/// Everything after the normalised values, γ·x̂ + β coming in: in torch's functions.
+at::Tensor rest_of(const MapCase& k, const at::Tensor& y, const Inputs& in, const at::Tensor& seed) {
+  at::Tensor z = torch_activation(k.skip ? y + in[3] : y, k.activation);
+  if (k.dropout > 0) {
+    const int64_t rows = z.numel() / z.size(1);
+    z = z * map_of_rows(dropout_factors(seed, {rows, z.size(1)}, k.dropout), z.sizes());
+  }
+  return k.with_next ? at::conv2d(z, in[3], {}, 1, 1) : z;
+}
+
+/// How normalised values come back for a seed: from the shared save, from the norm's own, or from its packed input.
+std::function<at::Tensor(uint64_t)> coder_of(const MapCase& k, const at::Tensor& x, const Normalised& exact, const Inputs& in,
+                                             const Method& method) {
+  const int64_t channels = x.size(1);
+  const auto sizes = x.sizes().vec();
+  const bool shares = method.shared && !k.skip && (k.activation == Activation::relu || k.activation == Activation::leaky_relu);
+  const at::Tensor input = map_of_rows(rows_of_map(x.to(at::kFloat)), sizes), values = rows_of_map(exact.values.to(at::kFloat));
+  const at::Tensor gamma = in[1].detach(), beta = in[2].detach(), mean = exact.mean, rstd = exact.rstd;
+  return [=](uint64_t seed) -> at::Tensor {
+    if (!method.shared) {
+      at::manual_seed(seed);
+      const at::Tensor back =
+          method.adaptive ? AdaptiveSave(input, {method, "layer"}, true).restore() : unpack(pack(input, norm_spec(method, channels), seed));
+      return (back.to(at::kDouble) - mean) * rstd;
+    }
+    const CodecSpec spec = shares ? shared_spec(method, Norm::batch, k.activation, channels) : norm_spec(method, channels);
+    const bool side = spec.side != Side::none;
+    const at::Tensor back =
+        unpack(side ? pack_side(values, spec, seed_tensor(seed, gamma.device()), gamma, beta) : pack(values, spec, seed));
+    return map_of_rows(back, sizes).to(at::kDouble);
+  };
+}
+
+/// Expectation and variance of normalised values as they come back: right on average, but for those that always come back the same.
+struct Moments {
+  at::Tensor mean, variance;
+};
+Moments moments_of(const at::Tensor& exact, const std::function<at::Tensor(uint64_t)>& coded) {
+  constexpr int kDraws = 400;
+  at::Tensor variance = at::zeros_like(exact), differences = at::zeros_like(exact), first;
+  for (int s = 0; s < kDraws; ++s) {
+    const at::Tensor x = coded(static_cast<uint64_t>(s) + 1);
+    if (s == 0) first = x;
+    differences += (x - first).square();
+    variance += (x - exact).square() / kDraws;
+  }
+  const at::Tensor constant = differences == 0;
+  return {at::where(constant, first, exact), at::where(constant, at::zeros_like(variance), variance)};
+}
+
+/// theory.md 8: x̂_i·Σ g·x̂ gains g_i·v_i, and an off value stands for its mean.
+auto expected_of(const MapCase& k) {
+  const auto known = std::make_shared<std::map<std::string, Moments>>();
+  return [=](const Inputs& in, const at::Tensor& g, const at::Tensor& seed, const Method& method) {
+    Inputs d;
+    for (const at::Tensor& t : in) d.push_back(t.detach().to(at::kDouble));
+    const Normalised exact(d[0], k.groups);
+    if (!known->contains(method.name)) (*known)[method.name] = moments_of(exact.values, coder_of(k, d[0], exact, in, method));
+    const Moments& coded = known->at(method.name);
+    const at::Tensor gamma = by_channel(d[1], d[0]), y = (exact.values * gamma + by_channel(d[2], d[0])).requires_grad_();
+    const at::Tensor gy = gradients_of(rest_of(k, y, d, seed), g, {y})[0] * gamma;
+    const double n = static_cast<double>(in_groups(d[0], k.groups).size(1));
+    const auto mean = [&](const at::Tensor& t) { return group_mean(t, k.groups); };
+    return exact.rstd * (gy - mean(gy) - coded.mean * mean(gy * exact.values) - gy * coded.variance / n);
+  };
+}
+
+at::Tensor our_parts(const MapCase& k, const Inputs& in, const Saving& s) {
+  const NormWeights weights{in[1], in[2], {}, {}};
+  const at::Tensor y = k.groups > 0 ? group_norm(in[0], k.groups, weights, {}, s) : batch_norm(in[0], weights, {}, s);
+  at::Tensor z = y;
+  if (k.skip) z = y + in[3];
+  if (k.activation == Activation::relu) z = relu(z, s);
+  if (k.activation == Activation::leaky_relu) z = leaky_relu(z, kSlope, s);
+  if (k.activation == Activation::none) saved_tensors(y);  // no reader will come: it packs now
+  return z;
+}
+
+at::Tensor our_map(const MapCase& k, const Inputs& in, const Saving& s) {
+  NormActOptions options;
+  options.activation = k.activation;
+  options.slope = options.alpha = kSlope;
+  options.dropout = k.dropout;
+  const NormWeights weights{in[1], in[2], {}, {}};
+  if (k.skip) return norm_add_act(in[0], weights, in[3], options, s);
+  return norm_act(in[0], weights, options, s);
+}
+
+GradientCase map_case(at::Device device, const MapCase& k) {
+  GradientCase c{device, {}, {}, {}, {}, {}, {}};
+  c.name = "map: " + k.name;
+  c.inputs = fixed(device, [k] {
+    const int64_t channels = k.sizes[1];
+    Inputs in{leaf(k.sizes, 0.2), leaf({channels}, 0.3), leaf({channels})};
+    in[1][1] = 0;  // a channel that is all on or all off
+    if (k.channels_last) in[0] = map_of_rows(rows_of_map(in[0]), k.sizes);
+    if (k.skip) in.push_back(leaf(k.sizes));
+    if (k.with_next) in.push_back(leaf({5, channels, 3, 3}));
+    return in;
+  });
+  c.ours = [k](const Inputs& in, const Saving& s) {
+    const at::Tensor z = k.in_parts ? our_parts(k, in, s) : our_map(k, in, s);
+    return k.with_next ? conv(z, in[3], {}, {{1}, {1}, {1}, {0}, false, 1}, s) : z;
+  };
+  c.torchs = [k](const Inputs& in, const at::Tensor& seed) {
+    const at::Tensor y = k.groups > 0 ? at::group_norm(in[0], k.groups, in[1], in[2])
+                                      : at::batch_norm(in[0], in[1], in[2], {}, {}, /*training=*/true, 0.1, 1e-5, false);
+    return rest_of(k, y, in, seed);
+  };
+  c.expected_first = expected_of(k);
+  c.exact_methods = {"satchel,bits=32"};
+  c.noisy_methods = kShared;
+  // Methods that go layer by layer draw dropout's seed after the norm's: only the shared ones redraw it here.
+  if (k.dropout == 0) c.exact_methods = kKeep;
+  if (k.dropout == 0) c.noisy_methods = k.few ? std::vector<std::string>{"satchel", "satchel,residual=1", "actnn", "division"} : both();
+  return c;
+}
+
+/// A function of single values, of a channels_last map or of a sequence.
+GradientCase value_case(at::Device device, const std::string& name, std::function<at::Tensor(const at::Tensor&, const Saving&)> ours,
+                        std::function<at::Tensor(const at::Tensor&)> torchs) {
+  return {device,
+          "map: " + name,
+          fixed(device,
+                [] {
+                  return Inputs{leaf({3, 6, 5, 3}).contiguous(at::MemoryFormat::ChannelsLast)};
+                }),
+          [ours](const Inputs& in, const Saving& s) { return ours(in[0], s); },
+          [torchs](const Inputs& in, const at::Tensor&) { return torchs(in[0]); },
+          kKeep,
+          {"satchel", "bits=8", "actnn", "division", "exact"},
+          {}};
+}
+
+GradientCase layer_case(at::Device device, std::vector<int64_t> shape, bool affine) {
+  return {device,
+          "layer_norm over " + std::to_string(shape.size()) + (affine ? "" : ", plain"),
+          fixed(device,
+                [shape, affine] {
+                  Inputs in{leaf({4, 7, 6, 5})};
+                  if (affine) in.insert(in.end(), {leaf(shape, 1), leaf(shape)});
+                  return in;
+                }),
+          [shape, affine](const Inputs& in, const Saving& s) {
+            const at::Tensor y = layer_norm(in[0], shape, affine ? NormWeights{in[1], in[2], {}, {}} : NormWeights{}, {}, s);
+            saved_tensors(y);  // no reader will come: it packs now
+            return y;
+          },
+          [shape, affine](const Inputs& in, const at::Tensor&) {
+            return affine ? at::layer_norm(in[0], shape, in[1], in[2]) : at::layer_norm(in[0], shape);
+          },
+          kKeep,
+          {},
+          {}};
+}
+
+void add_value_cases(std::vector<GradientCase>& cases, at::Device device) {
+  const auto add = [&](const char* name, auto ours, auto torchs) { cases.push_back(value_case(device, name, ours, torchs)); };
+  using T = const at::Tensor&;
+  add(
+      "relu", [](T x, const Saving& s) { return relu(x, s); }, [](T x) { return at::relu(x); });
+  add(
+      "leaky_relu", [](T x, const Saving& s) { return leaky_relu(x, 0.1, s); }, [](T x) { return at::leaky_relu(x, 0.1); });
+  add(
+      "elu", [](T x, const Saving& s) { return elu(x, 0.8, s); }, [](T x) { return at::elu(x, 0.8); });
+  add(
+      "gelu", [](T x, const Saving& s) { return gelu(x, "none", s); }, [](T x) { return at::gelu(x); });
+  add(
+      "gelu tanh", [](T x, const Saving& s) { return gelu(x, "tanh", s); }, [](T x) { return at::gelu(x, "tanh"); });
+  add(
+      "silu", [](T x, const Saving& s) { return silu(x, s); }, [](T x) { return at::silu(x); });
+  add(
+      "sigmoid", [](T x, const Saving& s) { return satchel::sigmoid(x, s); }, [](T x) { return at::sigmoid(x); });
+  add(
+      "tanh", [](T x, const Saving& s) { return satchel::tanh(x, s); }, [](T x) { return at::tanh(x); });
+  GradientCase dropped = value_case(device, "dropout", [](T x, const Saving& s) { return dropout(x, 0.3, true, s); }, {});
+  dropped.torchs = [](const Inputs& in, const at::Tensor& seed) {
+    return in[0] * map_of_rows(dropout_factors(seed, {45, 6}, 0.3), in[0].sizes());
+  };
+  cases.push_back(dropped);
+}
+
+}  // namespace
+
+std::vector<GradientCase> map_cases(at::Device device) {
+  std::vector<GradientCase> cases;
+  MapCase relus{"batch relu"}, next{"batch relu + conv"}, dropped{"batch relu dropout + conv"}, residual{"batch + skip relu"};
+  next.with_next = dropped.with_next = residual.skip = true;
+  next.channels_last = true;
+  dropped.dropout = 0.4;
+  MapCase parts = next, apart = residual, flat = relus, volume = relus, leaky = relus, none = relus, elus = relus, group = relus;
+  parts.name = "batch, relu, conv";
+  apart.name = "batch, +, relu";
+  parts.in_parts = apart.in_parts = none.in_parts = group.in_parts = true;
+  flat = {"batch relu, 3-D", {9, 5, 7}};
+  volume = {"batch relu, 5-D", {2, 6, 3, 4, 3}};
+  leaky.name = "batch leaky";
+  leaky.activation = Activation::leaky_relu;
+  none.name = "batch alone";
+  none.activation = Activation::none;
+  elus.name = "batch elu";
+  elus.activation = Activation::elu;
+  group.name = "group relu";
+  group.groups = 4;
+  MapCase groups = group;
+  groups.name = "group alone";
+  groups.activation = Activation::none;
+  flat.few = volume.few = elus.few = groups.few = apart.few = true;
+  for (const MapCase& k : {relus, next, dropped, residual, parts, apart, flat, volume, leaky, none, elus, group, groups}) {
+    cases.push_back(map_case(device, k));
+  }
+  cases.push_back(layer_case(device, {5}, true));
+  cases.push_back(layer_case(device, {6, 5}, true));
+  cases.push_back(layer_case(device, {5}, false));
+  add_value_cases(cases, device);
+  return cases;
+}
+
+}  // namespace satchel::test

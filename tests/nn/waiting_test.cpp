@@ -1,0 +1,109 @@
+// A norm that waits for its reader: who shares what with it, and that nothing is overlooked.
+#include <gtest/gtest.h>
+
+#include "satchel/autograd/activation.h"
+#include "satchel/autograd/conv.h"
+#include "satchel/autograd/norm_act.h"
+#include "satchel/autograd/report.h"
+#include "satchel/core/error.h"
+#include "tests/autograd/gradient.h"
+
+namespace satchel::test {
+namespace {
+
+Saving saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
+
+at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
+
+int64_t kept(const at::Tensor& out) { return total_bytes(saved_tensors(out)); }
+
+NormWeights weights_of(int64_t channels) { return {leaf({channels}), leaf({channels}), {}, {}}; }
+
+at::Tensor conv3(const at::Tensor& x, const at::Tensor& w, const Saving& s) { return conv(x, w, {}, {{1}, {1}, {1}, {0}, false, 1}, s); }
+
+/// Norm, ReLU and convolution as functions of their own keep the same bytes and give the same gradients, bit for bit, as the fused call.
+TEST(Waiting, NormThenReluIsTheFusedCall) {
+  for (const char* method : {"satchel", "satchel,bits=3", "satchel,side=none", "satchel,residual=1"}) {
+    const Saving s = saving_of(method);
+    std::vector<std::vector<at::Tensor>> runs;
+    std::vector<int64_t> bytes;
+    for (const bool fused : {false, true}) {
+      at::manual_seed(3);
+      const NormWeights w = weights_of(16);
+      const at::Tensor x = leaf({4, 16, 6, 6}), kernel = leaf({8, 16, 3, 3});
+      const at::Tensor z = fused ? norm_act(x, w, {}, s) : relu(batch_norm(x, w, {}, s), s);
+      const at::Tensor out = conv3(z, kernel, s);
+      bytes.push_back(kept(out));
+      runs.push_back(gradients_of(out, at::ones_like(out), {x, w.gamma, w.beta, kernel}));
+    }
+    EXPECT_EQ(bytes[0], bytes[1]) << method;
+    for (size_t i = 0; i < runs[0].size(); ++i) EXPECT_TRUE(at::equal(runs[0][i], runs[1][i])) << method << ", gradient " << i;
+  }
+}
+
+/// Kinds of the lines that out's graph keeps.
+std::vector<std::string> kinds_of(const at::Tensor& out) {
+  std::vector<std::string> kinds;
+  for (const SavedTensor& line : saved_tensors(out)) kinds.push_back(line.kind);
+  return kinds;
+}
+
+TEST(Waiting, OtherReadersMakeTheNormPackForItself) {
+  at::manual_seed(3);
+  const Saving s = saving_of("satchel");
+  const NormWeights w = weights_of(16);
+  const at::Tensor x = leaf({4, 16, 6, 6}), kernel = leaf({8, 16, 3, 3});
+  using Kinds = std::vector<std::string>;
+  EXPECT_EQ(kinds_of(batch_norm(x, w, {}, s)), (Kinds{"norm", "statistics"}));
+  EXPECT_EQ(kinds_of(relu(batch_norm(x, w, {}, s) + x, s)), (Kinds{"norm", "statistics", "shared"}));
+  // A convolution shares the norm's own values, and γ and β to rebuild its input with.
+  EXPECT_EQ(kinds_of(conv3(batch_norm(x, w, {}, s), kernel, s)), (Kinds{"shared", "affine", "statistics"}));
+  const Saving few = saving_of("satchel,residual=1");  // too few for the convolution's weights
+  EXPECT_EQ(kinds_of(conv3(batch_norm(x, w, {}, few), kernel, few)), (Kinds{"norm", "statistics", "input"}));
+  EXPECT_EQ(kinds_of(conv3(relu(batch_norm(x, w, {}, s), s), kernel, s)), (Kinds{"shared", "statistics"}));
+  EXPECT_EQ(kinds_of(conv3(dropout(relu(batch_norm(x, w, {}, s), s), 0.2, true, s), kernel, s)), (Kinds{"shared", "statistics", "seed"}));
+}
+
+TEST(Waiting, AnOutputThatIsReadTwiceHasBothGradients) {
+  const Saving s = saving_of("satchel,bits=32");
+  for (const bool relu_first : {false, true}) {
+    std::vector<std::vector<at::Tensor>> runs;
+    for (const bool ours : {false, true}) {
+      at::manual_seed(5);
+      const NormWeights w = weights_of(8);
+      const at::Tensor x = leaf({3, 8, 5, 5}), g = at::randn({3, 8, 5, 5});
+      const at::Tensor y = ours ? batch_norm(x, w, {}, s) : at::batch_norm(x, w.gamma, w.beta, {}, {}, true, 0.1, 1e-5, false);
+      at::Tensor other = relu_first ? at::Tensor() : y * y;
+      const at::Tensor z = ours ? relu(y, s) : at::relu(y);
+      if (relu_first) other = y * y;
+      runs.push_back(gradients_of(z + other, g, {x, w.gamma, w.beta}));
+    }
+    // float32 sums of 75 terms of order 1, rounded to 2^−24 each, in another order.
+    for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(runs[0][i], runs[1][i], 1e-4, 1e-4)) << relu_first << i;
+  }
+}
+
+TEST(Waiting, ChangesInPlaceAreNotOverlooked) {
+  const Saving s = saving_of("satchel");
+  const NormWeights w = weights_of(8);
+  const at::Tensor x = leaf({3, 8, 5, 5});
+  at::Tensor y = batch_norm(x, w, {}, s);
+  y.mul_(2);  // other values: ReLU may not rebuild them from the norm
+  EXPECT_EQ(kinds_of(relu(y, s)), (std::vector<std::string>{"norm", "statistics", "shared"}));
+  const at::Tensor h = x * 1;
+  const at::Tensor out = batch_norm(h, w, {}, s);
+  h.detach().add_(1);
+  EXPECT_THROW(saved_tensors(out), Error);
+}
+
+TEST(Waiting, BackwardOfANormThatStillWaitsIsExact) {
+  at::manual_seed(5);
+  const NormWeights w = weights_of(8);
+  const at::Tensor x = leaf({3, 8, 5, 5}), g = at::randn({3, 8, 5, 5});
+  const auto got = gradients_of(batch_norm(x, w, {}, saving_of("satchel")), g, {x, w.gamma, w.beta});
+  const auto want = gradients_of(at::batch_norm(x, w.gamma, w.beta, {}, {}, true, 0.1, 1e-5, false), g, {x, w.gamma, w.beta});
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-4)) << i;  // as above
+}
+
+}  // namespace
+}  // namespace satchel::test

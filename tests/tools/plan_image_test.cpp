@@ -1,0 +1,93 @@
+// `satchel plan --model resnet50 …` as a user runs it.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "satchel/plan/image_plan.h"
+#include "tests/tools/run_tool.h"
+
+namespace satchel {
+namespace {
+
+using nlohmann::json;
+using test::Outcome;
+
+Outcome plan(const std::string& arguments) { return test::run_tool("plan " + arguments); }
+
+TEST(PlanImage, PublishedFiguresStandBesideOurs) {
+  const Outcome r = plan("--model resnet50 --batch 256");
+  ASSERT_EQ(r.code, 0) << r.out;
+  for (const char* figure : {"20.48   20.48   +0.0%", "1.94    1.86", "1.97    2.01", "fp32 ", "actnn ", "division ", "satchel "}) {
+    EXPECT_NE(r.out.find(figure), std::string::npos) << figure << '\n' << r.out;
+  }
+  EXPECT_EQ(plan("--model resnet50 --batch 255").out.find("published"), std::string::npos);
+}
+
+TEST(PlanImage, JsonIsThePlan) {
+  const Outcome r = plan(
+      "--model resnet18 --small-stem --image 32 --classes 10 --channels 1 --width 32 --dropout 0.1 --batch 100 --method "
+      "fp32,actnn,satchel,bits=3,residual=1 --json -");
+  ASSERT_EQ(r.code, 0) << r.out;
+  const json out = json::parse(r.out);
+  const ImageShape shape = {"resnet18", 10, 1, true, 32, 0.1};
+  ASSERT_EQ(out["methods"].size(), 3u);
+  EXPECT_EQ(out["methods"][2]["method"], "satchel,bits=3,residual=1");
+  for (const json& m : out["methods"]) {
+    const Method method = parse_method(m["method"].get<std::string>());
+    const std::vector<SavedTensor> lines = plan_image(shape, {100, 32, 32}, method);
+    EXPECT_EQ(m["saved_bytes"], total_bytes(lines));
+    ASSERT_EQ(m["tensors"].size(), lines.size());
+    EXPECT_EQ(m["tensors"].back()["name"], lines.back().name);
+    EXPECT_EQ(m["memory"]["step_bytes"], memory_of(shape, {100, 32, 32}, method).total());
+    int64_t parts = 0;
+    for (const json& bytes : m["parts"]) parts += bytes.get<int64_t>();
+    EXPECT_EQ(parts, total_bytes(lines)) << "a kind that stands in no part";
+  }
+  EXPECT_FALSE(out.contains("published"));
+}
+
+TEST(PlanImage, FitIsTheLargestBatch) {
+  const Outcome r = plan("--model resnet50 --fit 16GB --method fp32,satchel --json -");
+  ASSERT_EQ(r.code, 0) << r.out;
+  const json out = json::parse(r.out);
+  EXPECT_EQ(out["budget_bytes"], 16000000000);
+  ImageShape shape;
+  shape.name = "resnet50";
+  shape.classes = 1000;
+  for (const json& m : out["methods"]) {
+    const Method method = parse_method(m["method"].get<std::string>());
+    const int64_t batch = m["largest_batch"];
+    EXPECT_LE(memory_of(shape, {batch, 224, 224}, method).total(), 16000000000) << method.name;
+    EXPECT_GT(memory_of(shape, {batch + 1, 224, 224}, method).total(), 16000000000) << method.name;
+  }
+  EXPECT_EQ(json::parse(plan("--model resnet50 --fit 1GiB --json -").out)["budget_bytes"], 1 << 30);
+  EXPECT_EQ(plan("--model resnet50 --fit 1MB").code, 0);
+}
+
+TEST(PlanImage, OneMethodIsListedLayerByLayer) {
+  const Outcome r = plan("--model densenet121 --batch 8 --method satchel");
+  ASSERT_EQ(r.code, 0) << r.out;
+  EXPECT_NE(r.out.find("features.denseblock4.denselayer16.norm2"), std::string::npos) << r.out;
+}
+
+TEST(PlanImage, WrongUse) {
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"--model resnet51", "[plan] --model must be gcn|sage|resnet18"},
+      {"--model resnet50 --batch 0", "[plan] images must be 1 to 2^20, got 0"},
+      {"--model resnet50 --fit 16G", "[plan] size must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '16G'"},
+      {"--model resnet50 --fit -1GB", "[plan] size must be"},
+      {"--model resnet50 --fit nan", "[plan] size must be"},
+      {"--model resnet50 --nodes 5", "[plan] an image model has no such size, got --nodes"},
+      {"--model sage --batch 5", "[plan] a graph model has no such size, got --batch"},
+      {"--model vgg16 --image 16", "[plan] an image must be so large"},
+      {"--table arxiv --model resnet50", "[plan] --table has its own sizes, got --model"}};
+  for (const auto& [arguments, message] : wrong) {
+    const Outcome r = plan(arguments);
+    EXPECT_EQ(r.code, 2) << arguments;
+    EXPECT_NE(r.out.find(message), std::string::npos) << arguments << ": " << r.out;
+  }
+}
+
+}  // namespace
+}  // namespace satchel

@@ -1,0 +1,154 @@
+// `satchel train` of image models, `bench images` and `bench batch` as a user runs them.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/tools/run_tool.h"
+
+namespace satchel::test {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kData = "synthetic-images:classes=4,size=16,count=96,test=48";
+
+class TrainImages : public testing::Test {
+ protected:
+  void SetUp() override { ASSERT_EQ(::mkdir(folder_.c_str(), 0700), 0); }
+  void TearDown() override {
+    for (const char* name : {"a.json", "b.json", "a.st"}) ::unlink(path(name).c_str());
+    EXPECT_EQ(::rmdir(folder_.c_str()), 0) << "no other file may be left: " << folder_;
+  }
+
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+
+  /// A small run with `more` behind it.
+  std::string training(const std::string& more) const {
+    return std::string("train --data ") + kData + " --model resnet18 --width 4 --batch 32 --threads 1 " + more;
+  }
+
+  json trained(const std::string& more, const std::string& name) const {
+    const Outcome r = run_tool(training(more + " --quiet --json " + path(name)));
+    EXPECT_EQ(r.code, 0) << r.out;
+    return read(name);
+  }
+  json read(const std::string& name) const {
+    std::ifstream file(path(name));
+    return json::parse(file, nullptr, false);
+  }
+
+  static void expect_refused(const std::string& arguments, int code, const std::string& part) {
+    const Outcome r = run_tool(arguments);
+    EXPECT_EQ(r.code, code) << arguments;
+    EXPECT_NE(r.out.find(part), std::string::npos) << arguments << '\n' << r.out;
+    EXPECT_EQ(r.out.find('\n'), r.out.size() - 1) << "one line: " << r.out;
+  }
+
+ private:
+  std::string folder_ = testing::TempDir() + "satchel_train_images_" + std::to_string(getpid());
+};
+
+TEST_F(TrainImages, FourMethodsInOneTable) {
+  const Outcome r = run_tool(training("--epochs 2 --method fp32,actnn,division,satchel --json " + path("a.json")));
+  ASSERT_EQ(r.code, 0) << r.out;
+  for (const char* part : {"96 images to train on, 48 to test on", "4 classes", "\nmethod ", "\nfp32 ", "\nactnn ", "\ndivision ",
+                           "\nsatchel ", "test accuracy %", "- fp32", "saved", "peak", "step", "x less)", "images/s", "epoch   2/2"})
+    EXPECT_NE(r.out.find(part), std::string::npos) << part << '\n' << r.out;
+  const json all = read("a.json");
+  ASSERT_EQ(all["runs"].size(), 4u);
+  for (const json& run : all["runs"]) {
+    for (const char* key :
+         {"method",          "seed",   "device", "test",  "step_seconds", "images_per_second", "saved_bytes", "loss_bytes", "peak_bytes",
+          "parameter_bytes", "loss",   "epochs", "model", "batch",        "schedule",          "amp",         "tf32",       "data",
+          "metric",          "machine"})
+      EXPECT_TRUE(run.contains(key)) << key;
+    EXPECT_EQ(run["model"], "resnet18");
+    EXPECT_EQ(run["epochs"], 2);
+    int64_t sum = 0;
+    for (const json& t : run["tensors"]) sum += t["bytes"].get<int64_t>();
+    if (run["method"] != "fp32") {
+      EXPECT_EQ(sum, run["saved_bytes"].get<int64_t>()) << run["method"];
+    }
+  }
+  EXPECT_LT(all["runs"][3]["saved_bytes"].get<int64_t>(), all["runs"][1]["saved_bytes"].get<int64_t>());
+}
+
+TEST_F(TrainImages, ResumedIsOneRun) {
+  const std::string rates = "--schedule step --milestones 1,2 --lr 0.05 --method satchel --checkpoint " + path("a.st");
+  const json whole = trained(rates + " --epochs 3", "a.json");
+  trained(rates + " --epochs 1", "b.json");
+  const json resumed = trained(rates + " --epochs 3 --resume", "b.json");
+  for (const char* key : {"test", "loss", "epochs", "saved_bytes"}) EXPECT_EQ(whole["runs"][0][key], resumed["runs"][0][key]) << key;
+  expect_refused(training(rates + " --epochs 4 --resume --label-smoothing 0.1 --quiet"), 1,
+                 "[resume] label_smoothing must be the checkpoint's, 0.0, got 0.1");
+  expect_refused(
+      "predict --checkpoint " + path("a.st") + " --data synthetic:nodes=600,edges=2400,features=4,classes=2 -o " + path("a.json"), 1,
+      "must have the format 'satchel graph training 1', got 'satchel image training 1'");
+}
+
+TEST_F(TrainImages, WrongUse) {
+  const auto refused = [&](const std::string& more, const std::string& part) { expect_refused(training(more), 2, part); };
+  refused("--hidden 16", "[train] --hidden is not for this model, got resnet18");
+  refused("--cuda-graph", "[train] --cuda-graph is not for this model, got resnet18");
+  refused("--schedule linear", "--schedule: linear not in {cosine,step,onecycle,none}");
+  refused("--milestones 2", "[train] milestones need schedule step, got cosine");
+  refused("--label-smoothing 2", "[train] label smoothing must be at least 0 and below 1, got 2");
+  expect_refused("train --data x --model resnet18 --batch 0", 2, "--batch: must be a whole number from 1 to 1048576, got '0'");
+  refused("--small-stem --large-stem", "[train] the stem must be one");
+  refused("--tf32", "[train] tf32 needs device cuda, got cpu");
+  refused("--method satchel,satchel", "[method] every method must be named once");
+  refused("--checkpoint a.st --seeds 2", "[train] --checkpoint takes a single run");
+  expect_refused("train --data synthetic:nodes=10,edges=20,features=4,classes=2 --batch 8", 2,
+                 "[train] --batch is not for this model, got sage");
+  expect_refused("train --data x --model resnet19", 2, "--model: resnet19 not in {sage,gcn,resnet18");
+  expect_refused("train --data /nonexistent --model resnet18", 1, "[load] ");
+  expect_refused(training("--lr 1e30 --epochs 3 --quiet"), 1, "[train] loss must be finite, got nan at epoch 1, step ");
+  expect_refused(std::string("train --model resnet18 --batch 97 --quiet --data ") + kData, 1,
+                 "[train] batch must be at most the 96 images there are, got 97");
+}
+
+TEST_F(TrainImages, BenchImages) {
+  const Outcome r = run_tool(
+      "bench images --model resnet18 --image 16 --classes 10 --width 4 --batch 4 --steps 2 --threads 1 --methods fp32,satchel --json " +
+      path("a.json"));
+  ASSERT_EQ(r.code, 0) << r.out;
+  for (const char* part : {"gradients at 32 bits are fp32's within", "\nfp32 ", "\nsatchel ", "of fp32", "images/s", " ms"})
+    EXPECT_NE(r.out.find(part), std::string::npos) << part << '\n' << r.out;
+  const json all = read("a.json");
+  ASSERT_EQ(all["results"].size(), 2u);
+  EXPECT_EQ(all["results"][0]["ratio"], 1.0);
+  EXPECT_EQ(all["results"][1]["steps"], 2);
+  EXPECT_LT(all["results"][1]["saved_bytes"].get<int64_t>(), all["results"][0]["saved_bytes"].get<int64_t>());
+  EXPECT_TRUE(all["cap"].is_null());
+  expect_refused("bench images --memory-cap 1GB", 2, "[bench] --memory-cap needs --device cuda, got cpu");
+  expect_refused("bench images --tf32", 2, "[train] tf32 needs device cuda, got cpu");
+  expect_refused("bench images --methods satchle", 2, "got 'satchle'");
+}
+
+TEST_F(TrainImages, BenchBatchFindsMoreThanFp32) {
+  const Outcome r = run_tool(
+      "bench batch --model resnet18 --image 16 --classes 10 --width 4 --multiple 4 --steps 1 --threads 1 --memory-cap 6MB "
+      "--methods fp32,satchel --json " +
+      path("a.json"));
+  ASSERT_EQ(r.code, 0) << r.out;
+  const json all = read("a.json");
+  ASSERT_EQ(all["results"].size(), 2u);
+  for (const json& e : all["results"]) {
+    EXPECT_GT(e["batch"].get<int64_t>(), 0);
+    EXPECT_EQ(e["batch"].get<int64_t>() % 4, 0);
+    EXPECT_LE(e["total_bytes"].get<int64_t>(), 6000000);
+  }
+  EXPECT_GT(all["results"][1]["ratio"].get<double>(), 1);
+  expect_refused("bench batch", 2, "--memory-cap is required");
+  expect_refused("bench batch --memory-cap 1GB --multiple 8 --most 4", 2, "[bench] --multiple must be at most --most, 4, got 8");
+}
+
+}  // namespace
+}  // namespace satchel::test

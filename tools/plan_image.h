@@ -1,0 +1,33 @@
+// `satchel plan --model resnet50 …`: what an image model keeps for backward, and the largest batch that fits.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "satchel/plan/image_plan.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace satchel::tool {
+
+struct ImagePlanOptions {
+  ImageShape shape = {"", 1000, 3, false, 64, {}};
+  int64_t batch = 256;
+  int64_t image = 224;          // side
+  std::string fit;              // "16GB": the largest batch instead
+  std::vector<Method> methods;  // none: fp32, actnn, division, satchel
+};
+
+/// --batch, --image, --channels, --small-stem, --width, --fit. Model, classes, dropout and methods are options of every plan.
+std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOptions& options);
+
+/// A line a method with its parts; one method alone layer by layer; beside them the published figures where the model is theirs.
+std::string image_plan_text(const ImagePlanOptions& options);
+nlohmann::ordered_json image_plan_json(const ImagePlanOptions& options);
+
+}  // namespace satchel::tool

@@ -1,0 +1,293 @@
+#include "tools/train_images.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "satchel/train/image_options.h"
+#include "satchel/train/options.h"
+#include "tools/interrupt.h"
+#include "tools/progress.h"
+#include "tools/tool.h"
+#include "tools/train_commands.h"
+#include "tools/train_report.h"
+
+namespace satchel::tool {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// What all runs of a call have in common.
+struct ImageRunsAbout {
+  std::string data;
+  int64_t images = 0, test_images = 0, classes = 0;
+  ImageTrainOptions options;
+  bool interrupted = false;
+};
+
+ImageTrainOptions options_of(const ImageTrainCommand& c, const Method& method) {
+  ImageTrainOptions o = c.options;
+  o.method = method;
+  o.amp = from_name<Autocast>(c.amp, "train");
+  o.schedule = from_name<Decay>(c.schedule, "train");
+  o.milestones = c.milestones;
+  if (c.small_stem || c.large_stem) o.small_stem = c.small_stem;
+  o.augment = !c.no_augment;
+  o.nesterov = !c.no_nesterov && o.momentum > 0;
+  o.channels_last = !c.contiguous;
+  return o;
+}
+
+/// Everything that can be refused before the data are read.
+void check_use(const ImageTrainCommand& c, const std::vector<Method>& methods) {
+  const ImageTrainOptions& o = c.options;
+  const int64_t runs = static_cast<int64_t>(methods.size()) * c.seeds;
+  if (!o.checkpoint.empty() && runs > 1)
+    throw UsageError(fmt::format("[train] --checkpoint takes a single run, of one method and one seed, got {} runs", runs));
+  if (o.seed > UINT64_MAX - static_cast<uint64_t>(c.seeds - 1))
+    throw UsageError(fmt::format("[train] --seed + --seeds must be at most 2^64, got {} + {}", o.seed, c.seeds));
+  if (c.small_stem && c.large_stem) throw UsageError("[train] the stem must be one, got --small-stem and --large-stem");
+  check_apart("train", "--json", c.json, "--checkpoint", o.checkpoint);
+  check_apart("train", "--json", c.json, "--data", c.data);
+  check_apart("train", "--checkpoint", o.checkpoint, "--data", c.data);
+  try {
+    for (const Method& m : methods) validate(options_of(c, m));
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+  if (!o.checkpoint.empty()) check_output(o.checkpoint, "train");
+  if (!c.json.empty() && c.json != "-") check_output(c.json, "train");
+  device_of(o.device);
+}
+
+void print_about(const ImageSets& data) {
+  const ImageData& t = data.train;
+  const std::string size = t.height > 0 ? fmt::format("{} × {}", t.height, t.width) : "JPEG files";
+  fmt::print("{}: {} images to train on, {} to test on, {} {} of {}, {} classes\n", t.name, grouped(t.count()), grouped(data.test.count()),
+             t.channels, t.channels == 1 ? "channel" : "channels", size, grouped(t.classes));
+  std::fflush(stdout);
+}
+
+/// A line that is written over on a terminal; elsewhere a line an epoch, or ten in all where there are more than twenty.
+class EpochLines {
+ public:
+  EpochLines(std::string title, ProgressView::Style style, int64_t batch) : title_(std::move(title)), style_(style), batch_(batch) {}
+  ~EpochLines() { end(); }
+  EpochLines(const EpochLines&) = delete;
+  EpochLines& operator=(const EpochLines&) = delete;
+
+  void show(const ImageProgress& p) {
+    if (style_ == ProgressView::Style::silent) return;
+    const bool bar = style_ == ProgressView::Style::bar;
+    const bool due = p.epochs <= 20 || p.epoch == p.epochs || p.epoch * 10 / p.epochs != (p.epoch - 1) * 10 / p.epochs;
+    if (!bar && (p.step > 0 || !due)) return;
+    const std::string step = p.step > 0 ? fmt::format(" step {}/{}", p.step, p.steps) : "";
+    const double speed = p.step_seconds > 0 ? static_cast<double>(batch_) / p.step_seconds : 0;
+    fmt::print("{}{:<16} epoch {:>3}/{}{}  loss {:.4f}  test {:6.2f} %  {:.0f} images/s  saved {}  peak {}{}", bar ? "\r\x1b[2K" : "",
+               title_, p.epoch, p.epochs, step, p.loss, p.test, speed, bytes_text(p.saved_bytes), bytes_text(p.peak_bytes),
+               bar ? "" : "\n");
+    std::fflush(stdout);
+    open_ = bar;
+  }
+  /// Leaves the line where it stands and goes to a new one.
+  void end() {
+    if (open_) fmt::print("\n");
+    open_ = false;
+  }
+
+ private:
+  std::string title_;
+  ProgressView::Style style_;
+  int64_t batch_;
+  bool open_ = false;
+};
+
+/// As the table of graphs has it: a step's time in the place of an epoch's.
+RunResult row_of(const ImageRunResult& r) {
+  RunResult row;
+  row.method = r.method;
+  row.seed = r.seed;
+  row.test = r.test;
+  row.saved_bytes = r.saved_bytes;
+  row.loss_bytes = r.loss_bytes;
+  row.peak_bytes = r.peak_bytes;
+  row.epoch_seconds = r.step_seconds;
+  return row;
+}
+
+void print_comparison(const std::vector<ImageRunResult>& runs, const ImageRunsAbout& about) {
+  const ImageTrainOptions& o = about.options;
+  const int64_t epochs = runs.back().epochs;
+  const auto seeds = std::count_if(runs.begin(), runs.end(), [&](const ImageRunResult& r) { return r.method == runs.front().method; });
+  fmt::print("\n{} on {}, batch {}, {} {}, {} {}, schedule {}{}{}\n\n", o.model, about.data, o.batch, epochs,
+             epochs == 1 ? "epoch" : "epochs", seeds, seeds == 1 ? "seed" : "seeds", name_of(o.schedule), o.tf32 ? ", TF32" : "",
+             o.amp == Autocast::none ? "" : ", autocast to " + name_of(o.amp));
+  std::vector<RunResult> rows;
+  for (const ImageRunResult& r : runs) rows.push_back(row_of(r));
+  print_runs(rows, "accuracy", "step");
+  fmt::print("test: after the last epoch\n");
+}
+
+ordered_json run_json(const ImageRunResult& r, const ImageRunsAbout& about) {
+  const ImageTrainOptions& o = about.options;
+  const auto number = [](double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); };
+  return {{"method", r.method},
+          {"seed", r.seed},
+          {"device", r.device},
+          {"test", number(r.test)},
+          {"best_test", number(r.best_test)},
+          {"step_seconds", r.step_seconds},
+          {"images_per_second", r.images_per_second},
+          {"saved_bytes", r.saved_bytes},
+          {"loss_bytes", r.loss_bytes},
+          {"peak_bytes", r.peak_bytes},
+          {"parameter_bytes", r.parameter_bytes},
+          {"loss", r.loss},
+          {"epochs", r.epochs},
+          {"best_epoch", r.best_epoch},
+          {"skipped_steps", r.skipped_steps},
+          {"interrupted", r.interrupted},
+          {"model", o.model},
+          {"width", o.width},
+          {"batch", o.batch},
+          {"lr", o.lr},
+          {"weight_decay", o.weight_decay},
+          {"momentum", o.momentum},
+          {"schedule", name_of(o.schedule)},
+          {"label_smoothing", o.label_smoothing},
+          {"augment", o.augment},
+          {"tf32", o.tf32},
+          {"amp", name_of(o.amp)},
+          {"channels_last", o.channels_last},
+          {"data", about.data},
+          {"images", about.images},
+          {"test_images", about.test_images},
+          {"classes", about.classes},
+          {"metric", "accuracy"},
+          {"machine", machine_json(r.device)},
+          {"tensors", tensors_json(r.tensors)}};
+}
+
+void report_end(const ImageTrainCommand& c, const std::vector<ImageRunResult>& runs, const ImageRunsAbout& about) {
+  if (c.json != "-" && !runs.empty()) print_comparison(runs, about);
+  if (c.json.empty()) return;
+  ordered_json list = ordered_json::array();
+  for (const ImageRunResult& r : runs) list.push_back(run_json(r, about));
+  write_json(c.json, {{"runs", list}, {"interrupted", about.interrupted}}, "train");
+}
+
+ImageRunResult run_one(const ImageSets& data, const ImageTrainOptions& options, bool silent) {
+  EpochLines lines(fmt::format("{} seed {}", options.method.name, options.seed),
+                   silent ? ProgressView::Style::silent : ProgressView::best_style(), options.batch);
+  ImageRunResult result = train_images(data, options, [&](const ImageProgress& p) {
+    lines.show(p);
+    return stop_asked == 0;
+  });
+  lines.end();
+  if (!silent && result.interrupted)
+    fmt::print("{} seed {}: stopped after epoch {}: interrupted\n", options.method.name, options.seed, result.epochs);
+  return result;
+}
+
+}  // namespace
+
+void add_image_options(CLI::App& train, ImageTrainCommand& c) {
+  ImageTrainOptions& o = c.options;
+  const auto own = [](CLI::Option* option) { return option->group(kImageGroup); };
+  own(train.add_option("--batch", o.batch, "Images a step"))->transform(whole_number(1, 1 << 20))->capture_default_str();
+  own(train.add_option("--width", o.width, "Channels of the first stage"))->transform(whole_number(1, 1 << 12))->capture_default_str();
+  own(train.add_flag("--small-stem", c.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)"));
+  own(train.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool (default: for larger images)"));
+  own(train.add_option("--image", o.image, "Bring images in files to this height and width (default: 224)"))
+      ->transform(whole_number(1, 1 << 14));
+  own(train.add_option("--schedule", c.schedule, "How the learning rate goes"))->check(members<Decay>())->capture_default_str();
+  own(train.add_option("--warmup", o.warmup, "Epochs in which it rises first"))->transform(real_number())->capture_default_str();
+  own(train.add_option("--milestones", c.milestones, "schedule step: epochs after which it falls (default: each third)"))->delimiter(',');
+  own(train.add_option("--gamma", o.gamma, "schedule step: what it falls by"))->transform(real_number())->capture_default_str();
+  own(train.add_flag("--no-nesterov", c.no_nesterov, "Plain momentum"));
+  own(train.add_option("--label-smoothing", o.label_smoothing, "Share of the target that is spread over all classes"))
+      ->transform(real_number())
+      ->capture_default_str();
+  own(train.add_flag("--no-augment", c.no_augment, "Train on the images as they are: no crops, no flips"));
+  own(train.add_flag("--contiguous", c.contiguous, "Images and weights in NCHW order (default: channels_last)"));
+  own(train.add_option("--loaders", o.loaders, "Threads that prepare batches"))->transform(whole_number(1, 256))->capture_default_str();
+}
+
+const char* image_train_help() {
+  return "\nImages: a folder (CIFAR-10 or CIFAR-100 in its binary version, IDX files such as Fashion-MNIST's, train/CLASS/*.jpg with\n"
+         "  val/CLASS/*.jpg), or generated:\n"
+         "  synthetic-images:classes=10,size=32,count=50000        needs no file\n"
+         "Trained by SGD with Nesterov momentum, lr 0.1, weight decay 5e-4, 30 epochs unless other numbers are given; --amp fp16 with a\n"
+         "loss scale. Methods of images: fp32, actnn (level=0…5), division, satchel.\n";
+}
+
+void refuse_given(const CLI::App& train, const std::string& group, const std::string& model) {
+  for (const CLI::Option* option : train.get_options()) {
+    if (option->get_group() == group && option->count() > 0)
+      throw UsageError(fmt::format("[train] {} is not for this model, got {}", option->get_name(), model));
+  }
+}
+
+ImageTrainCommand image_command(const TrainCommand& c, const CLI::App& train) {
+  ImageTrainCommand images = c.images;
+  ImageTrainOptions& o = images.options;
+  const auto take = [&](const char* name, auto& to, const auto& from) {
+    if (train.count(name) > 0) to = from;
+  };
+  images.data = c.data;
+  images.methods = c.methods;
+  images.amp = c.amp;
+  images.seeds = c.seeds;
+  images.threads = c.threads;
+  images.quiet = c.quiet;
+  images.json = c.json;
+  o.model = c.model;
+  o.device = c.options.device;
+  o.seed = c.options.seed;
+  o.tf32 = c.options.tf32;
+  o.eval_every = c.options.eval_every;
+  o.checkpoint = c.options.checkpoint;
+  o.checkpoint_every = c.options.checkpoint_every;
+  o.resume = c.options.resume;
+  take("--epochs", o.epochs, c.options.epochs);
+  take("--lr", o.lr, c.options.lr);
+  take("--weight-decay", o.weight_decay, c.options.weight_decay);
+  take("--momentum", o.momentum, c.options.momentum);
+  take("--dropout", o.dropout, c.options.shape.dropout);
+  return images;
+}
+
+void run_train_images(const ImageTrainCommand& c) {
+  const std::vector<Method> methods = methods_from(c.methods, validate);
+  check_use(c, methods);
+  if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
+  const bool silent = c.quiet || c.json == "-";
+  const ImageSets data = load_images(c.data);
+  if (!silent) print_about(data);
+
+  ImageRunsAbout about{data.train.name, data.train.count(), data.test.count(), data.train.classes, options_of(c, methods.front()), false};
+  std::vector<ImageRunResult> runs;
+  const StopOnInterrupt guard;
+  try {
+    for (int64_t s = 0; s < c.seeds && !about.interrupted; ++s) {  // all methods of a seed, then the next: pairs stay together
+      for (const Method& method : methods) {
+        ImageTrainOptions options = options_of(c, method);
+        options.seed += static_cast<uint64_t>(s);
+        runs.push_back(run_one(data, options, silent));
+        about.interrupted = stop_asked != 0;
+        if (about.interrupted) break;
+      }
+    }
+  } catch (...) {
+    if (!runs.empty()) report_end(c, runs, about);
+    throw;
+  }
+  report_end(c, runs, about);
+  if (about.interrupted) throw Interrupted();
+}
+
+}  // namespace satchel::tool

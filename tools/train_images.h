@@ -1,0 +1,41 @@
+// `satchel train` of image models: the options that only they have, and the runs.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "satchel/train/image_train.h"
+
+namespace satchel::tool {
+
+struct TrainCommand;
+
+struct ImageTrainCommand {
+  std::string data, methods = "satchel", amp = "none", schedule = "cosine";
+  std::vector<double> milestones;
+  bool small_stem = false, large_stem = false, no_augment = false, no_nesterov = false, contiguous = false, quiet = false;
+  ImageTrainOptions options;
+  int64_t seeds = 1;
+  int64_t threads = 0;  // 0: torch's own number
+  std::string json;
+};
+
+constexpr const char* kImageGroup = "Image models";
+
+/// Adds --batch, --schedule …, in a group of their own. What graphs have too (--data, --epochs, --lr …) is the caller's.
+void add_image_options(CLI::App& train, ImageTrainCommand& command);
+
+/// Throws UsageError where an option of that group was given: of the other kind of model, it would be silently without effect.
+void refuse_given(const CLI::App& train, const std::string& group, const std::string& model);
+
+/// What both kinds of model have goes over where it was given: their defaults differ.
+ImageTrainCommand image_command(const TrainCommand& command, const CLI::App& train);
+
+/// What the text of --help says of image models.
+const char* image_train_help();
+
+void run_train_images(const ImageTrainCommand& command);
+
+}  // namespace satchel::tool
