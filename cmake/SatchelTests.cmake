@@ -116,7 +116,7 @@ if(SATCHEL_TORCH)
   add_dependencies(test_tools satchel_tool)
   set_tests_properties(test_tools PROPERTIES COST 100)  # the longest: ctest starts it first
 
-  foreach(example pack_tensor train_graph)
+  foreach(example pack_tensor train_graph train_images)
     add_executable(${example} examples/${example}.cpp)
     target_link_libraries(${example} PRIVATE satchel satchel_flags)
     add_test(NAME example_${example} COMMAND ${example})

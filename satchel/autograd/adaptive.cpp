@@ -50,7 +50,7 @@ struct AdaptiveSave::Kept {
   }
 };
 
-AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only, double reach) {
+AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only) {
   const Method& method = saving.method;
   const auto kept = std::make_shared<Kept>();
   const CodecSpec spec = ranges_only ? norm_spec(method, x.dim() > 1 ? std::max<int64_t>(x.size(1), 1) : 1) : method.input;
@@ -74,7 +74,7 @@ AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool range
   if (tells) {
     kept->shares = saving.shares;
     kept->layer = share.layer;
-    kept->factor = reach * static_cast<double>(std::min(spec.block, values)) / (4.0 * static_cast<double>(pixels_of(x)));
+    kept->factor = static_cast<double>(std::min(spec.block, values)) / (4.0 * static_cast<double>(pixels_of(x)));
   }
   if (method.swap) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
 }
@@ -89,9 +89,9 @@ void AdaptiveSave::fetch() const {
   if (kept_->swapped.defined()) kept_->swapped.fetch();
 }
 
-void AdaptiveSave::gradient_seen(const at::Tensor& g) const {
+void AdaptiveSave::gradient_seen(const at::Tensor& g, double reach) const {
   if (kept_->shares == nullptr || !g.defined() || g.dim() == 0 || g.size(0) != kept_->ranges.numel()) return;
-  kept_->shares->saw_gradient(kept_->layer, squares_of(g.detach()), kept_->ranges, kept_->factor);
+  kept_->shares->saw_gradient(kept_->layer, squares_of(g.detach()).mul_(reach), kept_->ranges, kept_->factor);
 }
 
 std::vector<int64_t> AdaptiveSave::shape() const { return kept_->shape(); }

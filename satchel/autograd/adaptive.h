@@ -21,8 +21,8 @@ class AdaptiveSave {
 
   /// Packs x: `saving.method.input`, or norm_spec() of the method where `ranges_only` is set (norms: bits by the samples' ranges alone, the
   /// mean from the layer before). Mean bits and sensitivities come from `saving.shares`; without it the mean is the spec's bits and all
-  /// samples count alike. `reach` = K / groups of a convolution, the weights that one value of one channel meets; 1 for a linear layer.
-  AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only = false, double reach = 1);
+  /// samples count alike.
+  AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only = false);
 
   bool defined() const { return kept_ != nullptr; }
   /// Samples first to last, in x's dtype and order of dimensions.
@@ -31,8 +31,9 @@ class AdaptiveSave {
   at::Tensor restore() const;
   /// Starts the way back of bytes that wait in host memory (method.swap); without a swap nothing happens.
   void fetch() const;
-  /// To call in backward with the layer's output gradient (samples first), before release(). No-op for norms and without shares.
-  void gradient_seen(const at::Tensor& g) const;
+  /// To call in backward by each layer that reads x, with its output gradient (samples first), before release(). `reach` = K / groups of a
+  /// convolution, the weights that one value of one channel meets; 1 for a linear layer. No-op for norms and without shares.
+  void gradient_seen(const at::Tensor& g, double reach = 1) const;
 
   /// The shape of x.
   std::vector<int64_t> shape() const;

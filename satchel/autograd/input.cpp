@@ -61,14 +61,14 @@ LiveInput key_of(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec
 }
 
 /// The packed bytes of x: those of an earlier layer that read the same x in this thread, or new ones.
-std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const Saving& saving, double reach) {
+std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const Saving& saving) {
   thread_local std::vector<LiveInput> live;
   const Method& method = saving.method;
   std::erase_if(live, [](const LiveInput& input) { return input.own.expired() || input.tensor.expired(); });
   const auto make = [&] {
     auto own = std::make_shared<OwnInput>(OwnInput{{}, {}, saving.name, values.sizes().vec(), x.is_cuda(), {}});
     if (method.adaptive) {
-      own->adaptive = AdaptiveSave(values, saving, /*ranges_only=*/false, reach);
+      own->adaptive = AdaptiveSave(values, saving);
     } else {
       own->packed = pack(values, method.input, fresh_seed(x.device()));
     }
@@ -93,7 +93,8 @@ std::shared_ptr<const SharedSave> shared_input(const at::Tensor& x, Reads reads)
     if (auto* late = dynamic_cast<LateSharingNode*>(x.grad_fn().get())) found = late->kept_promise(x);
   }
   if (found == nullptr) return nullptr;
-  const bool fits = reads == Reads::rows ? found->sizes.empty() : at::IntArrayRef(found->sizes) == x.sizes();
+  const bool same_rows = found->sizes.empty() && found->channels() == x.size(-1) && found->rows() * x.size(-1) == x.numel();
+  const bool fits = reads == Reads::rows ? same_rows : at::IntArrayRef(found->sizes) == x.sizes();
   return fits ? found : nullptr;
 }
 
@@ -126,7 +127,8 @@ int64_t values_of(at::IntArrayRef sizes, size_t from) {
 InputSave::InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options) {
   if (saving.method.shared) shared_ = shared_input(x, options.reads);
   if (shared_ != nullptr) return;
-  own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving, options.reach);
+  own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving);
+  reach_ = options.reach;
   ticket_ = std::make_shared<const char>();
 }
 
@@ -213,7 +215,7 @@ void InputSave::fetch() const {
 }
 
 void InputSave::gradient_seen(const at::Tensor& g) const {
-  if (own_ != nullptr && own_->adaptive.defined()) own_->adaptive.gradient_seen(g);
+  if (own_ != nullptr && own_->adaptive.defined()) own_->adaptive.gradient_seen(g, reach_);
 }
 
 void InputSave::report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const {

@@ -76,6 +76,7 @@ class InputSave {
   std::shared_ptr<const OwnInput> own_;
   std::shared_ptr<const char> ticket_;  // who of those that share `own_` reports it
   std::shared_ptr<const SharedSave> shared_;
+  double reach_ = 1;
 };
 
 /// A sharing node whose output is packed when the first layer asks for it: never where only sums and norms read it.

@@ -92,7 +92,9 @@ class NormNode : public SharingNode {
   }
   std::optional<NormCall> call() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return waiting && waiting->x._version() == x_version ? waiting : std::nullopt;
+    const auto same = [](const at::Tensor& t, uint32_t version) { return !t.defined() || t._version() == version; };
+    const bool unchanged = waiting && same(waiting->x, x_version) && same(gamma, gamma_version) && same(beta, beta_version);
+    return unchanged ? waiting : std::nullopt;
   }
 
  protected:
@@ -310,6 +312,11 @@ at::Tensor recorded_norm_act(NormCall call, double slope) {
 std::optional<NormCall> take_norm(const at::Tensor& y) {
   const auto node = std::dynamic_pointer_cast<NormNode>(waiting_norm());
   if (node == nullptr || y.grad_fn() != node || y._version() != node->output_version()) return std::nullopt;
+  // Who listens to the norm's own gradient must hear it: then it stays a function of its own.
+  if (!node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty() || !node->pre_hooks().empty() ||
+      !node->post_hooks().empty()) {
+    return std::nullopt;
+  }
   std::optional<NormCall> call = node->call();
   if (call) reader_has_come();
   return call;

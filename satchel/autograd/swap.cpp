@@ -71,6 +71,10 @@ struct Swapped::State {
 
   void fetch() {
     const std::lock_guard<std::mutex> lock(mutex);
+    fetch_locked();
+  }
+
+  void fetch_locked() {
     if (device.defined()) return;
     {
       const c10::StreamGuard guard(*home);
@@ -85,8 +89,8 @@ struct Swapped::State {
   }
 
   at::Tensor arrived() {
-    fetch();
     const std::lock_guard<std::mutex> lock(mutex);
+    fetch_locked();
     if (inward) wait();  // a copy outward reads these bytes too
     const c10::Stream current = current_stream_of(device.device());
     if (current != *home) {

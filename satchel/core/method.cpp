@@ -314,6 +314,7 @@ void validate(const Method& method, const char* op) {
     fail(op, "longest_block must be 1 to 2^40, or 0 for any", method.longest_block);
   }
   if (method.plain) return;
+  if (method.swap && !method.adaptive) fail(op, "swapping needs bits that are shared out (adaptive=yes)", method.name);
   if (!method.shared && has_side(method)) fail(op, "side codes need shared saves", to_string(method.norm));
   if (method.shared && projected) fail(op, "shared saves take no projection", to_string(method.input));
   if (method.shared && method.keeps_aggregate) fail(op, "shared saves keep no aggregate", method.name);

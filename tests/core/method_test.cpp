@@ -144,6 +144,8 @@ TEST(Method, ActnnHasLevels) {
   EXPECT_EQ(parse_error("exact,level=1"), "[method] level is an option of actnn, got 'exact,level=1'");
   EXPECT_EQ(parse_error("actnn,level=1,level=2"), "[method] level is given twice, got 'actnn,level=1,level=2'");
   EXPECT_EQ(parse_error("actnn,level=0,bits=2"), "[method] level=0 takes no other options, got 'actnn,level=0,bits=2'");
+  EXPECT_EQ(parse_error("actnn,level=4,adaptive=no"),
+            "[method] swapping needs bits that are shared out (adaptive=yes), got 'actnn,level=4,adaptive=no'");
   EXPECT_EQ(parse_error("actnn,adaptive=maybe"), "[method] adaptive must be yes or no, got 'actnn,adaptive=maybe'");
 }
 

@@ -3,6 +3,7 @@
 
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/conv.h"
+#include "satchel/autograd/linear.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 #include "satchel/core/error.h"
@@ -94,6 +95,42 @@ TEST(Waiting, ChangesInPlaceAreNotOverlooked) {
   const at::Tensor out = batch_norm(h, w, {}, s);
   h.detach().add_(1);
   EXPECT_THROW(saved_tensors(out), Error);
+}
+
+TEST(Waiting, WhoListensToTheNormHearsIt) {
+  const Saving s = saving_of("satchel");
+  const NormWeights w = weights_of(8);
+  const at::Tensor x = leaf({3, 8, 5, 5}), y = batch_norm(x, w, {}, s);
+  y.retain_grad();
+  relu(y, s).sum().backward();
+  ASSERT_TRUE(y.grad().defined());
+  // A ReLU passes 1 where it is on; y at exactly 0 does not happen here.
+  EXPECT_TRUE(y.grad().equal((y > 0).to(at::kFloat)));
+}
+
+TEST(Waiting, ANormsWeightsOfTheForwardPassCount) {
+  const Saving s = saving_of("satchel");
+  const NormWeights w = weights_of(8);
+  const at::Tensor y = batch_norm(leaf({3, 8, 5, 5}), w, {}, s);
+  {
+    const at::NoGradGuard no_grad;
+    w.beta.add_(100);
+  }
+  EXPECT_TRUE(relu(y, s).equal(at::relu(y)));
+}
+
+TEST(Waiting, ALayerNormOfTwoDimensionsIsNoRowOfALinearLayer) {
+  at::manual_seed(6);
+  const Saving s = saving_of("satchel,bits=32");
+  const at::Tensor x = leaf({4, 6, 5}), gamma = leaf({6, 5}), beta = leaf({6, 5}), weight = leaf({3, 5}), g = at::randn({4, 6, 3});
+  const auto run = [&](bool ours) {
+    const at::Tensor h = ours ? layer_norm(x, {6, 5}, {gamma, beta, {}, {}}, {}, s) : at::layer_norm(x, {6, 5}, gamma, beta);
+    const at::Tensor out = ours ? satchel::linear(relu(h, s), weight, {}, s) : at::linear(at::relu(h), weight);
+    return gradients_of(out, g, {x, weight});
+  };
+  const auto got = run(true), want = run(false);
+  // float32 sums of 24 terms of order 1, rounded to 2^−24 each, in another order.
+  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-4)) << i;
 }
 
 TEST(Waiting, BackwardOfANormThatStillWaitsIsExact) {
