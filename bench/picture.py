@@ -3,8 +3,8 @@
 
   bench/picture.py --out build/bench build/bench/*.json
 
-Reads what `satchel bench graph --json` and graph_torch.py --json wrote. Files of the same graph, model, TF32 and memory cap
-belong together. Writes results.json (all of them), results.md (a table a setting) and one SVG a setting. Standard library only.
+Reads what `satchel bench graph --json` and graph_torch.py --json wrote, or `satchel bench images --json` and image_torch.py
+--json. Files of the same data, model, types and memory cap belong together. Writes results.json (all of them), results.md (a table a setting) and one SVG a setting. Standard library only.
 """
 import argparse
 import datetime
@@ -28,15 +28,25 @@ class Point:
         self.result, self.fits = result, result.get("fits", True)
         self.family, self.label = named(file, result)
         if self.fits:
-            self.ms, self.peak = result["epoch_seconds"] * 1e3, result["peak_bytes"] / MIB
+            self.ms, self.peak = result[seconds_key(file)] * 1e3, result["peak_bytes"] / MIB
 
     def beats(self, other):
         """Is it no slower and no larger, and one of them better?"""
         return self.ms <= other.ms and self.peak <= other.peak and (self.ms < other.ms or self.peak < other.peak)
 
 
+def is_image(file):
+    return "image" in file
+
+
+def seconds_key(file):
+    return "step_seconds" if is_image(file) else "epoch_seconds"
+
+
 def named(file, result):
     name = result["method"]
+    if is_image(file):
+        return named_image(file, name)
     if file.get("program") == "graph_torch.py":
         if name.startswith("compile-"):
             return "torch.compile", "compile " + name.removeprefix("compile-")
@@ -52,8 +62,18 @@ def named(file, result):
     return family, f"{label} ({', '.join(kinds)})" if kinds else label
 
 
+def named_image(file, name):
+    if file.get("program") == "image_torch.py":
+        if name.startswith("compile-"):
+            return "torch.compile", "compile " + name.removeprefix("compile-")
+        return "PyTorch", {"fp32": "PyTorch fp32", "checkpoint": "checkpointing"}.get(name, name)
+    return ("PyTorch", "libtorch") if name == "fp32" else ("Satchel", name)
+
+
 class Setting:
     """What points of one picture have in common."""
+
+    STEP = "epoch"  # what a step is called
 
     KEYS = ("nodes", "entries", "model", "layers", "hidden", "norm", "activation", "dropout", "device", "tf32", "cap")
     USUAL = {"model": "sage", "layers": 3, "norm": "batch", "activation": "relu", "dropout": 0.5, "device": "cuda"}
@@ -115,6 +135,35 @@ class Setting:
         return lines
 
 
+class ImageSetting(Setting):
+    KEYS = ("model", "width", "image", "classes", "batch", "device", "tf32", "amp", "channels_last", "cap")
+    USUAL = {"width": 64, "classes": 1000, "device": "cuda", "channels_last": True}
+    STEP = "step"
+
+    def __init__(self, file):
+        super().__init__({"batch": file["results"][0].get("batch"), **file})
+
+    def name(self):
+        a = self.about
+        types = a["amp"] if a["amp"] not in (None, "none") else "tf32" if a["tf32"] else "fp32"
+        name = f"{a['model']}_b{a['batch']}_{types}"
+        name += f"_image{a['image']}" if a["image"] != 224 else ""
+        name += "".join(f"_{key}_{a[key]}" for key, usual in self.USUAL.items() if a[key] != usual)
+        name += f"_cap{a['cap'] / 1e9:g}GB" if a["cap"] else ""
+        return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+
+    def title(self):
+        a = self.about
+        machine = self.machine.get("gpu") or f"{self.machine.get('threads', '')} CPU threads".strip()
+        types = f"autocast to {a['amp']}" if a["amp"] not in (None, "none") else f"TF32 {'on' if a['tf32'] else 'off'}"
+        cap = f", memory capped at {a['cap'] / 1e9:g} GB" if a["cap"] else ""
+        return f"{machine}, {a['model']}, {a['batch']} images of {a['image']} × {a['image']}, {types}{cap}"
+
+
+def setting_of(file):
+    return ImageSetting(file) if is_image(file) else Setting(file)
+
+
 def front(points):
     """The points that none beats, from fast to slow."""
     best = [p for p in points if not any(o.beats(p) for o in points)]
@@ -131,8 +180,9 @@ def check(file):
     for result in file["results"]:
         if not isinstance(result["method"], str):
             raise ValueError("method must be text")
-        for key in ("epoch_seconds", "peak_bytes", "saved_bytes", "loss_bytes") if result.get("fits", True) else ():
-            if not (math.isfinite(result[key]) and result[key] >= (1e-9 if key == "epoch_seconds" else 0)):
+        seconds = seconds_key(file)
+        for key in (seconds, "peak_bytes", "saved_bytes", "loss_bytes") if result.get("fits", True) else ():
+            if not (math.isfinite(result[key]) and result[key] >= (1e-9 if key == seconds else 0)):
                 raise ValueError(f"{key} must be a finite number above 0")
 
 
@@ -141,13 +191,13 @@ def read(paths):
     for path in paths:
         try:
             file = json.loads(pathlib.Path(path).read_text())
-            if not isinstance(file, dict) or "hidden" not in file or "results" not in file:
+            if not isinstance(file, dict) or "results" not in file or not ("hidden" in file or is_image(file)) or "multiple" in file:
                 continue  # of another benchmark
             check(file)
-            key = tuple(Setting(file).about[k] or None for k in Setting.KEYS)
-            settings.setdefault(key, Setting(file)).add(file)
+            setting = setting_of(file)
+            settings.setdefault(tuple(v or None for v in setting.about.values()), setting).add(file)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            sys.exit(f"picture: {path} must be JSON of a graph benchmark, got {type(error).__name__}: {error}")
+            sys.exit(f"picture: {path} must be JSON of a training benchmark, got {type(error).__name__}: {error}")
         files.append({"file": pathlib.Path(path).name, **file})
     return files, list(settings.values())
 
@@ -156,7 +206,7 @@ def read(paths):
 
 def table(setting):
     base = setting.base()
-    rows = ["| method | epoch ms | of PyTorch FP32 | saved MiB | loss MiB | peak MiB | of PyTorch's peak |",
+    rows = [f"| method | {setting.STEP} ms | of PyTorch FP32 | saved MiB | loss MiB | peak MiB | of PyTorch's peak |",
             "|---|---:|---:|---:|---:|---:|---:|"]
     for p in setting.points:
         name = f"**{p.label}**" if p.family == "Satchel" else p.label
@@ -171,7 +221,7 @@ def table(setting):
 
 
 def markdown(settings, date):
-    lines = ["# Graph training: step time and memory", "",
+    lines = ["# Training: step time and memory", "",
              "Saved: allocated after forward − before, less the logits. Loss: the logits and what the loss added. "
              "Peak: the most allocated during a step − what stood before it; a cached A·X counts. Medians of the steps.", "",
              "libtorch is PyTorch fp32 from C++; fp32 is Satchel's layers with torch's saves; satchel 32 bits is Satchel's algebra with "

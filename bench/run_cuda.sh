@@ -6,13 +6,14 @@
 #   --steps N                timed steps of which the median counts (default 40)
 #   --growth                 ten times the nodes and edges too
 #   --products               a products-shaped graph under a cap of 12 GB too; takes minutes to generate
+#   --images                 ResNet-50 at batch 256 too, beside torchvision's: TF32 and bf16 autocast, and the largest batch in 16 GB
 #   --no-codec               leaves the codec's own benchmark out
 # Results go to $OUT (default build/bench): a JSON a run, and results.json, results.md and the pictures made of them.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/setup.sh"
 
 usage() { sed -n '2,/^source/{/^source/d;s/^# \{0,1\}//;p}' bench/run_cuda.sh; }
 
-compile=tf32 widths="128 256" modes="off on" steps=40 growth='' products='' codec=yes
+compile=tf32 widths="128 256" modes="off on" steps=40 growth='' products='' images='' codec=yes
 while [[ $# -gt 0 ]]; do
   case $1 in
     --compile) compile=${2:?}; shift ;;
@@ -21,6 +22,7 @@ while [[ $# -gt 0 ]]; do
     --steps) steps=${2:?}; shift ;;
     --growth) growth=yes ;;
     --products) products=yes ;;
+    --images) images=yes ;;
     --no-codec) codec='' ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; die "unknown option $1" ;;
@@ -90,6 +92,19 @@ if [[ -n $products ]]; then
   bench products "${shape[@]}" --memory-cap 12GB --methods "$methods"
   bench products_no_cache "${shape[@]}" --memory-cap 12GB --methods satchel --no-cache --no-torch
   baselines products "${shape[@]}" --memory-cap 12 --only eager
+fi
+
+if [[ -n $images ]]; then
+  only=eager
+  if [[ $compile != none ]]; then only=all; fi
+  for types in "--tf32" "--amp bf16"; do
+    read -ra options <<<"--model resnet50 --batch 256 $types"
+    name=images_${types##*[- ]}
+    run "$satchel" bench images --device cuda --steps "$steps" "${options[@]}" --methods "fp32;actnn;actnn,adaptive=no;division;satchel;satchel,residual=1" \
+      --json "$out/satchel_$name.json"
+    run "$PYTHON" bench/image_torch.py --steps "$steps" "${options[@]}" --only "$only" --json "$out/torch_$name.json"
+  done
+  run "$satchel" bench batch --model resnet50 --device cuda --tf32 --memory-cap 16GB --no-tries --multiple 16 --steps 1 --json "$out/batch.json"
 fi
 
 echo
