@@ -23,7 +23,8 @@ function(satchel_find_nvcc)
   endif()
 endfunction()
 
-# The GPUs present, else 80 and 90; the PTX of the last also serves newer ones.
+# The GPUs present; without one the PTX of 80, which takes a quarter of the time to make and which the driver of any later GPU finishes
+# at first use.
 function(satchel_choose_architectures)
   if(CMAKE_CUDA_ARCHITECTURES)
     return()
@@ -34,7 +35,7 @@ function(satchel_choose_architectures)
   list(REMOVE_DUPLICATES architectures)
   string(REPLACE "." "" architectures "${architectures}")
   if(failed OR NOT architectures)
-    set(architectures 80-virtual)  # no GPU here: PTX, which a quarter of the time makes and every later GPU's driver finishes
+    set(architectures 80-virtual)
   endif()
   set(CMAKE_CUDA_ARCHITECTURES ${architectures} CACHE STRING "GPU architectures to compile for")
 endfunction()
