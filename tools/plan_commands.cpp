@@ -5,6 +5,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <fstream>
@@ -85,7 +86,11 @@ CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, cons
 std::vector<Method> methods_of(const std::vector<std::string>& texts) {
   std::vector<Method> methods;
   for (const std::string& text : texts) {
-    for (Method& m : parse_methods(text)) methods.push_back(std::move(m));
+    for (Method& m : parse_methods(text)) {
+      const auto same = [&](const Method& other) { return other.name == m.name; };
+      if (std::ranges::any_of(methods, same)) fail("method", "every method must be named once", m.name);
+      methods.push_back(std::move(m));
+    }
   }
   return methods;
 }

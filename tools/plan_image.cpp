@@ -219,7 +219,10 @@ std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOption
           add_count(plan, "--channels", o.shape.channels, "Image models: channels of an image"),
           add_count(plan, "--width", o.shape.width, "Image models: channels of the first stage"),
           plan.add_flag("--small-stem", o.shape.small_stem, "Image models: the stem for small images (CIFAR)"),
-          plan.add_option("--fit", o.fit, "Image models: the largest batch in so much memory, instead of --batch")->type_name("16GB")};
+          plan.add_option("--fit", o.fit, "Image models: the largest batch in so much memory, instead of --batch")
+              ->transform(
+                  CLI::Validator([](std::string& text) { return text.empty() ? "must be a size as in 16GB, got ''" : std::string(); }, ""))
+              ->type_name("16GB")};
 }
 
 std::string image_plan_text(const ImagePlanOptions& o) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "satchel/data/image_data.h"
 #include "satchel/data/npy.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/names.h"
@@ -282,6 +283,16 @@ CLI::Validator whole_number(uint64_t least, uint64_t most) {
       "", "whole number");
 }
 
+namespace {
+
+/// Images given to what trains or reads graphs, which would only say that there is no such folder.
+void refuse_images(const std::string& data) {
+  if (!holds_images(data) && !data.starts_with("synthetic-images")) return;
+  throw UsageError(fmt::format("[train] data must be a graph here (train images with --model resnet18 …), got {}", data));
+}
+
+}  // namespace
+
 std::vector<Method> methods_from(const std::string& text, void (*check)(const Method&, const char*)) {
   try {
     const std::vector<Method> methods = parse_methods(text);
@@ -302,6 +313,7 @@ void run_train(const TrainCommand& c) {
   check_use(c, methods);
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.quiet || c.json == "-";
+  refuse_images(c.data);
   const GraphData data = load_graph(c.data);
   check_split(data, c.options.split);
   if (!silent) print_about(data);
@@ -336,6 +348,7 @@ void run_predict(const PredictCommand& c) {
     check_apart("predict", name, path, "--checkpoint", c.checkpoint);
     check_apart("predict", name, path, "--data", c.data);
   }
+  refuse_images(c.data);
   const GraphData data = load_graph(c.data);
   const Prediction p = predict_graph(data, c.checkpoint, c.device);
   const std::vector<int64_t> both{p.nodes, p.outputs}, one{p.nodes};
