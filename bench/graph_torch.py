@@ -25,7 +25,6 @@ The JSON has the fields of `satchel bench graph --json`:
 import argparse
 import contextlib
 import datetime
-import gc
 import json
 import pathlib
 import platform
@@ -38,6 +37,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+
+from torch_common import Meter, at_least, attempt
 
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # it is in beta
 torch.sparse.check_sparse_tensor_invariants.disable()  # as it is anyway, but without a warning
@@ -240,27 +241,6 @@ GROUPS = {"all": list(METHODS), "eager": [n for n in METHODS if not n.startswith
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
-class Meter:
-    """Memory of torch's caching allocator; on the CPU there is none to ask, and all is 0."""
-
-    def __init__(self, device):
-        self.cuda = device == "cuda"
-
-    def allocated(self):
-        return torch.cuda.memory_allocated() if self.cuda else 0
-
-    def reset_peak(self):
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-
-    def peak(self):
-        return torch.cuda.max_memory_allocated() if self.cuda else 0
-
-    def wait(self):
-        if self.cuda:
-            torch.cuda.synchronize()
-
-
 def step(run, graph, optimizer, meter, cost=None):
     """One training step; its memory into `cost` where that is given. Gradients of the step before make room for the new ones."""
     stood = meter.allocated()
@@ -315,23 +295,6 @@ def gradients(name, graph, args):
     return torch.cat([p.grad.float().flatten() for p in run.model.parameters()])
 
 
-def attempt(what):
-    """What it returns, or why not; all it held is free again."""
-    try:
-        return what(), None
-    except torch.OutOfMemoryError:
-        return None, "out of memory"
-    except ModuleNotFoundError as error:
-        return None, f"{error.name} is not installed"
-    except Exception as error:  # a baseline that fails is a result too
-        return None, f"{type(error).__name__}: {error}".split("\n")[0][:300]
-    finally:
-        torch._dynamo.reset()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
 def measure_all(graph, args):
     results = []
     expected, _ = attempt(lambda: gradients("fp32", graph, args))
@@ -373,15 +336,6 @@ def methods(text):
         if name not in METHODS:
             raise argparse.ArgumentTypeError(f"methods are {', '.join(METHODS)}, eager, compile and all, got '{name}'")
     return list(dict.fromkeys(names))
-
-
-def at_least(least, kind=int):
-    def parse(text):
-        value = kind(text)
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
-        return value
-    return parse
 
 
 def arguments():

@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import datetime
 import functools
-import gc
 import json
 import pathlib
 import platform
@@ -32,6 +31,8 @@ import time
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+
+from torch_common import Meter, at_least, attempt
 
 WARM_UPS = 3  # steps before those that are timed; the last one's memory is watched
 BUDGETS = ("1", "0.5", "0.25", "0.1")
@@ -125,27 +126,6 @@ class Run:
         return 3 * sum(p.nbytes for p in self.model.parameters()) + self.images.nbytes + self.labels.nbytes
 
 
-class Meter:
-    """Memory of torch's caching allocator; on the CPU there is none to ask, and all is 0."""
-
-    def __init__(self, device):
-        self.cuda = device == "cuda"
-
-    def allocated(self):
-        return torch.cuda.memory_allocated() if self.cuda else 0
-
-    def reset_peak(self):
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-
-    def peak(self):
-        return torch.cuda.max_memory_allocated() if self.cuda else 0
-
-    def wait(self):
-        if self.cuda:
-            torch.cuda.synchronize()
-
-
 def step(run, meter, cost=None):
     """One training step; its memory into `cost` where that is given. Gradients of the step before make room for the new ones."""
     stood = meter.allocated()
@@ -194,23 +174,6 @@ def gradients(name, args):
     return torch.cat([p.grad.float().flatten() for p in run.model.parameters()])
 
 
-def attempt(what):
-    """What it returns, or why not; all it held is free again."""
-    try:
-        return what(), None
-    except torch.OutOfMemoryError:
-        return None, "out of memory"
-    except ModuleNotFoundError as error:
-        return None, f"{error.name} is not installed"
-    except Exception as error:  # a baseline that fails is a result too
-        return None, f"{type(error).__name__}: {error}".split("\n")[0][:300]
-    finally:
-        torch._dynamo.reset()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
 def checked(name, expected, args):
     """The method's result; one whose gradients are not eager PyTorch's does not count."""
     error = None
@@ -252,15 +215,6 @@ def methods(text):
         if name not in METHODS:
             raise argparse.ArgumentTypeError(f"methods are {', '.join(METHODS)}, eager, compile and all, got '{name}'")
     return list(dict.fromkeys(names))
-
-
-def at_least(least, kind=int):
-    def parse(text):
-        value = kind(text)
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
-        return value
-    return parse
 
 
 def arguments():

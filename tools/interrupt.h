@@ -2,6 +2,8 @@
 #pragma once
 
 #include <csignal>
+#include <cstdint>
+#include <vector>
 
 namespace satchel::tool {
 
@@ -25,5 +27,17 @@ class StopOnInterrupt {
  private:
   struct sigaction before_ {};
 };
+
+/// Calls run(method, s) for all methods of seed s, then of the next: pairs stay together. True where it was stopped on the way.
+template <class Method, class Run>
+bool for_pairs(int64_t seeds, const std::vector<Method>& methods, const Run& run) {
+  for (int64_t s = 0; s < seeds; ++s) {
+    for (const Method& method : methods) {
+      run(method, static_cast<uint64_t>(s));
+      if (stop_asked != 0) return true;
+    }
+  }
+  return false;
+}
 
 }  // namespace satchel::tool

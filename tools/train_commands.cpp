@@ -323,15 +323,11 @@ void run_train(const TrainCommand& c) {
   std::vector<RunResult> runs;
   const StopOnInterrupt guard;
   try {
-    for (int64_t s = 0; s < c.seeds && !about.interrupted; ++s) {  // all methods of a seed, then the next: pairs stay together
-      for (const Method& method : methods) {
-        TrainOptions options = options_of(c, method);
-        options.seed += static_cast<uint64_t>(s);
-        runs.push_back(run_one(data, options, silent));
-        about.interrupted = stop_asked != 0;
-        if (about.interrupted) break;
-      }
-    }
+    about.interrupted = for_pairs(c.seeds, methods, [&](const Method& method, uint64_t s) {
+      TrainOptions options = options_of(c, method);
+      options.seed += s;
+      runs.push_back(run_one(data, options, silent));
+    });
   } catch (...) {
     if (!runs.empty()) report_end(c, runs, about);
     throw;

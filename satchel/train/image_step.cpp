@@ -157,14 +157,7 @@ std::map<std::string, at::Tensor> ImageStep::state() const {
 
 void ImageStep::restore(const std::map<std::string, at::Tensor>& state) {
   const at::NoGradGuard guard;
-  const std::map<std::string, at::Tensor> own = this->state();
-  if (state.size() != own.size()) fail("resume", "optimizer must have " + std::to_string(own.size()) + " tensors", state.size());
-  for (const auto& [name, tensor] : own) {
-    const auto found = state.find(name);
-    if (found == state.end()) fail("resume", "checkpoint must hold optimizer." + name, "none");
-    if (found->second.sizes() != tensor.sizes() || found->second.scalar_type() != tensor.scalar_type())
-      fail("resume", "optimizer." + name + " must have the parameter's shape and type", found->second.sizes());
-  }
+  check_state(this->state(), state);
   for (size_t i = 0; i < momentum_.size(); ++i) momentum_[i].copy_(state.at(std::to_string(i) + ".momentum"));
   if (scaler_) scaler_->restore(state);
 }

@@ -83,17 +83,21 @@ std::map<std::string, at::Tensor> ParameterStep::state() const {
   return all;
 }
 
-void ParameterStep::restore(const std::map<std::string, at::Tensor>& state) {
-  const at::NoGradGuard guard;
-  const std::map<std::string, at::Tensor> own = this->state();
+void check_state(const std::map<std::string, at::Tensor>& own, const std::map<std::string, at::Tensor>& state) {
   if (state.size() != own.size()) fail("resume", "optimizer must have " + std::to_string(own.size()) + " tensors", state.size());
   for (const auto& [name, tensor] : own) {
     const auto found = state.find(name);
     if (found == state.end()) fail("resume", "checkpoint must hold optimizer." + name, "none");
     if (found->second.sizes() != tensor.sizes() || found->second.scalar_type() != tensor.scalar_type())
       fail("resume", "optimizer." + name + " must have the parameter's shape and type", found->second.sizes());
-    tensor.copy_(found->second);
   }
+}
+
+void ParameterStep::restore(const std::map<std::string, at::Tensor>& state) {
+  const at::NoGradGuard guard;
+  const std::map<std::string, at::Tensor> own = this->state();
+  check_state(own, state);
+  for (const auto& [name, tensor] : own) tensor.copy_(state.at(name));
 }
 
 }  // namespace satchel

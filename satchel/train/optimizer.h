@@ -36,4 +36,7 @@ class ParameterStep {
   at::Tensor steps_;                       // float32, on the parameters' device
 };
 
+/// Throws `[resume] …` unless `state` has the names, shapes and types of `own`.
+void check_state(const std::map<std::string, at::Tensor>& own, const std::map<std::string, at::Tensor>& state);
+
 }  // namespace satchel
