@@ -25,7 +25,7 @@ class Point:
     """A method's result. `family` chooses the colour; `label` is its name in the picture."""
 
     def __init__(self, file, result):
-        self.result, self.fits = result, result.get("fits", True)
+        self.result, self.fits = result, ran(result)
         self.family, self.label = named(file, result)
         if self.fits:
             self.ms, self.peak = result[seconds_key(file)] * 1e3, result["peak_bytes"] / MIB
@@ -33,6 +33,11 @@ class Point:
     def beats(self, other):
         """Is it no slower and no larger, and one of them better?"""
         return self.ms <= other.ms and self.peak <= other.peak and (self.ms < other.ms or self.peak < other.peak)
+
+
+def ran(result):
+    """Was it measured? Else it did not fit, or says why not."""
+    return result.get("fits", True) and not result.get("error")
 
 
 def is_image(file):
@@ -55,7 +60,7 @@ def named(file, result):
         return "PyG" if name.startswith("pyg") else "PyTorch", names.get(name, name)
     family = "PyTorch" if name == "torch" else "Satchel"
     label = {"torch": "libtorch", "satchel,bits=32": "satchel 32 bits"}.get(name, name)
-    kinds = ["bf16"] if file.get("amp", "none") != "none" else []
+    kinds = [amp] if (amp := result.get("amp", file.get("amp", "none"))) != "none" else []
     kinds += ["CUDA graph"] if result.get("cuda_graph", False) else []
     kinds += ["A·X not cached"] if file.get("cache") is False and family == "Satchel" else []
     kinds += [f"{file['cache_limit']} of A·X cached"] if file.get("cache_limit") and family == "Satchel" else []
@@ -181,7 +186,7 @@ def check(file):
         if not isinstance(result["method"], str):
             raise ValueError("method must be text")
         seconds = seconds_key(file)
-        for key in (seconds, "peak_bytes", "saved_bytes", "loss_bytes") if result.get("fits", True) else ():
+        for key in (seconds, "peak_bytes", "saved_bytes", "loss_bytes") if ran(result) else ():
             if not (math.isfinite(result[key]) and result[key] >= (1e-9 if key == seconds else 0)):
                 raise ValueError(f"{key} must be a finite number above 0")
 
@@ -211,7 +216,7 @@ def table(setting):
     for p in setting.points:
         name = f"**{p.label}**" if p.family == "Satchel" else p.label
         if not p.fits:
-            rows.append(f"| {name} | {p.result.get('error', 'does not fit')} | – | – | – | – | – |".replace("\n", " "))
+            rows.append(f"| {name} | {p.result.get('error') or 'does not fit'} | – | – | – | – | – |".replace("\n", " "))
             continue
         of_time = f"{p.ms / base.ms:.2f}" if base else "–"
         of_peak = f"{p.peak / base.peak:.2f}" if base and base.peak else "–"

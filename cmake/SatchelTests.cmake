@@ -64,6 +64,7 @@ if(SATCHEL_TORCH)
     tests/tensor/ops_test.cpp
     tests/tensor/pack_test.cpp
     tests/tensor/side_test.cpp
+    tests/tensor/third_test.cpp
     tests/tensor/transform_test.cpp)
   target_link_libraries(test_tensor PRIVATE ZLIB::ZLIB)
   target_precompile_headers(test_tensor PRIVATE <ATen/ATen.h> <gtest/gtest.h>)  # two thirds of each file's time
@@ -86,16 +87,21 @@ if(SATCHEL_TORCH)
   satchel_test(test_nn satchel
     tests/autograd/gradient.cpp
     tests/models/image_model_test.cpp
+    tests/models/torchvision_names_test.cpp
     tests/nn/conv_test.cpp
     tests/nn/convert_test.cpp
+    tests/nn/linear_test.cpp
     tests/nn/norm_test.cpp
     tests/nn/pool_test.cpp
     tests/nn/waiting_test.cpp
+    tests/plan/share_maps_test.cpp
     tests/plan/share_out_test.cpp)
   target_precompile_headers(test_nn REUSE_FROM test_autograd)
 
   satchel_test(test_train satchel
+    tests/train/growing_segments_test.cpp
     tests/train/image_train_test.cpp
+    tests/train/late_number_test.cpp
     tests/train/memory_test.cpp
     tests/train/metrics_test.cpp
     tests/train/optimizer_test.cpp
@@ -149,11 +155,15 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/norm_act_product_cuda_test.cpp
     tests/cuda/norm_add_cuda_test.cpp
     tests/cuda/norm_block_cuda_test.cpp
+    tests/cuda/norm_low_pass_cuda_test.cpp
+    tests/cuda/norm_map_cuda_test.cpp
     tests/cuda/pack_cuda_test.cpp
     tests/cuda/pool_cuda_test.cpp
     tests/cuda/project_product_cuda_test.cpp
     tests/cuda/sparse_cuda_test.cpp
     tests/cuda/stream_cuda_test.cpp
+    tests/cuda/third_cuda_test.cpp
+    tests/cuda/torch_rules_cuda_test.cpp
     tests/cuda/train_cuda_test.cpp
     tests/cuda/transform_cuda_test.cpp)
   target_link_libraries(test_cuda PRIVATE CUDA::cudart)

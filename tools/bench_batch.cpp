@@ -28,7 +28,9 @@ using nlohmann::ordered_json;
 struct Found {
   std::string method;
   int64_t batch = 0, planned = 0, tries = 0;
-  ImageBenchResult at;  // measured at that batch
+  bool at_most = false;  // the largest that --most allows: more may fit
+  ImageBenchResult at;   // measured at that batch
+  std::string error;     // of a try that ended otherwise than for want of memory
 };
 
 class Search {
@@ -42,12 +44,14 @@ class Search {
     Found found;
     found.method = method.name;
     const ImageShape shape = shape_of(setting_.options, setting_.classes, setting_.channels, setting_.image, setting_.image);
-    found.planned = largest_batch(shape, setting_.image, setting_.image, method, bytes_);
+    found.planned = std::min(command_.most, largest_batch(shape, setting_.image, setting_.image, method, bytes_));
     const auto fits = [&](int64_t batch) {
+      if (!within_budget(shape, {batch, setting_.image, setting_.image}, method)) return false;  // the method's own (budget=)
       ++found.tries;
       const ImageBenchResult r = measure(setting_, method, batch, command_.images.steps);
       // On the CPU nothing refuses memory beyond the limit: what was measured is compared.
-      const bool within = r.fits && (device_.is_cuda() || r.total_bytes() <= bytes_);
+      const bool within = r.ran() && (device_.is_cuda() || r.total_bytes() <= bytes_);
+      if (!r.error.empty()) found.error = r.error;
       if (within && batch > found.batch) {
         found.batch = batch;
         found.at = r;
@@ -55,6 +59,7 @@ class Search {
       return within;
     };
     largest_that_fits(found.planned, command_.multiple, command_.most, fits);
+    found.at_most = found.batch > command_.most - command_.multiple;
     return found;
   }
 
@@ -78,15 +83,19 @@ void print_found(const std::vector<Found>& all) {
   std::vector<std::vector<std::string>> rows{{"method", "batch", "of fp32", "planned", "images/s", "saved", "peak", "tries"}};
   for (const Found& f : all) {
     if (f.batch == 0) {
-      rows.push_back({f.method, "none fits", "-", grouped(f.planned), "-", "-", "-", std::to_string(f.tries)});
+      rows.push_back({f.method, f.error.empty() ? "none fits" : f.error, "-", grouped(f.planned), "-", "-", "-", std::to_string(f.tries)});
       continue;
     }
-    rows.push_back({f.method, grouped(f.batch),
+    rows.push_back({f.method, grouped(f.batch) + (f.at_most ? "+" : ""),
                     base == nullptr ? "-" : fmt::format("{:.2f}x", static_cast<double>(f.batch) / static_cast<double>(base->batch)),
                     grouped(f.planned), fmt::format("{:.1f}", speed_of(f)), bytes_text(f.at.cost.saved_bytes),
                     bytes_text(f.at.cost.peak_bytes), std::to_string(f.tries)});
   }
   print_table(rows);
+  if (std::ranges::any_of(all, &Found::at_most)) fmt::print("\n+  all that --most allows: more may fit\n");
+  for (const Found& f : all) {
+    if (f.batch > 0 && !f.error.empty()) fmt::print("\n{}: larger batches were tried and ended with {}\n", f.method, f.error);
+  }
 }
 
 ordered_json found_json(const std::vector<Found>& all) {
@@ -94,6 +103,8 @@ ordered_json found_json(const std::vector<Found>& all) {
   ordered_json list = ordered_json::array();
   for (const Found& f : all) {
     ordered_json j = {{"method", f.method}, {"batch", f.batch}, {"planned_batch", f.planned}, {"tries", f.tries}};
+    j["capped"] = f.at_most;
+    j["error"] = f.error.empty() ? ordered_json(nullptr) : ordered_json(f.error);
     const auto put = [&](const char* key, const ordered_json& value) { j[key] = f.batch > 0 ? value : ordered_json(nullptr); };
     put("ratio", base == nullptr ? ordered_json(nullptr) : ordered_json(static_cast<double>(f.batch) / static_cast<double>(base->batch)));
     put("step_seconds", f.at.median());
@@ -147,8 +158,13 @@ void run_bench_batch(const BenchBatchCommand& command) {
     about["results"] = found_json(all);
     if (!c.images.json.empty() && !silent) write_json(c.images.json, about, "bench");
   }
-  if (silent) return write_json(c.images.json, about, "bench");
-  print_found(all);
+  if (silent) {
+    write_json(c.images.json, about, "bench");
+  } else {
+    print_found(all);
+  }
+  const auto failed = [](const Found& f) { return f.batch == 0 && !f.error.empty(); };
+  if (std::ranges::all_of(all, failed)) fail("bench", "a method must run to its end", "none that did");
 }
 
 void add_bench_batch(CLI::App& bench) {
@@ -166,7 +182,8 @@ void add_bench_batch(CLI::App& bench) {
       "\nEach try builds the model anew and trains a few steps on generated images. On CUDA torch's allocator may take no more than\n"
       "the limit (weights, gradients, momentum, images, saves, workspaces and what the allocator loses between them). On the CPU the\n"
       "bytes of tensors that were measured are compared with it.\n"
-      "  planned  what `satchel plan --fit` says, from sizes alone\n"
+      "  planned  what `satchel plan --fit` says, from sizes alone: an estimate that the search starts from\n"
+      "  +        all that --most allows: more may fit\n"
       "\nExamples:\n  satchel bench batch --memory-cap 16GB --device cuda --tf32 --no-tries --json batch.json\n"
       "  satchel bench batch --memory-cap 64MB --model resnet18 --image 32 --classes 10 --width 8 --multiple 4");
   batch->callback([c] { run_bench_batch(*c); });

@@ -32,6 +32,7 @@ struct Setting {
   int64_t nodes = 0, entries = 0;
   int64_t cap = 0;  // 0: none
   double gradient_error = 0;
+  std::string types;  // of activations, where they are not float32: "fp16 (exact, satchel)"
 };
 
 /// What ratios are to: plain torch, where it was run and fits.
@@ -60,14 +61,14 @@ void print_about(const BenchGraphCommand& c, const Setting& s) {
              c.shape.layers, c.shape.hidden, c.device == "cuda" ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
   std::string kinds;
   if (c.tf32) kinds += ", products in TF32";
-  if (c.amp != "none") kinds += ", activations in " + c.amp;
+  if (!s.types.empty()) kinds += ", activations in " + s.types;
   if (c.no_cache) kinds += ", A·X in every step";
   if (!c.cache.empty()) kinds += ", at most " + c.cache + " of A·X kept";
   if (c.cuda_graph) kinds += c.no_torch ? ", steps from a CUDA graph" : ", steps from a CUDA graph (torch's run eagerly)";
   if (s.cap > 0) kinds += fmt::format(", allocator capped at {} bytes", grouped(s.cap));
   if (!kinds.empty()) fmt::print("{}\n", kinds.substr(2));
   fmt::print("gradients at 32 bits are torch's within {:.1e}{}\n\n", s.gradient_error,
-             c.tf32 || c.amp != "none" ? " (in float32 throughout)" : "");
+             c.tf32 || !s.types.empty() ? " (in float32 throughout)" : "");
   std::fflush(stdout);
 }
 
@@ -78,7 +79,7 @@ void print_results(const std::vector<BenchResult>& results) {
 }
 
 ordered_json result_json(const BenchResult& r, const BenchResult* base) {
-  ordered_json j = {{"method", r.name}, {"fits", r.fits}, {"cuda_graph", r.cuda_graph}};
+  ordered_json j = {{"method", r.name}, {"fits", r.fits}, {"cuda_graph", r.cuda_graph}, {"amp", name_of(r.amp)}};
   const auto put = [&](const char* key, const ordered_json& value) { j[key] = r.fits ? value : ordered_json(nullptr); };
   put("epoch_seconds", r.median());
   put("ratio", base == nullptr ? ordered_json(nullptr) : ordered_json(r.median() / base->median()));
@@ -112,6 +113,16 @@ ordered_json results_json(const std::vector<BenchResult>& results, const BenchGr
           {"gradient_error", s.gradient_error},
           {"machine", machine_json(c.device)},
           {"results", list}};
+}
+
+/// The one that was asked for, or what each method takes of its own; empty: all in float32.
+std::string types_of(const GraphBench& bench, const std::vector<Method>& methods, Amp asked) {
+  if (asked != Amp::automatic) return asked == Amp::none ? "" : name_of(asked);
+  std::string names;
+  for (const Method& m : methods) {
+    if (bench.amp_of(&m) == Amp::fp16) names += (names.empty() ? "" : ", ") + m.name;
+  }
+  return names.empty() ? "" : fmt::format("fp16 ({})", names);
 }
 
 TrainOptions options_of(const BenchGraphCommand& c) {
@@ -160,7 +171,7 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
   graph.add_option("--methods", c.methods, "As train's --method")->capture_default_str();
   graph.add_option("--device", c.device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   graph.add_flag("--tf32", c.tf32, "Products of float32 matrices in TF32, torch's and the methods' (cuda)");
-  graph.add_option("--amp", c.amp, "Features and activations in this type; torch's as autocast would")
+  graph.add_option("--amp", c.amp, "Features and activations in this type, see below; torch's as autocast would")
       ->check(members<Amp>())
       ->capture_default_str();
   graph.add_flag("--cuda-graph", c.cuda_graph, "Replay the methods' steps from a CUDA graph; torch's run eagerly (cuda)");
@@ -222,6 +233,7 @@ void run_bench_graph(const BenchGraphCommand& c) {
   setting.data_name = data.name;
   setting.nodes = data.nodes;
   setting.entries = bench.entries();
+  setting.types = types_of(bench, methods, options.amp);
   if (!silent) print_about(c, setting);
   const std::vector<BenchResult> results = bench.run(methods, !c.no_torch, c.steps);
   if (!silent) print_results(results);
@@ -240,6 +252,8 @@ void add_bench_graph(CLI::App& bench) {
       "  torch  the same model in torch's own functions: sparse CSR matmul with the transpose kept ready, linear, batch_norm,\n"
       "         relu, dropout, cross_entropy\n"
       "  fp32   this library's layers with torch's saves\n"
+      "--amp auto: fp16 with --tf32 for methods that pack, where a norm follows every hidden layer and the largest feature is 2^-8 to\n"
+      "2^8 in size; else float32, as plain torch and fp32 always. TF32 rounds factors to as many bits as fp16 has.\n"
       "Memory is that of a step without a CUDA graph. With one, the pool that its step needs stays reserved from then on.\n"
       "\nExamples:\n  satchel bench graph\n  satchel bench graph --data synthetic:arxiv --device cuda --steps 100 --json graph.json\n"
       "  satchel bench graph --data synthetic:arxiv --device cuda --tf32 --cuda-graph --hidden 256\n"

@@ -49,7 +49,9 @@ class GraphBench::Entry {
     const bool torch = method == nullptr;
     options_.method = torch ? parse_method("fp32") : *method;
     options_.cuda_graph = options_.cuda_graph && !torch;
+    options_.amp = bench.amp_of(method);
     GraphTask host = bench.host_;
+    set_type(host, options_.amp);
     if (torch) {
       torch_ = torch_adjacency(host.a, bench.device_, options_.amp);
       host.a = {};  // torch does without
@@ -59,12 +61,15 @@ class GraphBench::Entry {
     if (const int64_t rows = torch ? 0 : cached_rows(task_, options_); rows > 0)
       task_.input = with_aggregated(std::move(task_.input), task_.a, rows);
     model_ = seeded_model(options_);
-    optimizer_ = std::make_unique<ParameterStep>(options_, model_->parameters());
+    const double scale = gradient_scale(task_, options_);
+    optimizer_ = std::make_unique<ParameterStep>(options_, model_->parameters(), scale);
     result_.name = torch ? "torch" : options_.method.name;
     result_.plain_torch = torch;
     result_.cuda_graph = options_.cuda_graph;
+    result_.amp = options_.amp;
     result_.cached_bytes = task_.input.aggregated.defined() ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0;
-    parts_ = {[this] { return forward(); }, [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain); }};
+    parts_ = {[this] { return forward(); },
+              [this, scale](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain, scale); }};
     step_ = std::make_unique<TrainStep>(parts_, *optimizer_, bench.device_, options_.cuda_graph);
   }
   Entry(const Entry&) = delete;
@@ -87,9 +92,7 @@ class GraphBench::Entry {
   const BenchResult& result() const { return result_; }
 
  private:
-  at::Tensor forward() {
-    return result_.plain_torch ? torch_forward(model_, task_.input.x, torch_) : model_->forward(task_.input, task_.a);
-  }
+  at::Tensor forward() { return result_.plain_torch ? torch_forward(model_, task_.input.x, torch_) : model_->logits(task_.input, task_.a); }
 
   TrainOptions options_;
   int64_t warm_ups_;
@@ -102,13 +105,21 @@ class GraphBench::Entry {
   BenchResult result_;
 };
 
-GraphBench::GraphBench(const GraphData& data, const TrainOptions& options) : options_(options), device_(device_of(options.device)) {
+GraphBench::GraphBench(const GraphData& data, const TrainOptions& options)
+    : options_(options), device_(device_of(options.device)), range_(range_of(data.features)) {
   options_.shape = shape_for(data, options_.shape);
   if (data.features.sparse()) fail("bench", "features must be dense", "sparse ones");
   TrainOptions here = options_;
   here.device = "cpu";
   here.method = parse_method("fp32");
+  here.amp = Amp::none;  // each entry has its own
   host_ = make_task(data, here);
+}
+
+Amp GraphBench::amp_of(const Method* method) const {
+  TrainOptions options = options_;
+  options.method = method == nullptr ? parse_method("fp32") : *method;
+  return amp_for(options, range_);
 }
 
 BenchResult GraphBench::run_alone(const Method* method, int64_t steps) const {
@@ -122,6 +133,7 @@ BenchResult GraphBench::run_alone(const Method* method, int64_t steps) const {
     result.name = method == nullptr ? "torch" : method->name;
     result.plain_torch = method == nullptr;
     result.cuda_graph = options_.cuda_graph && method != nullptr;
+    result.amp = amp_of(method);
     result.fits = false;
   }
   release_cached_memory(device_);

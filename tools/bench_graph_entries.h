@@ -15,7 +15,8 @@ struct BenchResult {
   std::string name;
   bool plain_torch = false;
   bool cuda_graph = false;
-  bool fits = true;  // else nothing below was measured: memory ran out
+  Amp amp = Amp::none;  // decided
+  bool fits = true;     // else nothing below was measured: memory ran out
   StepCost cost;
   int64_t cached_bytes = 0;     // A·X
   std::vector<double> seconds;  // of a step
@@ -31,6 +32,8 @@ class GraphBench {
   GraphBench(const GraphData& data, const TrainOptions& options);
 
   int64_t entries() const { return host_.a.matrix.entries(); }
+  /// What features and activations are kept in; without a method: plain torch's.
+  Amp amp_of(const Method* method) const;
 
   /// Plain torch first, where it is asked for. On the CPU one step of each in turn, round by round; on CUDA one after the other, each
   /// alone on the device, plain torch always without a CUDA graph.
@@ -45,7 +48,8 @@ class GraphBench {
 
   TrainOptions options_;
   at::Device device_;
-  GraphTask host_;
+  FeatureRange range_;
+  GraphTask host_;  // features in float32
 };
 
 /// At 32 bits a method's gradients are plain torch's, on a small graph in float32 and without dropout, which draws other masks. Returns

@@ -18,6 +18,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/core/noise.h"
+#include "satchel/plan/image_plan.h"
 #include "satchel/plan/share_out.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/image_step.h"
@@ -39,7 +40,7 @@ constexpr int64_t kCheckBatch = 8, kCheckImage = 32;  // of the check
 // Values within rounding of 0 fall on either side of a ReLU, and each changes the gradients of all layers before it: fp32 in NCHW order
 // is off fp32 in channels_last by up to 3e-2 (resnet50, densenet121), and a gradient that lacks a term by about 1.
 constexpr double kFlips = 0.1;
-constexpr Rates kRates{1e-3, 0.9};  // small: random labels shall not drive the weights far
+constexpr double kRate = 1e-3;  // small: random labels shall not drive the weights far
 
 /// cuDNN has words of its own for memory that could not be had.
 bool ran_out(const c10::Error& e) {
@@ -50,12 +51,15 @@ bool ran_out(const c10::Error& e) {
 /// Model, optimizer and a batch of noise, on their device while it lives.
 class Entry {
  public:
-  Entry(const ImageBenchSetting& s, const Method& method, int64_t batch) : device_(device_of(s.options.device)) {
+  Entry(const ImageBenchSetting& s, const Method& method, int64_t batch)
+      : device_(device_of(s.options.device)), rates_{s.options.lr, s.options.momentum} {
     ImageTrainOptions options = s.options;
     options.method = method;
-    if (method.adaptive && !method.plain) shares_ = std::make_shared<ShareOut>(ShareOutOptions{batch});
+    if (shares_out(method)) shares_ = std::make_shared<ShareOut>(ShareOutOptions{batch});
     const ImageShape shape = shape_of(options, s.classes, s.channels, s.image, s.image);
+    options.method = with_mean(shape, {batch, s.image, s.image}, method);
     step_ = std::make_unique<ImageStep>(make_model(options, shape, device_, shares_), options, device_);
+    if (shares_) shares_->set_gradient_scale(step_->loss_scale());
     at::manual_seed(1);
     const auto order = options.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
     images_ = at::empty({batch, s.channels, s.image, s.image}, at::TensorOptions().dtype(at::kFloat).device(device_), order).normal_();
@@ -67,7 +71,7 @@ class Entry {
   /// Returns the loss, once the step is done.
   double step(int64_t round, StepCost* cost = nullptr) {
     if (shares_) shares_->set_samples(indices_);
-    const at::Tensor loss = (*step_)(images_, labels_, kRates, derive_seed(1, static_cast<uint64_t>(round + 1), 0, 0), cost);
+    const at::Tensor loss = (*step_)(images_, labels_, rates_, derive_seed(1, static_cast<uint64_t>(round + 1), 0, 0), cost);
     if (shares_) shares_->step();
     return loss.item<double>();
   }
@@ -77,6 +81,7 @@ class Entry {
 
  private:
   at::Device device_;
+  Rates rates_;
   std::shared_ptr<ShareOut> shares_;
   std::unique_ptr<ImageStep> step_;
   at::Tensor images_, labels_;
@@ -95,8 +100,10 @@ ImageBenchResult measured(const ImageBenchSetting& setting, const Method& method
     r.loss = entry.step(round, round == kWarmUps - 1 ? &r.cost : nullptr);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (round >= kWarmUps) r.seconds.push_back(took.count());
+    if (std::isfinite(r.loss)) continue;
+    r.error = fmt::format("loss {} at step {}", std::isnan(r.loss) ? "nan" : "infinite", round + 1);
+    break;
   }
-  if (!std::isfinite(r.loss)) fail("bench", "loss must be finite with " + method.name, r.loss);
   return r;
 }
 
@@ -125,12 +132,12 @@ double check_gradients(ImageBenchSetting s) {
 }
 
 const ImageBenchResult* base_of(const std::vector<ImageBenchResult>& results) {
-  const auto found = std::find_if(results.begin(), results.end(), [](const ImageBenchResult& r) { return r.method == "fp32" && r.fits; });
+  const auto found = std::find_if(results.begin(), results.end(), [](const ImageBenchResult& r) { return r.method == "fp32" && r.ran(); });
   return found == results.end() ? nullptr : &*found;
 }
 
 std::vector<std::string> row_of(const ImageBenchResult& r, const ImageBenchResult* base) {
-  if (!r.fits) return {r.method, "does not fit", "-", "-", "-", "-"};
+  if (!r.ran()) return {r.method, r.fits ? r.error : "does not fit", "-", "-", "-", "-"};
   const auto beside = [&](int64_t own, int64_t of_base) {
     return bytes_text(own) + (base == nullptr || base == &r ? "" : " " + less_text(static_cast<double>(of_base), static_cast<double>(own)));
   };
@@ -144,10 +151,11 @@ std::vector<std::string> row_of(const ImageBenchResult& r, const ImageBenchResul
 
 ordered_json result_json(const ImageBenchResult& r, const ImageBenchResult* base) {
   ordered_json j = {{"method", r.method}, {"batch", r.batch}, {"fits", r.fits}};
-  const auto put = [&](const char* key, const ordered_json& value) { j[key] = r.fits ? value : ordered_json(nullptr); };
+  j["error"] = r.error.empty() ? ordered_json(nullptr) : ordered_json(r.error);
+  const auto put = [&](const char* key, const ordered_json& value) { j[key] = r.ran() ? value : ordered_json(nullptr); };
   put("step_seconds", r.median());
-  put("ratio", base == nullptr || !r.fits ? ordered_json(nullptr) : ordered_json(r.median() / base->median()));
-  put("images_per_second", r.fits ? ordered_json(static_cast<double>(r.batch) / r.median()) : ordered_json(nullptr));
+  put("ratio", base == nullptr || !r.ran() ? ordered_json(nullptr) : ordered_json(r.median() / base->median()));
+  put("images_per_second", r.ran() ? ordered_json(static_cast<double>(r.batch) / r.median()) : ordered_json(nullptr));
   put("saved_bytes", r.cost.saved_bytes);
   put("loss_bytes", r.cost.loss_bytes);
   put("peak_bytes", r.cost.peak_bytes);
@@ -194,6 +202,7 @@ void add_image_bench_options(CLI::App& bench, BenchImagesCommand& c) {
   std::vector<std::string> names;
   for (const std::string_view name : image_model_names()) names.emplace_back(name);
   o.model = "resnet50";
+  o.lr = kRate;
   bench.add_option("--model", o.model, "The model")->check(CLI::IsMember(names))->capture_default_str();
   bench.add_option("--methods", c.methods, "As train's --method")->capture_default_str();
   bench.add_option("--image", c.setting.image, "Height and width of the images")
@@ -203,6 +212,7 @@ void add_image_bench_options(CLI::App& bench, BenchImagesCommand& c) {
   bench.add_option("--width", o.width, "Channels of the first stage")->transform(whole_number(1, 1 << 12))->capture_default_str();
   bench.add_flag("--small-stem", c.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)");
   bench.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool")->excludes("--small-stem");
+  bench.add_option("--lr", o.lr, "Learning rate of the steps")->transform(real_number())->capture_default_str();
   bench.add_option("--device", o.device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   bench.add_flag("--tf32", o.tf32, "Convolutions and products of float32 in TF32 (cuda)");
   bench.add_option("--amp", c.amp, "Autocast to this type")->check(members<Autocast>())->capture_default_str();
@@ -218,9 +228,12 @@ ImageBenchSetting checked_setting(const BenchImagesCommand& c) {
   s.options.channels_last = !c.contiguous;
   s.tries = !c.no_tries;
   if (c.small_stem || c.large_stem) s.options.small_stem = c.small_stem;
+  if (c.no_tries && s.options.device != "cuda") throw UsageError("[bench] --no-tries needs --device cuda, got " + s.options.device);
   try {
     validate(s.options);
-    validate(shape_of(s.options, s.classes, s.channels, s.image, s.image), "bench");
+    const ImageShape shape = shape_of(s.options, s.classes, s.channels, s.image, s.image);
+    validate(shape, "bench");
+    check_side(shape, s.image, s.image, "bench");
   } catch (const Error& e) {
     throw UsageError(e.what());
   }
@@ -268,10 +281,14 @@ void run_bench_images(const BenchImagesCommand& c) {
     results.push_back(measure(setting, m, c.batch, c.steps));
     if (!c.json.empty() && !silent) write_results(c, about, results);
   }
-  if (silent) return write_results(c, about, results);
-  std::vector<std::vector<std::string>> rows{{"method", "step", "of fp32", "images/s", "saved", "peak"}};
-  for (const ImageBenchResult& r : results) rows.push_back(row_of(r, base_of(results)));
-  print_table(rows);
+  if (silent) {
+    write_results(c, about, results);
+  } else {
+    std::vector<std::vector<std::string>> rows{{"method", "step", "of fp32", "images/s", "saved", "peak"}};
+    for (const ImageBenchResult& r : results) rows.push_back(row_of(r, base_of(results)));
+    print_table(rows);
+  }
+  if (std::ranges::none_of(results, &ImageBenchResult::ran)) fail("bench", "a method must run to its end", "none that did");
 }
 
 void add_bench_images(CLI::App& bench) {
@@ -287,7 +304,8 @@ void add_bench_images(CLI::App& bench) {
   images->footer(
       "\nChecked first: at 32 bits the gradients of all weights equal fp32's within rounding, on a few small images in float32.\n"
       "Then steps of forward, loss, backward, SGD on generated images, one method after the other, each alone on the device. A method\n"
-      "that runs out of memory does not fit, and the others go on. fp32 is torch's own functions and saves; bench/image_torch.py\n"
+      "that runs out of memory does not fit, one whose loss is not finite says so, and the others go on; where none runs to its end the\n"
+      "exit code is 1. fp32 is torch's own functions and saves; bench/image_torch.py\n"
       "measures PyTorch itself, checkpointing and torch.compile in the same way.\n"
       "\nExamples:\n  satchel bench images --device cuda --tf32 --batch 256 --json images.json\n"
       "  satchel bench images --model resnet18 --image 32 --classes 10 --batch 16 --width 16 --steps 5");

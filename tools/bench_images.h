@@ -22,12 +22,15 @@ struct ImageBenchSetting {
 struct ImageBenchResult {
   std::string method;
   int64_t batch = 0;
-  bool fits = true;  // else nothing below was measured: memory ran out
+  bool fits = true;   // else memory ran out
+  std::string error;  // why else it did not run: a loss that is not finite
   StepCost cost;
   int64_t parameter_bytes = 0, batch_bytes = 0;
   double loss = 0;              // of the last step
   std::vector<double> seconds;  // of a step
 
+  /// Else nothing of the above was measured.
+  bool ran() const { return fits && error.empty(); }
   double median() const;
   /// Weights, gradients, momentum, images, and the most that a step takes beside them.
   int64_t total_bytes() const { return 3 * parameter_bytes + batch_bytes + cost.peak_bytes; }

@@ -53,6 +53,7 @@ Csr power_law() {
 Adjacency adjacency_named(const std::string& name) {
   if (name == "power") return mean_adjacency(power_law());
   TrainOptions options;
+  options.amp = Amp::none;
   return make_task(load_graph(name), options).a;
 }
 
@@ -74,14 +75,15 @@ double time_of(const F& run, at::Device device, int repeat) {
 }
 
 /// Throws unless A·x is torch's within rounding: a sum of n float32 terms is off by at most n·2⁻²⁴ of the terms' sizes together. In
-/// bfloat16, where torch rounds partial sums too, it must be float32's own result rounded once: within 2⁻⁸.
+/// 16 bits, where torch rounds partial sums too, it must be float32's own result rounded once: within 2⁻⁸ (float16: 2⁻¹¹, and below its
+/// normal numbers 2⁻²⁵).
 void check(const Csr& matrix, const at::Tensor& x, const at::Tensor& torchs, int64_t longest) {
   const bool single = x.scalar_type() == at::kFloat;
   const at::Tensor own = multiply(matrix, x).to(at::kDouble), wide = x.to(at::kFloat);
   const at::Tensor other = (single ? at::matmul(torchs, x) : multiply(matrix, wide)).to(at::kDouble);
   const at::Tensor sizes = (single ? multiply(matrix, x.abs()).to(at::kDouble) : other.abs());
-  const double share = single ? static_cast<double>(longest) * 0x1p-24 : 0x1p-8;
-  const double over = ((own - other).abs() / (sizes * share + 1e-30)).max().item<double>();
+  const double share = single ? static_cast<double>(longest) * 0x1p-24 : x.scalar_type() == at::kHalf ? 0x1p-11 : 0x1p-8;
+  const double over = ((own - other).abs() / (sizes * share + (x.scalar_type() == at::kHalf ? 0x1p-25 : 1e-30))).max().item<double>();
   if (!(over <= 1)) fail("bench", "A·x must be right within rounding", fmt::format("{:.2f} times as much", over));
 }
 
@@ -93,13 +95,14 @@ void bench_graph_of(const std::string& name, const BenchSpmmCommand& c, at::Devi
                grouped(longest), device.is_cuda() ? gpu_name() : "CPU");
   }
   std::vector<std::vector<std::string>> rows{{"type", "columns", "A·x", "torch", "of torch", "Aᵀ·x", "torch", "of torch", "gathered"}};
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    if (type == at::kBFloat16 && !device.is_cuda()) continue;  // torch's CPU product is float32's
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    if (type != at::kFloat && !device.is_cuda()) continue;  // torch's CPU product is float32's
+    const char* type_name = type == at::kFloat ? "f32" : type == at::kHalf ? "f16" : "bf16";
     const at::Tensor forth = torch_csr(here.matrix, device, type), back = torch_csr(here.transpose, device, type);
     for (const int64_t width : c.widths) {
       const at::Tensor x = at::randn({here.nodes(), width}).to(device, type);
-      ordered_json line{{"graph", name}, {"type", type == at::kFloat ? "f32" : "bf16"}, {"columns", width}};
-      std::vector<std::string> row{type == at::kFloat ? "f32" : "bf16", std::to_string(width)};
+      ordered_json line{{"graph", name}, {"type", type_name}, {"columns", width}};
+      std::vector<std::string> row{type_name, std::to_string(width)};
       double own = 0;
       for (const auto& [matrix, torchs, key] : {std::tuple{&a.matrix, &forth, "forward"}, std::tuple{&a.transpose, &back, "transpose"}}) {
         check(*matrix, x, *torchs, longest);

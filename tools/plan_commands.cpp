@@ -6,7 +6,6 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <limits>
@@ -24,6 +23,7 @@ std::string footer() {
   std::string text = "\nMethods: NAME[,OPTION=VALUE…], or a spec's options alone (see `satchel presets --help`)\n";
   for (const MethodPreset& p : method_presets()) text += fmt::format("  {:<11} {}\n", p.name, p.summary);
   return text +
+         "  gact        GACT's code: groups of 256, 4 bits, in shared saves\n"
          "  Several: repeat --method, or separate them by commas; a part with = belongs to the method before it.\n"
          "\n  bytes        kept from forward to backward: codes, headers, channels, masks, statistics, seeds\n"
          "  float32 MiB  the same values in float32 (masks: a byte a value, as torch keeps them)\n"
@@ -35,7 +35,7 @@ std::string footer() {
          "  satchel plan --table arxiv\n"
          "  satchel plan --model resnet50 --batch 256\n"
          "  satchel plan --model resnet50 --fit 16GB --method fp32,actnn,division,satchel,bits=3,residual=1\n"
-         "  satchel plan --model resnet18 --small-stem --image 32 --classes 10 --method satchel";
+         "  satchel plan --model resnet18 --image 32 --classes 10 --method satchel";
 }
 
 constexpr int64_t kNotGiven = std::numeric_limits<int64_t>::min();
@@ -53,16 +53,6 @@ struct PlanOptions {
   std::string json;
 };
 
-/// CLI11's own conversion reads 010 as 8: it gets the digits of what was read here.
-std::string read_count(std::string& text) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, code] = std::from_chars(text.data(), end, value);
-  if (text.empty() || code != std::errc() || stop != end) return "must be a whole number, got '" + text + "'";
-  text = std::to_string(value);
-  return "";
-}
-
 template <class T>
 CLI::Option* add_choice(CLI::App& app, const std::string& name, T& to, const std::map<std::string, T>& values, const std::string& help) {
   std::string shown, names;
@@ -77,10 +67,6 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, T& to, const std
     return true;
   };
   return app.add_option(name, choose, help)->type_name(names)->default_str(shown);
-}
-
-CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, const std::string& help) {
-  return app.add_option(name, to, help)->transform(CLI::Validator(read_count, "", "count"))->type_name("N");
 }
 
 std::vector<Method> methods_of(const std::vector<std::string>& texts) {
@@ -105,6 +91,7 @@ std::string model_names() {
 ImagePlanOptions image_options(const PlanOptions& o, std::vector<Method> methods) {
   ImagePlanOptions images = o.images;
   images.shape.name = o.model;
+  images.shape.small_stem = images.small_stem || (!images.large_stem && wants_small_stem(images.image, images.image));
   if (o.shape.classes != kNotGiven) images.shape.classes = o.shape.classes;
   if (o.dropout_given) images.shape.dropout = o.shape.dropout;
   images.methods = std::move(methods);

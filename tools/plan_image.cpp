@@ -26,7 +26,7 @@ struct Part {
 };
 constexpr std::array<Part, 7> kParts = {{{"inputs", {"input"}},
                                          {"norms", {"norm"}},
-                                         {"shared", {"shared"}},
+                                         {"shared", {"shared", "third bits"}},
                                          {"activations", {"activation"}},
                                          {"masks", {"mask", "dropout"}},
                                          {"pools", {"indices", "offsets"}},
@@ -106,6 +106,9 @@ std::string comparison_text(const ImagePlanOptions& o) {
 constexpr const char* kStepText =
     "step   weights, gradients and momentum, the batch, and the most that saves, the maps between layers (in backward their gradients)\n"
     "       and decoded values take at once, in float32; not the loss, cuDNN's workspaces, the allocator's slack\n";
+constexpr const char* kFitText =
+    "slack  what torch's allocator has free in pieces too small to use, about the widest map; step and slack are within the budget\n"
+    "An estimate, more likely too large than too small: `satchel bench batch` finds the largest batch by trying.\n";
 
 std::string published_text(const ImagePlanOptions& o) {
   std::string text = fmt::format("\n{:<10} {:>9} {:>7} {:>7}", "GiB", "published", "model", "");
@@ -128,16 +131,24 @@ std::string published_text(const ImagePlanOptions& o) {
 
 std::string fit_text(const ImagePlanOptions& o, int64_t budget) {
   const int64_t fp32 = largest_batch(o.shape, o.image, o.image, parse_method("fp32"), budget);
-  std::string text = fmt::format("\n{:<28} {:>13} {:>8} {:>10} {:>11} {:>10} {:>10}\n", "in " + grouped(budget) + " bytes", "largest batch",
-                                 "of fp32", "saved GiB", "weights GiB", "batch GiB", "step GiB");
+  constexpr const char* kRow = "{:<28} {:>13} {:>8} {:>10} {:>9} {:>11} {:>10} {:>10} {:>10}\n";
+  std::string text = "\n" + fmt::format(fmt::runtime(kRow), "in " + grouped(budget) + " bytes", "largest batch", "of fp32", "saved GiB",
+                                        "on host", "weights GiB", "batch GiB", "step GiB", "slack GiB");
+  bool capped = false;
   for (const Method& method : methods_of(o)) {
     const int64_t batch = largest_batch(o.shape, o.image, o.image, method, budget);
-    const ImageMemory m = batch == 0 ? ImageMemory{} : memory_of(o.shape, {batch, o.image, o.image}, method);
-    text += fmt::format("{:<28} {:>13} {:>8} {:>10} {:>11} {:>10} {:>10}\n", method.name, grouped(batch),
-                        fp32 == 0 ? "-" : fmt::format("{:.1f}x", ratio(batch, fp32)), gib(m.saved), gib(m.parameters), gib(m.images),
-                        gib(m.total()));
+    if (batch == 0) {
+      text += fmt::format(fmt::runtime(kRow), method.name, "none fits", "-", "-", "-", "-", "-", "-", "-");
+      continue;
+    }
+    const ImageMemory m = memory_of(o.shape, {batch, o.image, o.image}, method);
+    capped |= batch == kMostBatch;
+    text += fmt::format(fmt::runtime(kRow), method.name, grouped(batch) + (batch == kMostBatch ? "+" : ""),
+                        fp32 == 0 ? "-" : fmt::format("{:.1f}x", ratio(batch, fp32)), gib(m.saved), gib(m.swapped), gib(m.parameters),
+                        gib(m.images), gib(m.total()), gib(m.slack));
   }
-  return text + "\n" + kStepText;
+  return text + (capped ? "\n+      a plan ends at " + grouped(kMostBatch) + " images: more would fit\n" : "") + "\n" + kStepText +
+         kFitText;
 }
 
 ordered_json lines_json(const std::vector<SavedTensor>& lines) {
@@ -150,11 +161,8 @@ ordered_json lines_json(const std::vector<SavedTensor>& lines) {
 }
 
 ordered_json memory_json(const ImageMemory& m) {
-  return {{"saved_bytes", m.saved},
-          {"parameter_bytes", m.parameters},
-          {"image_bytes", m.images},
-          {"fullest_bytes", m.fullest},
-          {"step_bytes", m.total()}};
+  return {{"saved_bytes", m.saved},     {"host_bytes", m.swapped}, {"parameter_bytes", m.parameters}, {"image_bytes", m.images},
+          {"fullest_bytes", m.fullest}, {"step_bytes", m.total()}, {"slack_bytes", m.slack}};
 }
 
 ordered_json published_json(const ImagePlanOptions& o) {
@@ -184,7 +192,7 @@ ordered_json fit_json(const ImagePlanOptions& o, int64_t budget) {
   ordered_json methods = ordered_json::array();
   for (const Method& method : methods_of(o)) {
     const int64_t batch = largest_batch(o.shape, o.image, o.image, method, budget);
-    ordered_json line = {{"method", method.name}, {"largest_batch", batch}};
+    ordered_json line = {{"method", method.name}, {"largest_batch", batch}, {"capped", batch == kMostBatch}};
     if (batch > 0) line["memory"] = memory_json(memory_of(o.shape, {batch, o.image, o.image}, method));
     methods.push_back(line);
   }
@@ -202,23 +210,27 @@ std::string read_count(std::string& text) {
   int64_t value = 0;
   const char* end = text.data() + text.size();
   const auto [stop, code] = std::from_chars(text.data(), end, value);
+  if (code == std::errc::result_out_of_range) return "must be a whole number below 2^63, got '" + text + "'";
   if (text.empty() || code != std::errc() || stop != end) return "must be a whole number, got '" + text + "'";
   text = std::to_string(value);
   return "";
 }
 
-CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, const std::string& help) {
-  return app.add_option(name, to, help)->transform(CLI::Validator(read_count, "", "count"))->type_name("N")->capture_default_str();
-}
-
 }  // namespace
 
+CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, const std::string& help) {
+  return app.add_option(name, to, help)->transform(CLI::Validator(read_count, "", "count"))->type_name("N");
+}
+
 std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOptions& o) {
-  return {add_count(plan, "--batch", o.batch, "Image models: images a step"),
-          add_count(plan, "--image", o.image, "Image models: side of an image"),
-          add_count(plan, "--channels", o.shape.channels, "Image models: channels of an image"),
-          add_count(plan, "--width", o.shape.width, "Image models: channels of the first stage"),
-          plan.add_flag("--small-stem", o.shape.small_stem, "Image models: the stem for small images (CIFAR)"),
+  CLI::Option* small = plan.add_flag("--small-stem", o.small_stem,
+                                     "Image models: first convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)");
+  return {add_count(plan, "--batch", o.batch, "Image models: images a step")->capture_default_str(),
+          add_count(plan, "--image", o.image, "Image models: side of an image")->capture_default_str(),
+          add_count(plan, "--channels", o.shape.channels, "Image models: channels of an image")->capture_default_str(),
+          add_count(plan, "--width", o.shape.width, "Image models: channels of the first stage")->capture_default_str(),
+          small,
+          plan.add_flag("--large-stem", o.large_stem, "Image models: first convolution 7×7 of stride 2, then a pool")->excludes(small),
           plan.add_option("--fit", o.fit, "Image models: the largest batch in so much memory, instead of --batch")
               ->transform(
                   CLI::Validator([](std::string& text) { return text.empty() ? "must be a size as in 16GB, got ''" : std::string(); }, ""))

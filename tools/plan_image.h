@@ -18,13 +18,17 @@ namespace satchel::tool {
 struct ImagePlanOptions {
   ImageShape shape = {"", 1000, 3, false, 64, {}};
   int64_t batch = 256;
-  int64_t image = 224;          // side
-  std::string fit;              // "16GB": the largest batch instead
-  std::vector<Method> methods;  // none: fp32, actnn, division, satchel
+  int64_t image = 224;                          // side
+  bool small_stem = false, large_stem = false;  // neither: as `train` chooses for images of this size
+  std::string fit;                              // "16GB": the largest batch instead
+  std::vector<Method> methods;                  // none: fp32, actnn, division, satchel
 };
 
-/// --batch, --image, --channels, --small-stem, --width, --fit. Model, classes, dropout and methods are options of every plan.
+/// --batch, --image, --channels, --small-stem, --large-stem, --width, --fit. Model, classes, dropout and methods are options of every plan.
 std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOptions& options);
+
+/// A whole number, which the plan itself checks further.
+CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, const std::string& help);
 
 /// A line a method with its parts; one method alone layer by layer; beside them the published figures where the model is theirs.
 std::string image_plan_text(const ImagePlanOptions& options);

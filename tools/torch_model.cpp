@@ -87,7 +87,7 @@ at::Tensor torch_csr(const Csr& a, at::Device device, at::ScalarType type) {
 }
 
 TorchAdjacency torch_adjacency(const Adjacency& a, at::Device device, Amp amp) {
-  const at::ScalarType type = amp == Amp::bf16 && device.is_cuda() ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType type = device.is_cuda() ? activation_type(amp) : at::kFloat;
   return {torch_csr(a.matrix, device, type), torch_csr(a.transpose, device, type)};
 }
 
@@ -95,7 +95,7 @@ at::Tensor torch_forward(const GraphModel& model, const at::Tensor& input, const
   const GraphShape& shape = model->options().shape;
   const auto parameters = model->named_parameters();
   const auto buffers = model->named_buffers();
-  const at::ScalarType type = model->options().amp == Amp::bf16 ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType type = activation_type(model->options().amp);
   at::Tensor x = input;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     const std::string conv = "convs." + std::to_string(layer) + ".", norm = "norms." + std::to_string(layer) + ".";

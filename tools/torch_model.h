@@ -15,12 +15,12 @@ struct TorchAdjacency {
   at::Tensor matrix, transpose;
 };
 
-/// Both, with values of the type that torch multiplies in: with amp bf16 bfloat16 on CUDA; the CPU's product is float32's only.
+/// Both, with values of the type that torch multiplies in: with an amp its 16 bits on CUDA; the CPU's product is float32's only.
 TorchAdjacency torch_adjacency(const Adjacency& a, at::Device device, Amp amp);
 
 /// Logits in training mode from the parameters and buffers of `model`, by torch::linear, batch_norm, relu, dropout … With the
-/// model's amp bf16 the types are those that autocast would choose: products in bfloat16, layer_norm in float32, all else in the type
-/// it gets, so that sage's logits are bfloat16.
+/// model's amp the types are those that autocast would choose: products in 16 bits, layer_norm in float32, all else in the type
+/// it gets, so that sage's logits have 16 bits too.
 at::Tensor torch_forward(const GraphModel& model, const at::Tensor& x, const TorchAdjacency& a);
 
 }  // namespace satchel::tool

@@ -2,11 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 
-#include <algorithm>
-#include <charconv>
-#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -34,17 +30,21 @@ constexpr const char* kMethodHelp =
     "  exact       EXACT: projected 8:1, 2 bits, a header a row\n"
     "  blockwise   the block-wise paper: blocks of 64 rows, optimal levels\n"
     "  projection  inputs projected 8:1 and kept in full precision\n"
-    "  actnn       ActNN: groups of 256, 2 bits shared out by sample and layer (images)\n"
+    "  actnn       ActNN: groups of 256, 2 bits shared out by sample and layer (images); level=0…5 as its paper counts\n"
     "  division    DIVISION: low frequencies in bf16, the rest in 2 bits (images)\n"
-    "  satchel     one shared save a layer, 2 bits in all\n"
+    "  gact        GACT's code: groups of 256, 4 bits, in shared saves\n"
+    "  satchel     one shared save a layer, 2 bits in all; images: mean=2.25 or budget=1.2GiB shares 2 or 3 bits out\n"
     "  blockwise,levels=even,satchel,bits=3      options belong to the method before them\n";
 constexpr const char* kTrainNotes =
     "\nEvery run of a seed starts from the same weights and the same split, whatever the method. Several methods or seeds end\n"
-    "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and `satchel predict` read.\n"
+    "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and, of graphs, `satchel predict` read.\n"
     "Ctrl-C ends after the epoch: checkpoint, table and JSON are written, exit code 130; a second one kills.\n"
     "Memory is measured in the first three steps. With --cuda-graph what a step allocates stays reserved for the graph from the\n"
     "fourth on, and evaluations allocate beside it. A resumed run may change --cuda-graph, but not --tf32,\n"
-    "--amp, --cache or --no-cache. Equal seeds give equal results for equal options: what is cached changes how sums round.\n"
+    "--amp, --cache or --no-cache; --amp auto then is the checkpoint's type. Equal seeds give equal results for equal\n"
+    "options: what is cached changes how sums round.\n"
+    "--amp auto, graphs: fp16 with --tf32 for methods that pack (less than 32 bits), where a norm follows every hidden layer and\n"
+    "features are dense, the largest 2^-8 to 2^8 in size; else none. TF32 rounds factors to as many bits as fp16 has. Images: none.\n"
     "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel --epochs 50\n"
     "  satchel train --data cora.npz --model gcn --layers 2 --norm none --method fp32,exact,satchel --seeds 16 --json cora.json\n"
     "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda --tf32 --cuda-graph\n"
@@ -61,18 +61,6 @@ TrainOptions options_of(const TrainCommand& c, const Method& method) {
   if (!c.cache.empty()) o.cache_bytes = parse_bytes(c.cache, "train");
   o.method = method;
   return o;
-}
-
-/// Two names of one file, which may not be there yet.
-bool same_file(const std::string& a, const std::string& b) {
-  struct stat first {
-  }, second{};
-  if (::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0)
-    return first.st_dev == second.st_dev && first.st_ino == second.st_ino;
-  const auto folder = [](const std::string& path) { return path.find('/') == path.npos ? "." : path.substr(0, path.rfind('/') + 1); };
-  const auto name = [](const std::string& path) { return path.substr(path.rfind('/') + 1); };
-  return name(a) == name(b) && ::stat(folder(a).c_str(), &first) == 0 && ::stat(folder(b).c_str(), &second) == 0 &&
-         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
 void check_split(const GraphData& data, int64_t split) {
@@ -135,10 +123,16 @@ RunResult run_one(const GraphData& data, const TrainOptions& options, bool silen
 
 void add_run_options(CLI::App& train, TrainCommand& c) {
   TrainOptions& o = c.options;
-  train.add_option("--epochs", o.epochs, "Epochs; of graphs one step each")->transform(whole_number(1))->capture_default_str();
+  const ImageTrainOptions& images = c.images.options;
+  const auto both = [](const auto& graphs, const auto& others) { return fmt::format("{} (images {})", graphs, others); };
+  train.add_option("--epochs", o.epochs, "Epochs; of graphs one step each")
+      ->transform(whole_number(1))
+      ->default_str(both(o.epochs, images.epochs));
   train.add_option("--optim", c.optimizer, "Optimizer")->check(members<Optimizer>())->capture_default_str()->group(kGraphGroup);
-  train.add_option("--lr", o.lr, "Learning rate")->transform(real_number())->capture_default_str();
-  train.add_option("--weight-decay", o.weight_decay, "Weight decay")->transform(real_number())->capture_default_str();
+  train.add_option("--lr", o.lr, "Learning rate")->transform(real_number())->default_str(both(o.lr, images.lr));
+  train.add_option("--weight-decay", o.weight_decay, "Weight decay")
+      ->transform(real_number())
+      ->default_str(both(o.weight_decay, images.weight_decay));
   train.add_option("--momentum", o.momentum, "Momentum, of sgd and of image models")->transform(real_number())->capture_default_str();
   train.add_option("--clip", o.clip, "Largest norm of all gradients together; 0: none")
       ->transform(real_number())
@@ -166,8 +160,8 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
       ->excludes("--no-cache")
       ->group(kGraphGroup);
   train.add_flag("--tf32", o.tf32, "Products of float32 matrices in TF32 (cuda)");
-  train.add_option("--amp", c.amp, "Features and activations in this type; weights, statistics and losses stay float32 (fp16: images)")
-      ->check(members<Autocast>())
+  train.add_option("--amp", c.amp, "Features and activations in this type, see below; weights, statistics and losses stay float32")
+      ->check(members<Amp>())
       ->capture_default_str();
   train.add_flag("--cuda-graph", o.cuda_graph, "Replay steps after the third from a CUDA graph: the same results, less time (cuda)")
       ->group(kGraphGroup);
@@ -197,9 +191,9 @@ void add_train(CLI::App& app) {
       ->check(members<Activation>())
       ->capture_default_str()
       ->group(kGraphGroup);
-  train->add_option("--dropout", shape.dropout, "Dropout between layers; image models: before the classifier (default: the model's own)")
+  train->add_option("--dropout", shape.dropout, "Dropout between layers; image models: before the classifier")
       ->transform(real_number())
-      ->capture_default_str();
+      ->default_str(fmt::format("{} (images: vgg {}, else 0)", shape.dropout, kVggDropout));
   train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (gcn always does)")->group(kGraphGroup);
   train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();
   add_run_options(*train, *command);
@@ -215,15 +209,16 @@ void add_train(CLI::App& app) {
 
 void add_predict(CLI::App& app) {
   const auto command = std::make_shared<PredictCommand>();
-  CLI::App* predict = app.add_subcommand("predict", "Classes of all nodes from a checkpoint of `satchel train`");
-  predict->add_option("--checkpoint", command->checkpoint, "The checkpoint")->required();
+  CLI::App* predict = app.add_subcommand("predict", "Classes of all nodes of a graph, from a checkpoint of `satchel train`");
+  predict->add_option("--checkpoint", command->checkpoint, "The checkpoint, of a graph model")->required();
   predict->add_option("--data", command->data, "The graph, as for train")->required();
   predict->add_option("-o,--output", command->output, "Classes, a .npy file of int64: one a node (multi-label: nodes × labels)")
       ->required();
   predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes × outputs")->transform(file_name());
   predict->add_option("--device", command->device, "Where to compute")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   predict->footer(
-      "\nThe weights are those of the best validation metric.\n\nExample:\n  satchel predict --checkpoint run.safetensors --data "
+      "\nThe weights are those of the best validation metric. Graph models only: checkpoints of image models are refused.\n\nExample:\n  "
+      "satchel predict --checkpoint run.safetensors --data "
       "arxiv/ -o pred.npy");
   predict->callback([command] { run_predict(*command); });
 }
@@ -233,54 +228,6 @@ void add_predict(CLI::App& app) {
 void add_train_commands(CLI::App& app) {
   add_train(app);
   add_predict(app);
-}
-
-CLI::Validator real_number() {
-  return CLI::Validator(
-      [](std::string& text) -> std::string {
-        char* end = nullptr;
-        std::strtod(text.c_str(), &end);
-        return text.empty() || *end != 0 ? fmt::format("must be a number, got '{}'", text) : "";
-      },
-      "", "number");
-}
-
-void check_apart(const char* op, const char* name, const std::string& path, const char* other_name, const std::string& other) {
-  if (!path.empty() && !other.empty() && same_file(path, other))
-    throw UsageError(fmt::format("[{}] {} must be another file than {}, got {}", op, name, other_name, path));
-}
-
-CLI::Validator file_name() {
-  return CLI::Validator([](std::string& text) -> std::string { return text.empty() ? "must name a file, got ''" : ""; }, "", "file name");
-}
-
-CLI::Validator byte_size() {
-  return CLI::Validator(
-      [](std::string& text) -> std::string {
-        try {
-          parse_bytes(text, "size");
-        } catch (const Error&) {
-          return "must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '" + text + "'";
-        }
-        return "";
-      },
-      "", "size");
-}
-
-CLI::Validator whole_number(uint64_t least, uint64_t most) {
-  return CLI::Validator(
-      [least, most](std::string& text) -> std::string {
-        uint64_t number = 0;
-        const char* stop_at = text.data() + text.size();
-        const auto [stop, code] = std::from_chars(text.data(), stop_at, number);
-        if (text.empty() || code != std::errc() || stop != stop_at || number < least || number > most) {
-          const std::string end = most == UINT64_MAX ? "2^64 - 1" : most == INT64_MAX ? "2^63 - 1" : std::to_string(most);
-          return fmt::format("must be a whole number from {} to {}, got '{}'", least, end, text);
-        }
-        text = std::to_string(number);  // CLI11 itself reads 010 as 8
-        return "";
-      },
-      "", "whole number");
 }
 
 namespace {
@@ -293,21 +240,6 @@ void refuse_images(const std::string& data) {
 
 }  // namespace
 
-std::vector<Method> methods_from(const std::string& text, void (*check)(const Method&, const char*)) {
-  try {
-    const std::vector<Method> methods = parse_methods(text);
-    for (size_t i = 0; i < methods.size(); ++i) {
-      check(methods[i], "method");
-      for (size_t j = 0; j < i; ++j) {
-        if (methods[i].name == methods[j].name) fail("method", "every method must be named once", methods[i].name);
-      }
-    }
-    return methods;
-  } catch (const Error& e) {
-    throw UsageError(e.what());
-  }
-}
-
 void run_train(const TrainCommand& c) {
   const std::vector<Method> methods = methods_from(c.methods);
   check_use(c, methods);
@@ -319,7 +251,7 @@ void run_train(const TrainCommand& c) {
   if (!silent) print_about(data);
 
   const TrainOptions common = options_of(c, methods.front());
-  RunsAbout about{data.name, data.task, common.shape, common.tf32, common.amp, common.cuda_graph, false};
+  RunsAbout about{data.name, data.task, common.shape, common.tf32, common.cuda_graph, false};
   std::vector<RunResult> runs;
   const StopOnInterrupt guard;
   try {

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -42,6 +43,23 @@ ImageTrainOptions options_of(const ImageTrainCommand& c, const Method& method) {
   return o;
 }
 
+bool is_there(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+/// Graphs given to an image model, which would only say that there is no such folder.
+void refuse_graph(const std::string& data, const std::string& model) {
+  if (holds_images(data)) return;
+  if (!data.starts_with("synthetic:") && !data.ends_with(".npz") && !is_there(data + "/adj_full.npz") && !is_there(data + "/raw")) return;
+  throw UsageError(fmt::format(
+      "[train] data must be images for {} (a folder of CIFAR, IDX or JPEG files, or synthetic-images:…), got the graph {}", model, data));
+}
+
+/// Options that the data leave nothing to do for.
+void check_data(const ImageSets& data, const ImageTrainOptions& o) {
+  if (o.image > 0 && !data.train.in_files())
+    throw UsageError(fmt::format("[train] --image is for folders of JPEG files: {} has images of {} × {}, got {}", data.train.name,
+                                 data.train.height, data.train.width, o.image));
+}
+
 /// Everything that can be refused before the data are read.
 void check_use(const ImageTrainCommand& c, const std::vector<Method>& methods) {
   const ImageTrainOptions& o = c.options;
@@ -50,6 +68,7 @@ void check_use(const ImageTrainCommand& c, const std::vector<Method>& methods) {
     throw UsageError(fmt::format("[train] --checkpoint takes a single run, of one method and one seed, got {} runs", runs));
   if (o.seed > UINT64_MAX - static_cast<uint64_t>(c.seeds - 1))
     throw UsageError(fmt::format("[train] --seed + --seeds must be at most 2^64, got {} + {}", o.seed, c.seeds));
+  if (c.gamma_given && c.schedule != "step") throw UsageError("[train] --gamma needs --schedule step, got " + c.schedule);
   if (c.small_stem && c.large_stem) throw UsageError("[train] the stem must be one, got --small-stem and --large-stem");
   check_apart("train", "--json", c.json, "--checkpoint", o.checkpoint);
   check_apart("train", "--json", c.json, "--data", c.data);
@@ -87,9 +106,9 @@ class EpochLines {
     if (!bar && (p.step > 0 || !due)) return;
     const std::string step = p.step > 0 ? fmt::format(" step {}/{}", p.step, p.steps) : "";
     const double speed = p.step_seconds > 0 ? static_cast<double>(batch_) / p.step_seconds : 0;
-    fmt::print("{}{:<16} epoch {:>3}/{}{}  loss {:.4f}  test {:6.2f} %  {:.0f} images/s  saved {}  peak {}{}", bar ? "\r\x1b[2K" : "",
-               title_, p.epoch, p.epochs, step, p.loss, p.test, speed, bytes_text(p.saved_bytes), bytes_text(p.peak_bytes),
-               bar ? "" : "\n");
+    const std::string test = std::isnan(p.test) ? "     -  " : fmt::format("{:6.2f} %", p.test);  // no images to test on
+    fmt::print("{}{:<16} epoch {:>3}/{}{}  loss {:.4f}  test {}  {:.0f} images/s  saved {}  peak {}{}", bar ? "\r\x1b[2K" : "", title_,
+               p.epoch, p.epochs, step, p.loss, test, speed, bytes_text(p.saved_bytes), bytes_text(p.peak_bytes), bar ? "" : "\n");
     std::fflush(stdout);
     open_ = bar;
   }
@@ -129,7 +148,7 @@ void print_comparison(const std::vector<ImageRunResult>& runs, const ImageRunsAb
   std::vector<RunResult> rows;
   for (const ImageRunResult& r : runs) rows.push_back(row_of(r));
   print_runs(rows, "accuracy", "step");
-  fmt::print("test: after the last epoch\n");
+  fmt::print("test: {}\n", about.test_images > 0 ? "after the last epoch" : "there are no images to test on");
 }
 
 ordered_json run_json(const ImageRunResult& r, const ImageRunsAbout& about) {
@@ -148,7 +167,7 @@ ordered_json run_json(const ImageRunResult& r, const ImageRunsAbout& about) {
           {"parameter_bytes", r.parameter_bytes},
           {"loss", r.loss},
           {"epochs", r.epochs},
-          {"best_epoch", r.best_epoch},
+          {"best_epoch", about.test_images > 0 ? ordered_json(r.best_epoch) : ordered_json(nullptr)},
           {"skipped_steps", r.skipped_steps},
           {"interrupted", r.interrupted},
           {"model", o.model},
@@ -202,7 +221,7 @@ void add_image_options(CLI::App& train, ImageTrainCommand& c) {
   own(train.add_option("--width", o.width, "Channels of the first stage"))->transform(whole_number(1, 1 << 12))->capture_default_str();
   own(train.add_flag("--small-stem", c.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)"));
   own(train.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool (default: for larger images)"));
-  own(train.add_option("--image", o.image, "Bring images in files to this height and width (default: 224)"))
+  own(train.add_option("--image", o.image, "JPEG files: bring images to this height and width (default: 224)"))
       ->transform(whole_number(1, 1 << 14));
   own(train.add_option("--schedule", c.schedule, "How the learning rate goes"))->check(members<Decay>())->capture_default_str();
   own(train.add_option("--warmup", o.warmup, "Epochs in which it rises first"))->transform(real_number())->capture_default_str();
@@ -221,8 +240,8 @@ const char* image_train_help() {
   return "\nImages: a folder (CIFAR-10 or CIFAR-100 in its binary version, IDX files such as Fashion-MNIST's, train/CLASS/*.jpg with\n"
          "  val/CLASS/*.jpg), or generated:\n"
          "  synthetic-images:classes=10,size=32,count=50000        needs no file\n"
-         "Trained by SGD with Nesterov momentum, lr 0.1, weight decay 5e-4, 30 epochs unless other numbers are given; --amp fp16 with a\n"
-         "loss scale. Methods of images: fp32, actnn (level=0…5), division, satchel.\n";
+         "Trained by SGD with Nesterov momentum; --amp fp16 with a loss scale. Options under \"Graph models\" are refused with an image\n"
+         "model, those under \"Image models\" with graphs; of the others images have defaults of their own where \"images\" says so.\n";
 }
 
 void refuse_given(const CLI::App& train, const std::string& group, const std::string& model) {
@@ -239,8 +258,9 @@ ImageTrainCommand image_command(const TrainCommand& c, const CLI::App& train) {
     if (train.count(name) > 0) to = from;
   };
   images.data = c.data;
+  images.gamma_given = train.count("--gamma") > 0;
   images.methods = c.methods;
-  images.amp = c.amp;
+  images.amp = c.amp == "auto" ? "none" : c.amp;
   images.seeds = c.seeds;
   images.threads = c.threads;
   images.quiet = c.quiet;
@@ -266,7 +286,9 @@ void run_train_images(const ImageTrainCommand& c) {
   check_use(c, methods);
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.quiet || c.json == "-";
+  refuse_graph(c.data, c.options.model);
   const ImageSets data = load_images(c.data);
+  check_data(data, c.options);
   if (!silent) print_about(data);
 
   ImageRunsAbout about{data.train.name, data.train.count(), data.test.count(), data.train.classes, options_of(c, methods.front()), false};

@@ -16,6 +16,7 @@ struct ImageTrainCommand {
   std::string data, methods = "satchel", amp = "none", schedule = "cosine";
   std::vector<double> milestones;
   bool small_stem = false, large_stem = false, no_augment = false, no_nesterov = false, contiguous = false, quiet = false;
+  bool gamma_given = false;
   ImageTrainOptions options;
   int64_t seeds = 1;
   int64_t threads = 0;  // 0: torch's own number

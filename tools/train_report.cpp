@@ -39,6 +39,7 @@ Spread spread_of(const std::vector<double>& values) {
 }
 
 std::string spread_text(const Spread& s, double plus_minus, const char* format_of_mean) {
+  if (std::isnan(s.mean)) return "-";  // nothing to test on
   const std::string mean = fmt::format(fmt::runtime(format_of_mean), s.mean);
   return s.count > 1 ? mean + fmt::format(" ± {:.2f}", plus_minus) : mean;
 }
@@ -123,6 +124,22 @@ size_t width_of(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
+/// ", fp16", or ", fp16 (satchel)" where not all of them have it.
+std::string types_text(const std::vector<RunResult>& runs) {
+  std::string text;
+  for (const Amp amp : {Amp::bf16, Amp::fp16}) {
+    std::string names;
+    bool all = true;
+    for (const Group& g : grouped_runs(runs)) {
+      const bool own = g.runs.front()->amp == amp;
+      all = all && own;
+      if (own) names += (names.empty() ? "" : ", ") + g.method;
+    }
+    if (!names.empty()) text += ", " + name_of(amp) + (all ? "" : " (" + names + ")");
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string less_text(double fp32, double own) {
@@ -171,8 +188,7 @@ void print_runs(const std::vector<RunResult>& runs, const std::string& metric, c
 void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about) {
   const size_t seeds = seeds_of(grouped_runs(runs));
   fmt::print("\n{} on {}, {} layers × {}, {} {}{}{}{}\n\n", name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden,
-             seeds, seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", about.amp == Amp::none ? "" : ", " + name_of(about.amp),
-             about.cuda_graph ? ", CUDA graph" : "");
+             seeds, seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", types_text(runs), about.cuda_graph ? ", CUDA graph" : "");
   print_runs(runs, metric_name(about.task), "epoch");
 }
 
@@ -213,7 +229,7 @@ ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& abou
                     {"layers", about.shape.layers},
                     {"hidden", about.shape.hidden},
                     {"tf32", about.tf32},
-                    {"amp", name_of(about.amp)},
+                    {"amp", name_of(r.amp)},
                     {"cuda_graph", about.cuda_graph},
                     {"data", about.data},
                     {"metric", metric_name(about.task)},

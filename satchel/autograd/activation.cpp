@@ -3,9 +3,10 @@
 #include <ATen/ops/elu.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/native_dropout.h>
-#include <ATen/ops/ones_like.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/relu.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -93,7 +94,7 @@ at::Tensor with_mask(const at::Tensor& x, const std::function<at::Tensor(const a
 
 /// What x shares, dropped; null where it shares nothing, or something that is dropped already.
 std::optional<SharedSave> dropped(const at::Tensor& x, const at::Tensor& seed, double p) {
-  const auto found = shared_save_of(x);
+  const auto found = readable_save_of(x);
   if (found == nullptr || found->seed.defined()) return std::nullopt;
   SharedSave save = *found;
   save.seed = seed;
@@ -109,7 +110,8 @@ at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& out, const No
   node->p = p;
   attach(out, node);
   if (method.keeps_dropout) {
-    node->mask = pack_mask(apply_chain(at::ones_like(rows_of(call)), {}, {}, {}, seed, {p, 1}));
+    const at::Tensor ones = at::ones({x.numel() / std::max<int64_t>(call.width, 1), call.width}, x.options());
+    node->mask = pack_mask(apply_chain(ones, {}, {}, {}, seed, {p, 1}));
     node->mask.shape = x.sizes().vec();
     return out;
   }

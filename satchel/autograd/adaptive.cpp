@@ -1,12 +1,15 @@
 #include "satchel/autograd/adaptive.h"
 
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mul.h>
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "satchel/autograd/bit_shares.h"
+#include "satchel/autograd/input.h"
 #include "satchel/autograd/swap.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/mixed.h"
@@ -20,6 +23,44 @@ int64_t pixels_of(const at::Tensor& x) {
   return std::accumulate(x.sizes().begin() + std::min<int64_t>(x.dim(), 2), x.sizes().end(), int64_t{1}, std::multiplies<>());
 }
 
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// Numbers about one tensor. While the tensor lives its memory is its own, and its version tells of changes. They are written, read and
+/// given back on one stream.
+struct PassedOn {
+  WeakTensor tensor;
+  const void* data;
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType type;
+  uint32_t version;
+  std::optional<c10::Stream> stream;
+  at::Tensor numbers;
+
+  PassedOn(const at::Tensor& x, at::Tensor found)
+      : tensor(x.getIntrusivePtr()),
+        data(x.const_data_ptr()),
+        sizes(x.sizes().vec()),
+        strides(x.strides().vec()),
+        type(x.scalar_type()),
+        version(x._version()),
+        stream(current_stream(x)),
+        numbers(std::move(found)) {}
+
+  /// x is that tensor, or shares its memory and version as a detached one does.
+  bool is_of(const at::Tensor& x) const {
+    return !tensor.expired() && x.const_data_ptr() == data && !x.is_inference() && x._version() == version && x.scalar_type() == type &&
+           x.sizes() == at::IntArrayRef(sizes) && x.strides() == at::IntArrayRef(strides) && current_stream(x) == stream;
+  }
+};
+
+thread_local std::optional<PassedOn> passed_ranges, passed_squares;
+
+/// What was passed on about x, if anything was; forgotten in any case.
+at::Tensor take(std::optional<PassedOn>& passed, const at::Tensor& x) {
+  const std::optional<PassedOn> one = std::exchange(passed, std::nullopt);
+  return one && one->is_of(x) ? one->numbers : at::Tensor();
+}
+
 /// Squared norm of each sample, float32[n], in one pass.
 at::Tensor squares_of(const at::Tensor& g) {
   if (g.dim() < 2) return g.to(at::kFloat).square();
@@ -29,6 +70,13 @@ at::Tensor squares_of(const at::Tensor& g) {
 }
 
 }  // namespace
+
+void pass_on_ranges(const at::Tensor& x, at::Tensor ranges) {
+  if (!x.is_inference()) passed_ranges.emplace(x, std::move(ranges));  // those have no versions
+}
+void pass_on_squares(const at::Tensor& g, at::Tensor squares) {
+  if (!g.is_inference()) passed_squares.emplace(g, std::move(squares));
+}
 
 struct AdaptiveSave::Kept {
   MixedPacked mixed;  // its bytes stand in `swapped` where that is defined
@@ -50,11 +98,12 @@ struct AdaptiveSave::Kept {
   }
 };
 
-AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only) {
+AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only, const at::Tensor& given) {
   const Method& method = saving.method;
   const auto kept = std::make_shared<Kept>();
+  const at::Tensor known = take(passed_ranges, x);
   const CodecSpec spec = ranges_only ? norm_spec(method, x.dim() > 1 ? std::max<int64_t>(x.size(1), 1) : 1) : method.input;
-  const at::Tensor seed = fresh_seed(x.device());
+  const at::Tensor seed = given.defined() ? given : fresh_seed(x.device());
   kept_ = kept;
   if (x.dim() == 0 || x.numel() == 0 || spec.bits == kKeep) {
     kept->whole = pack(x.detach(), spec, seed);
@@ -62,15 +111,14 @@ AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool range
   }
   const int64_t samples = x.size(0), values = x.numel() / samples;
   BitShare share{static_cast<double>(spec.bits), {}, -1};
-  if (saving.shares != nullptr) {
-    if (ranges_only) {
-      share.mean_bits = saving.shares->norm(values, share.mean_bits);
-    } else {
-      share = saving.shares->input(saving.name, samples, values, share.mean_bits, x.device());
-    }
+  if (ranges_only) {
+    share.mean_bits = norm_bits(spec, values, saving);
+  } else if (saving.shares != nullptr) {
+    share = saving.shares->input(saving.name, samples, values, share.mean_bits, x.device());
   }
   const bool tells = share.layer >= 0 && saving.shares->wants_gradient(share.layer);
-  kept->mixed = pack_mixed(x.detach(), spec, seed, share.mean_bits, share.weights, tells ? &kept->ranges : nullptr);
+  kept->mixed = pack_mixed(x.detach(), spec, seed, share.mean_bits, share.weights, tells ? &kept->ranges : nullptr,
+                           spec.block == kRangeBlock ? known : at::Tensor());
   if (tells) {
     kept->shares = saving.shares;
     kept->layer = share.layer;
@@ -78,6 +126,22 @@ AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool range
   }
   if (method.swap) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
 }
+
+AdaptiveSave AdaptiveSave::of_norm(MixedPacked packed, const Saving& saving) {
+  passed_ranges.reset();
+  const auto kept = std::make_shared<Kept>();
+  kept->mixed = std::move(packed);
+  if (saving.method.swap) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
+  AdaptiveSave save;
+  save.kept_ = kept;
+  return save;
+}
+
+double AdaptiveSave::norm_bits(const CodecSpec& spec, int64_t values, const Saving& saving) {
+  return saving.shares == nullptr ? spec.bits : saving.shares->norm(values, spec.bits);
+}
+
+MixedPacked AdaptiveSave::packed() const { return kept_->packed(); }
 
 at::Tensor AdaptiveSave::samples(int64_t first, int64_t last) const {
   return kept_->is_mixed() ? unpack_mixed(kept_->packed(), first, last) : unpack_samples(kept_->whole, first, last);
@@ -91,7 +155,8 @@ void AdaptiveSave::fetch() const {
 
 void AdaptiveSave::gradient_seen(const at::Tensor& g, double reach) const {
   if (kept_->shares == nullptr || !g.defined() || g.dim() == 0 || g.size(0) != kept_->ranges.numel()) return;
-  kept_->shares->saw_gradient(kept_->layer, squares_of(g.detach()).mul_(reach), kept_->ranges, kept_->factor);
+  const at::Tensor known = take(passed_squares, g), squares = known.defined() ? known : squares_of(g.detach());
+  kept_->shares->saw_gradient(kept_->layer, at::mul(squares, reach), kept_->ranges, kept_->factor);
 }
 
 std::vector<int64_t> AdaptiveSave::shape() const { return kept_->shape(); }

@@ -10,8 +10,15 @@
 
 #include "satchel/autograd/saving.h"
 #include "satchel/core/saved.h"
+#include "satchel/tensor/mixed.h"
 
 namespace satchel {
+
+/// What a fused pass has found out about a tensor that it made, for the AdaptiveSave that meets this very tensor, untouched, next in this
+/// thread; whichever AdaptiveSave comes next forgets it. ranges: as pack_mixed() takes them. squares: squared norms of the samples of a
+/// gradient, float32[n].
+void pass_on_ranges(const at::Tensor& x, at::Tensor ranges);
+void pass_on_squares(const at::Tensor& g, at::Tensor squares);
 
 /// A value: copies share one packed save. Samples are the first dimension; strides come back as they were where samples are stretches of
 /// memory (contiguous and channels_last are).
@@ -21,10 +28,17 @@ class AdaptiveSave {
 
   /// Packs x: `saving.method.input`, or norm_spec() of the method where `ranges_only` is set (norms: bits by the samples' ranges alone, the
   /// mean from the layer before). Mean bits and sensitivities come from `saving.shares`; without it the mean is the spec's bits and all
-  /// samples count alike.
-  AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only = false);
+  /// samples count alike. `seed`: of the code; undefined: a fresh one.
+  AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only = false, const at::Tensor& seed = {});
+
+  /// Takes what a fused pass has packed for a norm in norm_bits() bits.
+  static AdaptiveSave of_norm(MixedPacked packed, const Saving& saving);
+  /// The mean bits of a norm's save of `values` values a sample.
+  static double norm_bits(const CodecSpec& spec, int64_t values, const Saving& saving);
 
   bool defined() const { return kept_ != nullptr; }
+  /// The packed bytes, back from host memory; undefined ones where nothing could be shared out.
+  MixedPacked packed() const;
   /// Samples first to last, in x's dtype and order of dimensions.
   at::Tensor samples(int64_t first, int64_t last) const;
   /// All of x.

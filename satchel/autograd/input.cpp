@@ -2,8 +2,8 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <numeric>
@@ -39,12 +39,13 @@ struct LiveInput {
   std::vector<int64_t> sizes, strides;
   int64_t version;
   at::ScalarType type;  // packed in
+  std::optional<c10::Stream> stream;
   CodecSpec spec;
   std::weak_ptr<const OwnInput> own;
 
   bool operator==(const LiveInput& o) const {
-    return address == o.address && data == o.data && version == o.version && type == o.type && sizes == o.sizes && strides == o.strides &&
-           spec == o.spec;
+    return address == o.address && data == o.data && version == o.version && type == o.type && stream == o.stream && sizes == o.sizes &&
+           strides == o.strides && spec == o.spec;
   }
 };
 
@@ -56,11 +57,12 @@ LiveInput key_of(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec
           x.strides().vec(),
           x._version(),
           type,
+          current_stream(x),
           spec,
           {}};
 }
 
-/// The packed bytes of x: those of an earlier layer that read the same x in this thread, or new ones.
+/// The packed bytes of x: those of an earlier layer that read the same x in this thread and stream, or new ones.
 std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const Saving& saving) {
   thread_local std::vector<LiveInput> live;
   const Method& method = saving.method;
@@ -88,8 +90,8 @@ std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor&
 
 /// The shared save of x, where the layer can read it that way.
 std::shared_ptr<const SharedSave> shared_input(const at::Tensor& x, Reads reads) {
-  auto found = shared_save_of(x);
-  if (found == nullptr && reads == Reads::samples) {
+  auto found = readable_save_of(x);
+  if (found == nullptr && reads == Reads::samples && made_on_current_stream(x)) {
     if (auto* late = dynamic_cast<LateSharingNode*>(x.grad_fn().get())) found = late->kept_promise(x);
   }
   if (found == nullptr) return nullptr;
@@ -107,17 +109,6 @@ at::Tensor shared_samples(const SharedRows& rows, at::IntArrayRef sizes, int64_t
   return in_channels_last(map_of_rows(rows.input(first * each, last * each, type), some));
 }
 
-std::vector<int64_t> channels_last_strides(at::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  int64_t run = sizes[1];
-  for (size_t d = sizes.size(); d-- > 2;) {
-    strides[d] = run;
-    run *= sizes[d];
-  }
-  strides[0] = run;
-  return strides;
-}
-
 int64_t values_of(at::IntArrayRef sizes, size_t from) {
   return std::accumulate(sizes.begin() + static_cast<int64_t>(std::min(from, sizes.size())), sizes.end(), int64_t{1}, std::multiplies<>());
 }
@@ -126,9 +117,13 @@ int64_t values_of(at::IntArrayRef sizes, size_t from) {
 
 InputSave::InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options) {
   if (saving.method.shared) shared_ = shared_input(x, options.reads);
+  reach_ = options.reach;
   if (shared_ != nullptr) return;
   own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving);
-  reach_ = options.reach;
+  // AdaptiveSave divides by the pixels of N×C×spatial, all that follows the second dimension; rows' positions stand before the last.
+  if (options.reads == Reads::rows && x.dim() > 2) {
+    reach_ *= static_cast<double>(x.size(-1)) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
+  }
   ticket_ = std::make_shared<const char>();
 }
 
@@ -142,7 +137,7 @@ std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Ten
   if (shared_ != nullptr) return satchel::transposed_products(*shared_, gs);
   std::vector<at::Tensor> products;
   if (own_ != nullptr && !own_->adaptive.defined()) {
-    for (const at::Tensor& g : gs) products.push_back(transposed_product(own_->packed, g.to(at::kFloat)));
+    for (const at::Tensor& g : gs) products.push_back(transposed_product(own_->packed, g));
     return products;
   }
   const at::ScalarType type = gs.front().scalar_type();
@@ -155,7 +150,7 @@ std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Ten
 int64_t InputSave::columns() const { return shared_ != nullptr ? shared_->channels() : reference_->unpack().size(-1); }
 
 std::vector<at::Tensor> InputSave::products_from_codes(const std::vector<at::Tensor>& gs) const {
-  if (shared_ == nullptr || gs.empty() || !fuses_norm_act_product(shared_->code, gs)) return {};
+  if (shared_ == nullptr || gs.empty() || shared_->share.third.defined() || !fuses_norm_act_product(shared_->code, gs)) return {};
   // From 256 columns on decoded stretches and cuBLAS are quicker (docs/results.md).
   if (gs.front().size(1) > 128) return {};
   return norm_act_product(shared_->code, shared_->seed, shared_->chain, gs);
@@ -215,6 +210,7 @@ void InputSave::fetch() const {
 }
 
 void InputSave::gradient_seen(const at::Tensor& g) const {
+  if (shared_ != nullptr) satchel::gradient_seen(*shared_, g, reach_);
   if (own_ != nullptr && own_->adaptive.defined()) own_->adaptive.gradient_seen(g, reach_);
 }
 
@@ -243,15 +239,17 @@ std::shared_ptr<const SharedSave> LateSharingNode::kept_promise(const at::Tensor
   return shared();
 }
 
-at::Tensor in_channels_last(const at::Tensor& x) {
-  const std::vector<int64_t> strides = channels_last_strides(x.sizes());
-  if (x.strides() == at::IntArrayRef(strides)) return x;
-  return x.movedim(1, -1).contiguous().as_strided(x.sizes(), strides);
+std::optional<c10::Stream> current_stream(const at::Tensor& x) {
+  if (!x.is_cuda()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(x.device().type()).getStream(x.device());
 }
 
-at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::empty_strided(sizes, channels_last_strides(sizes), options);
+bool made_on_current_stream(const at::Tensor& x) {
+  const auto& maker = x.grad_fn();
+  return !x.is_cuda() || maker == nullptr || maker->stream() == current_stream(x);
 }
+
+std::shared_ptr<const SharedSave> readable_save_of(const at::Tensor& x) { return made_on_current_stream(x) ? shared_save_of(x) : nullptr; }
 
 at::Tensor sizes_only(at::IntArrayRef sizes, const at::TensorOptions& options) { return at::empty({1}, options).expand(sizes); }
 
@@ -259,6 +257,11 @@ at::ScalarType layer_type(const at::Tensor& x) {
   const auto device = x.device().type();
   if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == at::kDouble) return x.scalar_type();
   return at::autocast::get_autocast_dtype(device);
+}
+
+at::ScalarType precise_type(const at::Tensor& x) {
+  const bool half = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
+  return half && x.is_cuda() && at::autocast::is_autocast_enabled(at::kCUDA) ? at::kFloat : x.scalar_type();
 }
 
 void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor& b) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/saving.h"
 #include "satchel/autograd/shared.h"
 #include "satchel/core/saved.h"
@@ -32,7 +33,8 @@ class InputSave {
  public:
   InputSave() = default;
 
-  /// x as the method keeps it: the save that made it (shared methods), or packed bytes, which layers that read the same x share.
+  /// x as the method keeps it: the save that made it (shared methods), or packed bytes, which layers that read the same x share in one
+  /// thread and one stream.
   InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options = {});
   InputSave(const at::Tensor& x, const Method& method) : InputSave(x, Saving{method, {}, {}}) {}
   /// x itself: the data set, which stands in memory anyway. Changing it before backward is an error, as in torch.
@@ -94,17 +96,22 @@ class LateSharingNode : public SharingNode {
   int64_t promised_version_ = 0;
 };
 
-/// N×C×spatial in channels_last order, strides of sizes 1 included, which torch's own `contiguous` leaves as they are; x itself where it
-/// is.
-at::Tensor in_channels_last(const at::Tensor& x);
-/// Memory of these sizes in that order.
-at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::TensorOptions& options);
+/// Where this thread's work on x goes; none on the CPU.
+std::optional<c10::Stream> current_stream(const at::Tensor& x);
+/// Did the node that made x run on this thread's current stream? Its backward will, and reads its saves there. On the CPU: yes.
+bool made_on_current_stream(const at::Tensor& x);
+/// shared_save_of(x), where the current stream made x; else null. A save is written, read and given back on one stream: a reader on another
+/// one, which has waited for x alone, packs its own.
+std::shared_ptr<const SharedSave> readable_save_of(const at::Tensor& x);
+
 /// A tensor of these sizes and of no memory, where torch's backward functions read sizes only.
 at::Tensor sizes_only(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// The type in which autocast has a layer with weights compute; x's own without autocast.
 at::ScalarType layer_type(const at::Tensor& x);
+/// … and layer_norm, group_norm and upsampling: float32 on CUDA, as torch's; on the CPU torch casts none of them.
+at::ScalarType precise_type(const at::Tensor& x);
 
-/// sums (float32) += a·b, both float32 or both bfloat16.
+/// sums (float32) += a·b, both float32 or both of one type of 16 bits.
 void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor& b);
 /// a·b in float32.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);

@@ -8,6 +8,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -37,6 +38,22 @@ class LossNode : public SavingNode {
   }
   void release() override { gradient.reset(); }
 };
+
+class ScaleNode : public SavingNode {
+ public:
+  explicit ScaleNode(const std::string& layer) : SavingNode("scale", layer) {}
+  double scale = 1;
+
+  std::vector<SavedTensor> lines() const override { return {}; }
+
+ protected:
+  variable_list back(at::Tensor g) override { return {g.mul(scale)}; }
+  void release() override {}
+};
+
+void check_scale(double scale, const char* op) {
+  if (!(scale > 0) || !std::isfinite(scale)) fail(op, "scale must be finite and above 0", scale);
+}
 
 std::string text_of(const at::Tensor& t) {
   if (!t.defined()) return "nothing";
@@ -95,9 +112,11 @@ at::Tensor rows_of(const at::Tensor& x, const at::Tensor& index) { return index.
 
 }  // namespace
 
-at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& index, const std::string& name) {
+at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& index, const std::string& name,
+                          double scale) {
   constexpr const char* op = "cross_entropy_";
   check_logits(logits, index, op);
+  check_scale(scale, op);
   check_labels(labels, logits.size(0), op);
   const bool recorded = records(logits);
   const at::NoGradGuard no_grad;
@@ -108,7 +127,7 @@ at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& labels, co
   const at::Tensor at = wanted.unsqueeze(1);
   rows.exp_();
   rows.scatter_add_(1, at, at::full({at.size(0), 1}, -1, rows.options()));
-  rows.div_(static_cast<double>(rows.size(0)));
+  rows.div_(static_cast<double>(rows.size(0)) / scale);
   return finish(logits, rows, index, loss, name);
 }
 
@@ -136,9 +155,10 @@ MaskedLabels masked_labels(const at::Tensor& labels, const at::Tensor& index) {
   return masked;
 }
 
-at::Tensor cross_entropy_(const at::Tensor& logits, const MaskedLabels& labels, const std::string& name) {
+at::Tensor cross_entropy_(const at::Tensor& logits, const MaskedLabels& labels, const std::string& name, double scale) {
   constexpr const char* op = "cross_entropy_";
   check_logits(logits, {}, op);
+  check_scale(scale, op);
   check_labels(labels.labels, logits.size(0), op);
   if (labels.labels.device() != logits.device()) fail(op, "labels must be on the logits' device", labels.labels.device());
   if (labels.rows < 1 || labels.rows > logits.size(0)) {
@@ -147,17 +167,19 @@ at::Tensor cross_entropy_(const at::Tensor& logits, const MaskedLabels& labels, 
   if (!fuses_cross_entropy(logits)) {
     const at::Tensor index = labels.labels.ne(kIgnored).nonzero().squeeze(1);
     if (index.numel() != labels.rows) fail(op, "labels must have " + std::to_string(labels.rows) + " rows that count", index.numel());
-    return cross_entropy_(logits, labels.labels, index.numel() == logits.size(0) ? at::Tensor() : index, name);
+    return cross_entropy_(logits, labels.labels, index.numel() == logits.size(0) ? at::Tensor() : index, name, scale);
   }
   const bool recorded = records(logits);
   const at::NoGradGuard no_grad;
-  const at::Tensor loss = cross_entropy_rows_(logits.detach(), labels.labels, labels.rows, recorded);
+  const at::Tensor loss = cross_entropy_rows_(logits.detach(), labels.labels, labels.rows, recorded, scale);
   return recorded ? with_node(logits, loss, name) : loss;
 }
 
-at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& index, const std::string& name) {
+at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& index, const std::string& name,
+                                 double scale) {
   constexpr const char* op = "binary_cross_entropy_";
   check_logits(logits, index, op);
+  check_scale(scale, op);
   if (!targets.defined() || targets.sizes() != logits.sizes() || !targets.is_floating_point()) {
     fail(op, "targets must be floats of the logits' shape", text_of(targets));
   }
@@ -167,8 +189,16 @@ at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& tar
   at::Tensor rows = wide(rows_of(logits.detach(), index));
   const at::Tensor loss = at::binary_cross_entropy_with_logits(rows, wanted);
   if (!recorded) return loss;
-  rows = rows.sigmoid().sub_(wanted).div_(static_cast<double>(rows.numel()));
+  rows = rows.sigmoid().sub_(wanted).div_(static_cast<double>(rows.numel()) / scale);
   return finish(logits, rows, index, loss, name);
+}
+
+at::Tensor with_scaled_gradient(const at::Tensor& loss, double scale) {
+  check_scale(scale, "loss");
+  if (scale == 1 || !records(loss)) return loss;
+  const auto node = make_node<ScaleNode>("loss", loss);
+  node->scale = scale;
+  return attach(loss.detach().clone(), node);
 }
 
 }  // namespace satchel

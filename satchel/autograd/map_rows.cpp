@@ -1,5 +1,7 @@
 #include "satchel/autograd/map_rows.h"
 
+#include <ATen/ops/empty_strided.h>
+
 #include "satchel/autograd/node.h"
 
 namespace satchel {
@@ -7,6 +9,17 @@ namespace {
 
 /// N×spatial×C, a view.
 at::Tensor channels_to_end(const at::Tensor& x) { return x.movedim(1, -1); }
+
+std::vector<int64_t> channels_last_strides(at::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  int64_t run = sizes[1];
+  for (size_t d = sizes.size(); d-- > 2;) {
+    strides[d] = run;
+    run *= sizes[d];
+  }
+  strides[0] = run;
+  return strides;
+}
 
 }  // namespace
 
@@ -27,6 +40,16 @@ at::Tensor map_of_rows(const at::Tensor& rows, at::IntArrayRef sizes) {
 }
 
 std::vector<int64_t> map_sizes(const at::Tensor& x) { return is_map(x) ? x.sizes().vec() : std::vector<int64_t>(); }
+
+at::Tensor in_channels_last(const at::Tensor& x) {
+  const std::vector<int64_t> strides = channels_last_strides(x.sizes());
+  if (x.strides() == at::IntArrayRef(strides)) return x;
+  return channels_to_end(x).contiguous().as_strided(x.sizes(), strides);
+}
+
+at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty_strided(sizes, channels_last_strides(sizes), options);
+}
 
 at::Tensor own_rows(at::Tensor&& g) {
   if (!is_map(g)) return own(std::move(g));

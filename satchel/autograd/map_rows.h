@@ -22,6 +22,12 @@ at::Tensor map_of_rows(const at::Tensor& rows, at::IntArrayRef sizes);
 /// The sizes that map_of_rows() takes back: those of a map, none of rows.
 std::vector<int64_t> map_sizes(const at::Tensor& x);
 
+/// N×C×spatial in channels_last order, strides of sizes 1 included, which torch's own `contiguous` leaves as they are; x itself where it
+/// is.
+at::Tensor in_channels_last(const at::Tensor& x);
+/// Memory of these sizes in that order.
+at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::TensorOptions& options);
+
 /// The gradient of a map as rows to work in: its own memory where nobody else holds it and it lies so, else a copy.
 at::Tensor own_rows(at::Tensor&& g);
 

@@ -77,7 +77,7 @@ SavedTensor saved_line(const std::string& name, const char* kind, const at::Tens
 }
 
 at::Tensor column_sums(const at::Tensor& g) {
-  const bool known = g.scalar_type() == at::kFloat || g.scalar_type() == at::kBFloat16;
+  const bool known = g.scalar_type() == at::kFloat || g.scalar_type() == at::kHalf || g.scalar_type() == at::kBFloat16;
   if (!g.is_cuda() || !known) return g.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
   return product(at::ones({1, g.size(0)}, g.options()), g).squeeze(0);
 }

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <string>
 
+#include "satchel/autograd/input.h"
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/norm_low_pass.h"
 #include "satchel/autograd/norm_node.h"
 #include "satchel/core/error.h"
 
@@ -39,6 +41,8 @@ at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const Nor
     return at::batch_norm(x, weights.gamma, weights.beta, weights.running_mean, weights.running_var, options.training, options.momentum,
                           options.eps, /*cudnn_enabled=*/true);
   }
+  const NormActOptions alone{.activation = Activation::none, .statistics = options};
+  if (fuses_norm_low_pass(x, weights, alone, saving)) return norm_low_pass(x, weights, alone, saving);
   return recorded_norm(norm_call(x, weights, Norm::batch, 0, options, saving), /*waits=*/true);
 }
 
@@ -47,10 +51,11 @@ at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const Nor
   return layer_norm(x, {x.size(1)}, weights, options, saving);
 }
 
-at::Tensor layer_norm(const at::Tensor& x, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
+at::Tensor layer_norm(const at::Tensor& given, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
                       const Saving& saving) {
   constexpr const char* op = "layer_norm";
-  check_activations(x, op);
+  check_activations(given, op);
+  const at::Tensor x = given.to(precise_type(given));
   check_tail(x, shape, op);
   int64_t width = 1;
   for (const int64_t size : shape) width *= size;
@@ -63,9 +68,11 @@ at::Tensor layer_norm(const at::Tensor& x, at::IntArrayRef shape, const NormWeig
   return recorded_norm(std::move(call), /*waits=*/true);
 }
 
-at::Tensor group_norm(const at::Tensor& x, int64_t groups, const NormWeights& weights, const NormOptions& options, const Saving& saving) {
+at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights& weights, const NormOptions& options,
+                      const Saving& saving) {
   constexpr const char* op = "group_norm";
-  check_activations(x, op);
+  check_activations(given, op);
+  const at::Tensor x = given.to(precise_type(given));
   if (x.dim() != 2 && !is_map(x)) fail(op, "x must be rows × channels or a map N×C×…", std::to_string(x.dim()) + " dimensions");
   const int64_t channels = x.size(1);
   if (groups < 1 || channels % groups != 0) fail(op, "channels must be a multiple of groups, which must be 1 or more", groups);

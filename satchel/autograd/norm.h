@@ -1,5 +1,5 @@
 // Norms that keep their normalised values (or, layer by layer, their input) packed. x is float32, bfloat16 or float16, and so is what comes
-// out; weights and statistics are float32.
+// out, but for layer_norm and group_norm under CUDA's autocast: float32, as torch's. Weights and statistics are float32.
 //
 // In shared methods a norm packs when it is known who reads its output: a relu() that comes next keeps one save for both, which the layer
 // after it shares (theory.md 10), a conv() or linear() shares the norm's own, and anything else makes the norm pack for itself alone.

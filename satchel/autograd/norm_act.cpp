@@ -7,6 +7,8 @@
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
 #include "satchel/autograd/norm_chain.h"
+#include "satchel/autograd/norm_low_pass.h"
+#include "satchel/autograd/norm_map.h"
 #include "satchel/autograd/norm_node.h"
 #include "satchel/autograd/norm_share.h"
 #include "satchel/core/error.h"
@@ -34,11 +36,20 @@ at::Tensor norm_of(const at::Tensor& x, const NormWeights& weights, const NormAc
                                      : layer_norm(x, weights, options.statistics, saving);
 }
 
-/// Layer by layer on maps: norm and activation in one pass each way, with the lines of both.
+/// Layer by layer on maps: norm and activation as one function, with the lines of both.
 bool serves_by_map(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const Saving& saving) {
   const bool right_kind =
       options.norm == Norm::batch && (options.activation == Activation::relu || options.activation == Activation::leaky_relu);
   return right_kind && is_map(x) && !saving.method.plain && !saving.method.shared && records(x, weights.gamma, weights.beta);
+}
+
+at::Tensor act_by_map(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const Saving& saving,
+                      const at::Tensor& spare) {
+  const double slope = options.activation == Activation::relu ? 0 : options.slope;
+  if (serves_norm_map(x, weights, options.statistics, saving)) {
+    return norm_map(x, weights, options.statistics, {/*activates=*/true, slope}, saving, spare);
+  }
+  return recorded_norm_act(norm_call(x, weights, options.norm, 0, options.statistics, saving), slope);
 }
 
 }  // namespace
@@ -52,11 +63,15 @@ at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptio
   const double p = options.training() ? options.dropout : 0;
   const bool evaluates = !options.training() && !records(x, weights.gamma, weights.beta);
   const bool nothing_to_share = options.norm == Norm::none && options.activation == Activation::none;
+  if (fuses_norm_low_pass(x, weights, options, saving)) {
+    const at::Tensor spare = spare_memory(x);  // first: every other name for x counts
+    return dropout(norm_low_pass(x, weights, options, saving, spare), p, true, saving);
+  }
   // Methods that keep each function's own: the same saves in one pass each way.
   if (fuses_norm_chain(x, weights, options, saving)) return norm_chain(x, weights, options, saving, spare_memory(x));
   if (serves_by_map(x, weights, options, saving)) {
-    const double slope = options.activation == Activation::relu ? 0 : options.slope;
-    return dropout(recorded_norm_act(norm_call(x, weights, options.norm, 0, options.statistics, saving), slope), p, true, saving);
+    const at::Tensor spare = spare_memory(x);  // first: every other name for x counts
+    return dropout(act_by_map(x, weights, options, saving, spare), p, true, saving);
   }
   if (saving.method.plain || !saving.method.shared || evaluates || nothing_to_share) {
     return dropout(activated(norm_of(x, weights, options, saving), options, saving), p, true, saving);

@@ -7,6 +7,8 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/norm_low_pass.h"
+#include "satchel/autograd/norm_map.h"
 #include "satchel/autograd/norm_node.h"
 #include "satchel/autograd/norm_share.h"
 #include "satchel/autograd/shared.h"
@@ -61,7 +63,7 @@ class NormAddNode : public SharingNode {
 
   variable_list fused_back(const at::Tensor& own_gradient, const at::Tensor& gamma) const {
     const at::Tensor g = for_kernels(own_gradient);
-    const NormAddCodes codes{norm, shared_->code};
+    const NormAddCodes codes{norm, shared_->code, shared_->share.third};
     const NormActSums sums = norm_add_sums(g, codes);
     at::Tensor dx;
     if (needs(0)) dx = needs(3) ? at::empty_like(g) : g;
@@ -76,7 +78,7 @@ class NormAddNode : public SharingNode {
     SharedSave save;
     save.code = norm;
     const SharedRows rows(save);
-    const auto values = [&](int64_t first, int64_t last) { return rows.values(first, last); };
+    const auto values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows.values(first, last, type); };
     const NormGradients sums = norm_back_(dx, {axes, training, gamma, rstd, values}, needs(0),
                                           [&](const auto& run) { for_stretches_of(g.size(0), g.size(1), g.is_cuda(), run); });
     return result(needs(0) ? dx : at::Tensor(), sums.gamma, sums.beta, needs(3) ? g : at::Tensor());
@@ -91,17 +93,18 @@ struct Parts {
 };
 
 Parts fused_parts(const NormCall& call, const at::Tensor& rows, const at::Tensor& skip, const CodecSpec& norm, const CodecSpec& sum,
-                  const at::Tensor& spare) {
+                  const ThirdPlane& third, const at::Tensor& spare) {
   const at::Tensor x = for_kernels(rows), into = spare.defined() ? rows_of_map(spare) : spare;
   const bool same_memory = into.defined() && into.const_data_ptr() == x.const_data_ptr();  // not where for_kernels() made a copy
   const ColumnMoments moments{call.known.mean.squeeze(0), call.known.rstd.squeeze(0)};
   const at::Tensor other = fresh_seed(call.x.device());
   NormAddResult result = norm_add_encode(x, moments, call.weights.gamma.detach(), call.weights.beta.detach(), for_kernels(skip), norm, sum,
-                                         call.seed, other, same_memory ? into : at::Tensor());
+                                         call.seed, other, same_memory ? into : at::Tensor(), third);
   return {std::move(result.norm), std::move(result.sum), {}, std::move(result.z), true};
 }
 
-Parts parts_of(const NormCall& call, const at::Tensor& rows, const at::Tensor& skip, const CodecSpec& norm, const CodecSpec& sum) {
+Parts parts_of(const NormCall& call, const at::Tensor& rows, const at::Tensor& skip, const CodecSpec& norm, const CodecSpec& sum,
+               const ThirdPlane& third) {
   Parts parts;
   const at::Tensor values = normalised(rows, call.known, call.axes);
   parts.norm = pack(values, norm, call.seed);
@@ -109,7 +112,7 @@ Parts parts_of(const NormCall& call, const at::Tensor& rows, const at::Tensor& s
   if (call.weights.gamma.defined()) values.mul_(call.weights.gamma.detach());
   if (call.weights.beta.defined()) values.add_(call.weights.beta.detach());
   parts.z = values.add_(skip).relu_().to(call.x.scalar_type());
-  parts.sum = pack(parts.z, sum, other);
+  parts.sum = third.defined() ? pack_third(parts.z, sum, other, {}, {}, third) : pack(parts.z, sum, other);
   if (sum.side == Side::none) parts.mask = on_bits(parts.z, {}, {});
   return parts;
 }
@@ -117,13 +120,16 @@ Parts parts_of(const NormCall& call, const at::Tensor& rows, const at::Tensor& s
 at::Tensor shared_norm_add(NormCall call, const at::Tensor& skip, const at::Tensor& spare) {
   const NoAutocast no_autocast;
   const Method& method = call.saving.method;
-  const CodecSpec norm = norm_spec(method, call.width), sum = shared_spec(method, Norm::none, Activation::relu, call.width);
+  const CodecSpec norm = norm_spec(method, call.width);
+  CodecSpec sum = shared_spec(method, Norm::none, Activation::relu, call.width);
   const at::Tensor rows = rows_of(call), other = rows_of_map(skip.detach());
   const bool affine = call.weights.gamma.defined() && call.weights.beta.defined();
   const bool fuses = affine && fuses_norm_add(rows, norm, sum);
   call.known = statistics_of(rows, call.weights, call.axes, call.options);
   call.seed = fresh_seed(call.x.device());
-  Parts parts = fuses ? fused_parts(call, rows, other, norm, sum, spare) : parts_of(call, rows, other, norm, sum);
+  MapShare share = share_of_map(call.x.sizes(), call.x.device(), call.saving, sum, fuses || rows.is_cpu());
+  Parts parts = fuses ? fused_parts(call, rows, other, norm, sum, share.third, spare) : parts_of(call, rows, other, norm, sum, share.third);
+  if (share.shares != nullptr) watch(share, parts.sum, call.x.size(0), {});
   const auto node = make_node<NormAddNode>(call.saving.name, call.x, call.weights.gamma, call.weights.beta, skip);
   node->axes = call.axes;
   node->training = call.options.training;
@@ -135,6 +141,7 @@ at::Tensor shared_norm_add(NormCall call, const at::Tensor& skip, const at::Tens
   SharedSave save;
   save.code = std::move(parts.sum);
   save.mask = parts.mask;
+  save.share = std::move(share);
   save.chain = {0, 0};
   if (call.x.dim() > 2) save.sizes = node->sizes;
   const at::Tensor out = attach(in_sizes(parts.z, call.x.sizes(), call.axes), node);
@@ -157,6 +164,14 @@ at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tens
   if (!fits) fail(op, "skip must have x's sizes and device", skip.defined() ? skip.toString() : "nothing");
   const bool recorded = records(x, weights.gamma, weights.beta, skip), relus = options.activation == Activation::relu;
   const bool same_type = skip.scalar_type() == x.scalar_type();
+  if (fuses_norm_low_pass(x, weights, options, saving, skip)) {
+    const at::Tensor spare = spare_memory(x);  // first: every other name for x counts
+    return norm_low_pass(x, weights, options, saving, spare, skip);
+  }
+  if (relus && same_type && serves_norm_map(x, weights, options.statistics, saving)) {
+    const at::Tensor spare = spare_memory(x);  // first: every other name for x counts
+    return norm_map(x, weights, options.statistics, {/*activates=*/true, 0, skip}, saving, spare);
+  }
   // In evaluation the norm may keep nothing at all: a norm of its own knows.
   const bool one_function = saving.method.shared && !saving.method.plain && recorded && relus && same_type && options.training();
   if (!one_function) {

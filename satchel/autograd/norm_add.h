@@ -9,7 +9,8 @@
 namespace satchel {
 
 /// act(norm(x) + skip), act being ReLU or none, of rows × channels or of maps; skip has x's sizes and type. Methods that do not share go
-/// through batch_norm, + and relu. No dropout. An x that was moved in and that nobody else holds may lend its memory to the result.
+/// through norm_map(), or batch_norm, + and relu. No dropout. An x that was moved in and that nobody else holds may lend its memory to the
+/// result.
 at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tensor& skip, const NormActOptions& options,
                         const Saving& saving = {});
 

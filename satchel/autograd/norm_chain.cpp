@@ -1,7 +1,5 @@
 #include "satchel/autograd/norm_chain.h"
 
-#include <variant>
-
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
@@ -15,8 +13,7 @@ class NormChainNode : public SavingNode {
   explicit NormChainNode(const std::string& layer) : SavingNode("norm_chain", layer) {}
 
   NormBlockSave save;
-  std::vector<int64_t> sizes;  // of a map; none: rows
-  SavedVariable weight;        // γ: changing it in place before backward is an error, as in torch
+  SavedVariable weight;  // γ: changing it in place before backward is an error, as in torch
 
   std::vector<SavedTensor> lines() const override {
     std::vector<SavedTensor> kept;
@@ -32,10 +29,10 @@ class NormChainNode : public SavingNode {
 
  protected:
   variable_list back(at::Tensor g) override {
-    const at::Tensor gradient = for_kernels(own_rows(std::move(g)));
+    const at::Tensor gradient = for_kernels(own(std::move(g)));
     const NormActSums sums = norm_block_sums(gradient, save);
     if (needs(0)) norm_block_back_(gradient, save, weight.unpack().detach(), sums);
-    return {needs(0) ? map_of_rows(gradient, sizes) : at::Tensor(), sums.gamma, sums.beta};
+    return {needs(0) ? gradient : at::Tensor(), sums.gamma, sums.beta};
   }
 
   void release() override {
@@ -44,29 +41,19 @@ class NormChainNode : public SavingNode {
   }
 };
 
-/// The norm's spec for x's rows. Blocks of a sample of a map run on through its rows: where they fill it, they are blocks of all rows.
-CodecSpec spec_of_rows(const at::Tensor& x, const Method& method) {
-  CodecSpec spec = norm_spec(method, x.size(1));
-  if (is_map(x) && spec.block > 0 && x.numel() / x.size(0) % spec.block == 0) spec.per_sample = false;
-  return spec;
-}
-
 }  // namespace
 
 bool fuses_norm_chain(const at::Tensor& x, const NormWeights& w, const NormActOptions& options, const Saving& saving) {
   const bool right_kind = options.norm == Norm::batch && options.activation == Activation::relu && options.training();
   if (!right_kind || saving.method.plain || saving.method.shared || !x.is_cuda() || !records(x, w.gamma, w.beta)) return false;
   if (!w.gamma.defined() || !w.beta.defined() || x.numel() == 0) return false;
-  const CodecSpec spec = spec_of_rows(x, saving.method);
-  if (!is_map(x)) return fuses_norm_block(x, spec);
-  const bool straight = spec.block > 0 && !spec.per_sample && std::holds_alternative<Identity>(spec.transform);
-  return straight && !saving.method.adaptive && is_channels_last(x) && fuses_norm_block(rows_of_map(x.detach()), spec);
+  return !is_map(x) && fuses_norm_block(x, norm_spec(saving.method, x.size(1)));
 }
 
 at::Tensor norm_chain(const at::Tensor& x, const NormWeights& w, const NormActOptions& options, const Saving& saving,
                       const at::Tensor& into) {
   const NoAutocast no_autocast;
-  const at::Tensor rows = for_kernels(rows_of_map(x.detach()));
+  const at::Tensor rows = for_kernels(x.detach());
   const bool same_memory = into.defined() && into.const_data_ptr() == rows.const_data_ptr();  // not where for_kernels() made a copy
   const NormOptions& s = options.statistics;
   const ColumnMoments moments = column_moments(rows, w.running_mean, w.running_var, s.eps, s.momentum);
@@ -74,12 +61,11 @@ at::Tensor norm_chain(const at::Tensor& x, const NormWeights& w, const NormActOp
   NormBlockSeeds seeds;
   seeds.code = fresh_seed(x.device());
   if (options.dropout > 0) seeds.dropout = fresh_seed(x.device());
-  NormBlockResult result = norm_block_encode(rows, moments, w.gamma.detach(), w.beta.detach(), spec_of_rows(x, saving.method), seeds,
-                                             options.dropout, saving.method.keeps_dropout, same_memory ? rows_of_map(into) : at::Tensor());
+  NormBlockResult result = norm_block_encode(rows, moments, w.gamma.detach(), w.beta.detach(), norm_spec(saving.method, x.size(1)), seeds,
+                                             options.dropout, saving.method.keeps_dropout, same_memory ? into : at::Tensor());
   node->save = std::move(result.save);
   node->weight = SavedVariable(w.gamma, /*is_output=*/false);
-  node->sizes = map_sizes(x);
-  return attach(map_of_rows(result.z, node->sizes), node);
+  return attach(result.z, node);
 }
 
 }  // namespace satchel

@@ -1,5 +1,5 @@
-// BatchNorm → ReLU → dropout as one node for methods that keep each function's own: the same bytes and lines as batch_norm(), relu() and
-// dropout(), in one pass each way on CUDA. Private to the library.
+// BatchNorm → ReLU → dropout of rows as one node for methods that keep each function's own: the same bytes and lines as batch_norm(),
+// relu() and dropout(), in one pass each way on CUDA. Private to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>

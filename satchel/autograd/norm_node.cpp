@@ -6,6 +6,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/norm_map.h"
 #include "satchel/autograd/shared.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/chain.h"
@@ -59,7 +61,7 @@ namespace {
 
 constexpr const char* kChanged = "x must not be changed in place while a norm reads it";
 
-/// Keeps the normalised values of rows, or x itself layer by layer: on maps by samples, as the published methods block it.
+/// Keeps the normalised values, or, layer by layer, x itself of rows; maps by samples, as the published methods block them.
 class NormNode : public SharingNode {
  public:
   explicit NormNode(const std::string& layer) : SharingNode("norm", layer) {}
@@ -69,7 +71,7 @@ class NormNode : public SharingNode {
   int64_t width = 0;
   std::vector<int64_t> sizes;           // of x
   Packed packed;                        // the normalised values; x itself where `mean` is kept
-  AdaptiveSave adaptive;                // x itself, in place of `packed`
+  AdaptiveSave adaptive;                // in place of `packed`
   at::Tensor mean, rstd;                // mean: undefined where the normalised values are packed
   std::optional<SavedVariable> weight;  // γ: changing it in place before backward is an error, as in torch
   at::Tensor on;                        // recorded_norm_act(): the activation's mask
@@ -90,11 +92,15 @@ class NormNode : public SharingNode {
     waiting = std::move(call);
     stands_for(out);
   }
+  /// What it was called with, and the seed: if it packs after all, it draws another.
   std::optional<NormCall> call() {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto same = [](const at::Tensor& t, uint32_t version) { return !t.defined() || t._version() == version; };
     const bool unchanged = waiting && same(waiting->x, x_version) && same(gamma, gamma_version) && same(beta, beta_version);
-    return unchanged ? waiting : std::nullopt;
+    if (!unchanged) return std::nullopt;
+    NormCall given = *waiting;
+    waiting->seed.reset();
+    return given;
   }
 
  protected:
@@ -143,13 +149,15 @@ void NormNode::pack_now() {
   if (call.x._version() != x_version) fail(op(), kChanged, "a change");
   const at::NoGradGuard no_grad;
   const NoAutocast no_autocast;
+  const c10::OptionalStreamGuard own_stream(stream());  // whoever asks: there x stands, and there backward reads
   const at::Tensor rows = rows_of(call);
   const CodecSpec spec = norm_spec(call.saving.method, call.width);
+  const at::Tensor seed = call.seed.defined() ? call.seed : fresh_seed(call.x.device());
   if (rows.is_cuda() && call.by_map() && axes.by_channel()) {  // one pass
     const Affine plain = folded(call.known, {}, {});
-    packed = pack(apply_chain(rows, plain.gamma, plain.beta, {}, {}, {0, 1}), spec, call.seed);
+    packed = pack(apply_chain(rows, plain.gamma, plain.beta, {}, {}, {0, 1}), spec, seed);
   } else {
-    packed = pack(normalised(rows, call.known, axes), spec, call.seed);
+    packed = pack(normalised(rows, call.known, axes), spec, seed);
   }
 }
 
@@ -196,13 +204,13 @@ variable_list NormNode::back(at::Tensor g) {
     if (waiting->x._version() != x_version) fail(op(), kChanged, "a change");
     const at::Tensor x = rows_of(*waiting);
     back.mean = waiting->known.mean;
-    back.values = [x](int64_t first, int64_t last) { return x.narrow(0, first, last - first); };
+    back.values = [x](int64_t first, int64_t last, at::ScalarType) { return x.narrow(0, first, last - first); };
   } else if (packed.bytes.defined() && packed.shape.size() == 2) {
     save.code = packed;
     rows.emplace(save);
-    back.values = [&](int64_t first, int64_t last) { return rows->values(first, last); };
+    back.values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows->values(first, last, type); };
   } else {
-    back.values = [this](int64_t first, int64_t last) { return sample_rows(first / axes.span, last / axes.span); };
+    back.values = [this](int64_t first, int64_t last, at::ScalarType) { return sample_rows(first / axes.span, last / axes.span); };
   }
   const bool whole_samples = axes.groups > 0 || !(rows || waiting);
   const int64_t unit = whole_samples ? axes.span : 1;
@@ -245,18 +253,21 @@ void prepare(NormCall& call, const at::Tensor& rows, bool reads_values) {
   if (reads_values) call.seed = fresh_seed(call.x.device());
 }
 
+/// Layer by layer: x of rows, as EXACT publishes it; of maps the normalised values where they are coded, as norm_map() does.
 void keep_input(NormNode& node, const NormCall& call, const at::Tensor& rows) {
   const Method& method = call.saving.method;
-  node.mean = call.known.mean;
+  const CodecSpec spec = norm_spec(method, call.width);
+  const bool coded = call.by_map() && codes_normalised(spec);
+  if (!coded) node.mean = call.known.mean;
   if (!call.by_map()) {
-    node.packed = pack(rows, norm_spec(method, call.width), call.seed);
+    node.packed = pack(rows, spec, call.seed);
     return;
   }
-  const at::Tensor map = in_sizes(rows, call.x.sizes(), call.axes);
+  const at::Tensor map = in_sizes(coded ? normalised(rows, call.known, call.axes) : rows, call.x.sizes(), call.axes);
   if (method.adaptive) {
-    node.adaptive = AdaptiveSave(map, call.saving, /*ranges_only=*/true);
+    node.adaptive = AdaptiveSave(map, call.saving, /*ranges_only=*/true, call.seed);
   } else {
-    node.packed = pack(map, norm_spec(method, call.width), call.seed);
+    node.packed = pack(map, spec, call.seed);
   }
 }
 
@@ -277,6 +288,9 @@ at::Tensor output_of(const NormCall& call, const at::Tensor& rows) {
 }  // namespace
 
 at::Tensor recorded_norm(NormCall call, bool waits) {
+  if (call.axes.by_channel() && serves_norm_map(call.x, call.weights, call.options, call.saving)) {
+    return norm_map(call.x, call.weights, call.options, {/*activates=*/false}, call.saving);
+  }
   const NoAutocast no_autocast;
   const at::Tensor rows = rows_of(call);
   const bool reads_values = reads_values_of(call);
@@ -311,7 +325,7 @@ at::Tensor recorded_norm_act(NormCall call, double slope) {
 
 std::optional<NormCall> take_norm(const at::Tensor& y) {
   const auto node = std::dynamic_pointer_cast<NormNode>(waiting_norm());
-  if (node == nullptr || y.grad_fn() != node || y._version() != node->output_version()) return std::nullopt;
+  if (node == nullptr || y.grad_fn() != node || y._version() != node->output_version() || !made_on_current_stream(y)) return std::nullopt;
   // Who listens to the norm's own gradient must hear it: then it stays a function of its own.
   if (!node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty() || !node->pre_hooks().empty() ||
       !node->post_hooks().empty()) {

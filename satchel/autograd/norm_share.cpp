@@ -42,14 +42,15 @@ class NormActNode : public SharingNode {
       return variable_list{needs(0) ? in_sizes(gradient, sizes, axes) : at::Tensor(), gamma, beta};
     };
     if (has_norm && axes.by_channel() && fuses_norm_act(shared_->code)) {
-      const NormActSums sums = norm_act_sums(gradient, shared_->code, shared_->seed, shared_->chain);
-      if (needs(0)) norm_act_back_(gradient, shared_->code, shared_->seed, shared_->chain, rstd, sums, training);
+      const ThirdPlane& third = shared_->share.third;
+      const NormActSums sums = norm_act_sums(gradient, shared_->code, shared_->seed, shared_->chain, third);
+      if (needs(0)) norm_act_back_(gradient, shared_->code, shared_->seed, shared_->chain, rstd, sums, training, third);
       return result(sums.gamma, sums.beta);
     }
     const SharedRows rows(*shared_);
     rows.for_stretches([&](int64_t first, int64_t last) { rows.gradient_(gradient.narrow(0, first, last - first), first); });
     if (!has_norm) return result({}, {});
-    const auto values = [&](int64_t first, int64_t last) { return rows.values(first, last); };
+    const auto values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows.values(first, last, type); };
     const int64_t unit = axes.groups > 0 ? axes.span : 1;
     const NormGradients sums = norm_back_(gradient, {axes, training, rows.gamma(), rstd, values}, needs(0), [&](const auto& run) {
       for_stretches_of(gradient.size(0), gradient.size(1), gradient.is_cuda(), run, unit);
@@ -80,10 +81,14 @@ Affine affine_of(const NormCall& call) {
 }
 
 /// The thing to keep of rows x, which the norm (if any) has normalised.
-SharedSave save_of(const at::Tensor& x, const Affine& affine, const CodecSpec& spec, Activation activation, const at::Tensor& seed) {
+SharedSave save_of(const at::Tensor& x, const Affine& affine, const CodecSpec& spec, Activation activation, const at::Tensor& seed,
+                   const MapShare& share) {
   const bool normed = affine.gamma.defined();
   SharedSave save;
-  if (spec.side != Side::none && normed) {
+  save.share = share;
+  if (share.third.defined()) {
+    save.code = pack_third(x, spec, seed, affine.gamma, affine.beta, share.third);
+  } else if (spec.side != Side::none && normed) {
     save.code = pack_side(x, spec, seed, affine.gamma, affine.beta);
   } else {
     save.code = pack(x, spec, seed);
@@ -105,15 +110,22 @@ at::Tensor with_node(const NormCall& call, const NormActOptions& options, const 
   node->sizes = call.x.sizes().vec();
   node->rstd = rstd;
   if (call.by_map() && call.x.dim() > 2) save.sizes = node->sizes;
+  if (save.share.shares != nullptr) {
+    watch(save.share, save.code, call.x.size(0), options.norm == Norm::none ? at::Tensor() : affine_of(call).gamma);
+  }
   const at::Tensor out = attach(in_sizes(rows, call.x.sizes(), call.axes), node);
   node->share(std::move(save), out);
   return out;
 }
 
+/// Bits of the map that the call makes, where they are shared out: of maps alone, whose samples are stretches of rows.
+MapShare share_of(const NormCall& call, CodecSpec& spec, bool splits) {
+  return call.by_map() ? share_of_map(call.x.sizes(), call.x.device(), call.saving, spec, splits) : MapShare();
+}
+
 /// One pass over x where the fused kernels fit.
-at::Tensor fused_norm_act(const NormCall& call, const NormActOptions& options, const CodecSpec& spec, const ChainOptions& chain,
-                          const at::Tensor& spare) {
-  const at::Tensor rows = rows_of(call);
+at::Tensor fused_norm_act(const NormCall& call, const at::Tensor& rows, const NormActOptions& options, CodecSpec spec,
+                          const ChainOptions& chain, const at::Tensor& spare) {
   const NormWeights& w = call.weights;
   const Affine affine = affine_of(call);
   ColumnMoments moments;
@@ -126,8 +138,9 @@ at::Tensor fused_norm_act(const NormCall& call, const NormActOptions& options, c
   }
   const at::Tensor seed = call.seed.defined() ? call.seed : fresh_seed(call.x.device());
   const at::Tensor into = spare.defined() ? rows_of_map(spare) : spare;
-  NormActResult result = norm_act_encode(rows, moments, affine.gamma, affine.beta, spec, seed, chain, into);
   SharedSave save;
+  save.share = share_of(call, spec, /*splits=*/true);
+  NormActResult result = norm_act_encode(rows, moments, affine.gamma, affine.beta, spec, seed, chain, into, save.share.third);
   save.code = std::move(result.code);
   save.chain = chain;
   if (chain.dropout > 0) save.seed = seed;
@@ -139,10 +152,12 @@ at::Tensor fused_norm_act(const NormCall& call, const NormActOptions& options, c
 at::Tensor shared_norm_act(const NormCall& call, const NormActOptions& options, const at::Tensor& spare) {
   const NoAutocast no_autocast;
   const bool normed = options.norm != Norm::none, recorded = records(call.x, call.weights.gamma, call.weights.beta);
-  const CodecSpec spec = shared_spec(call.saving.method, options.norm, options.activation, call.width);
+  CodecSpec spec = shared_spec(call.saving.method, options.norm, options.activation, call.width);
   const ChainOptions chain{options.training() ? options.dropout : 0, slope_of(options)};
   const at::Tensor rows = rows_of(call);
-  if (normed && call.axes.by_channel() && recorded && fuses_norm_act(rows, spec)) return fused_norm_act(call, options, spec, chain, spare);
+  if (normed && call.axes.by_channel() && recorded && fuses_norm_act(rows, spec)) {
+    return fused_norm_act(call, rows, options, spec, chain, spare);
+  }
   Statistics s = call.known;
   if (normed && !s.rstd.defined()) s = statistics_of(rows, call.weights, call.axes, options.statistics);
   const at::Tensor values = normed ? normalised(rows, s, call.axes) : rows;
@@ -153,7 +168,8 @@ at::Tensor shared_norm_act(const NormCall& call, const NormActOptions& options, 
     return apply_chain(values, affine.gamma, affine.beta, {}, drawn, chain).to(call.x.scalar_type());
   };
   if (!recorded) return in_sizes(finish(), call.x.sizes(), call.axes);
-  SharedSave save = save_of(values, affine, spec, options.activation, seed);
+  const MapShare share = share_of(call, spec, values.is_cpu());
+  SharedSave save = save_of(values, affine, spec, options.activation, seed, share);
   save.chain = chain;
   if (chain.dropout > 0) save.seed = seed;
   return with_node(call, options, s.rstd, std::move(save), finish());
@@ -177,7 +193,9 @@ at::Tensor shared_relu(const at::Tensor& x, const Saving& saving) {
   NormActOptions options;
   options.norm = Norm::none;
   const at::Tensor rows = at::relu(rows_of(call)), seed = fresh_seed(x.device());
-  SharedSave save = save_of(rows, {}, shared_spec(saving.method, Norm::none, Activation::relu, call.width), Activation::relu, seed);
+  CodecSpec spec = shared_spec(saving.method, Norm::none, Activation::relu, call.width);
+  const MapShare share = share_of(call, spec, rows.is_cpu());
+  SharedSave save = save_of(rows, {}, spec, Activation::relu, seed, share);
   save.chain = {0, 0};
   return with_node(call, options, {}, std::move(save), rows);
 }

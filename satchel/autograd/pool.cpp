@@ -154,7 +154,7 @@ class AdaptivePoolNode : public SavingNode {
 
 /// Is x a ReLU's output that its readers rebuild from a save, or a pool of one? Its values are zero or positive.
 bool is_shared_relu(const at::Tensor& x) {
-  if (const auto save = shared_save_of(x)) return save->chain.slope == 0 || save->code.spec.side == Side::relu;
+  if (const auto save = readable_save_of(x)) return save->chain.slope == 0 || save->code.spec.side == Side::relu;
   const auto* late = dynamic_cast<const LateSharingNode*>(x.grad_fn().get());
   return late != nullptr && late->promised();
 }

@@ -86,21 +86,22 @@ at::Tensor upsample(const at::Tensor& x, const UpsampleOptions& options, const S
     }
     return adaptive_avg_pool(x, sizes, saving);
   }
+  const at::Tensor in = x.to(precise_type(x));
   const NoAutocast guard;
   const at::OptionalIntArrayRef size = given.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(given);
   const std::optional<at::ArrayRef<double>> scale = factors.empty() ? std::nullopt : std::optional<at::ArrayRef<double>>(factors);
   const bool corners = options.align_corners;
-  if (options.mode == Resample::cubic) return at::upsample_bicubic2d(x, size, corners, scale);
+  if (options.mode == Resample::cubic) return at::upsample_bicubic2d(in, size, corners, scale);
   if (options.mode == Resample::linear) {
-    if (dims == 1) return at::upsample_linear1d(x, size, corners, scale);
-    return dims == 2 ? at::upsample_bilinear2d(x, size, corners, scale) : at::upsample_trilinear3d(x, size, corners, scale);
+    if (dims == 1) return at::upsample_linear1d(in, size, corners, scale);
+    return dims == 2 ? at::upsample_bilinear2d(in, size, corners, scale) : at::upsample_trilinear3d(in, size, corners, scale);
   }
   if (options.mode == Resample::nearest_exact) {
-    if (dims == 1) return at::_upsample_nearest_exact1d(x, size, scale);
-    return dims == 2 ? at::_upsample_nearest_exact2d(x, size, scale) : at::_upsample_nearest_exact3d(x, size, scale);
+    if (dims == 1) return at::_upsample_nearest_exact1d(in, size, scale);
+    return dims == 2 ? at::_upsample_nearest_exact2d(in, size, scale) : at::_upsample_nearest_exact3d(in, size, scale);
   }
-  if (dims == 1) return at::upsample_nearest1d(x, size, scale);
-  return dims == 2 ? at::upsample_nearest2d(x, size, scale) : at::upsample_nearest3d(x, size, scale);
+  if (dims == 1) return at::upsample_nearest1d(in, size, scale);
+  return dims == 2 ? at::upsample_nearest2d(in, size, scale) : at::upsample_nearest3d(in, size, scale);
 }
 
 at::Tensor pad(const at::Tensor& x, const std::vector<int64_t>& padding, PadMode mode, const Saving& saving) {

@@ -21,7 +21,8 @@ struct UpsampleOptions {
   bool align_corners = false;  // linear and cubic
 };
 
-/// As torch::nn::functional::interpolate of N×C×spatial. torch's own functions keep sizes only, but for `area`, which is adaptive_avg_pool.
+/// As torch::nn::functional::interpolate of N×C×spatial, float32 under CUDA's autocast (but `area`). torch's own functions keep sizes only,
+/// but for `area`, which is adaptive_avg_pool.
 at::Tensor upsample(const at::Tensor& x, const UpsampleOptions& options, const Saving& saving = {});
 
 enum class PadMode : uint8_t { zeros, reflect, replicate, circular };

@@ -26,6 +26,11 @@ void draw(std::span<uint64_t> numbers) {
 
 }  // namespace
 
+const Method& default_method() {
+  static const Method method = parse_method("satchel");
+  return method;
+}
+
 at::Tensor fresh_seed(at::Device device) {
   if (innermost != nullptr && innermost->seeds_.device() == device) {
     at::Tensor seed = innermost->next();

@@ -13,8 +13,11 @@ namespace satchel {
 
 class BitShares;
 
+/// Of who names none: `satchel`, parsed once.
+const Method& default_method();
+
 struct Saving {
-  Method method = parse_method("satchel");
+  Method method = default_method();
   std::string name = {};
   std::shared_ptr<BitShares> shares = {};  // adaptive methods: who shares bits out between samples and layers; none: samples only
 };

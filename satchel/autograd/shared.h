@@ -12,13 +12,24 @@
 
 #include "satchel/autograd/node.h"
 #include "satchel/core/saved.h"
+#include "satchel/core/spec.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/device.h"
 #include "satchel/tensor/packed.h"
 #include "satchel/tensor/plan.h"
 #include "satchel/tensor/rows.h"
+#include "satchel/tensor/third.h"
 
 namespace satchel {
+
+/// What a map is given where bits are shared out (Method::mean), and who is told of its readers' gradients.
+struct MapShare {
+  ThirdPlane third;                   // samples of 3 bits among those of 2
+  std::shared_ptr<BitShares> shares;  // null: nobody asks
+  int64_t layer = -1;
+  at::Tensor ranges;  // float64[samples]
+  double factor = 0;
+};
 
 struct SharedSave {
   Packed code;             // rows × channels
@@ -27,10 +38,19 @@ struct SharedSave {
   at::Tensor seed;         // of the dropout
   ChainOptions chain;
   std::vector<int64_t> sizes;  // N×C×spatial of a map whose rows these are, in channels_last order; empty: rows themselves
+  MapShare share = {};
 
   int64_t rows() const { return code.shape[0]; }
   int64_t channels() const { return code.shape[1]; }
 };
+
+/// Bits of a map of these sizes (N×C×spatial) that is about to be coded with `spec`, whose bits become 3 where all samples have so many.
+/// `splits`: its coder can give samples bits of their own. Nothing is shared out of rows, of other codes and without `saving.shares`.
+MapShare share_of_map(at::IntArrayRef sizes, at::Device device, const Saving& saving, CodecSpec& spec, bool splits);
+/// … which has been coded, normalised values with γ, a ReLU's without: where gradients are asked for, its ranges are kept.
+void watch(MapShare& share, const Packed& code, int64_t samples, const at::Tensor& gamma);
+/// A reader's output gradient, samples first, for who shares bits out; `reach` as AdaptiveSave has it.
+void gradient_seen(const SharedSave& save, const at::Tensor& g, double reach);
 
 /// A node whose output the next layer may rebuild from what the node keeps, instead of packing it once more.
 class SharingNode : public SavingNode {
@@ -70,7 +90,7 @@ class SharedRows {
   void for_stretches(const std::function<void(int64_t first, int64_t last)>& run) const;
 
   /// Normalised or activated values.
-  at::Tensor values(int64_t first, int64_t last) const;
+  at::Tensor values(int64_t first, int64_t last, at::ScalarType type = at::kFloat) const;
   /// The next layer's input, kept · act(γ·values + β) · scale.
   at::Tensor input(int64_t first, int64_t last, at::ScalarType type = at::kFloat) const;
   /// g (rows from `first` on) becomes what passes activation and dropout, in place.

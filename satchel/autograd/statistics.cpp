@@ -112,10 +112,10 @@ Affine folded(const Statistics& s, const at::Tensor& gamma, const at::Tensor& be
 namespace {
 
 /// Rows of g in float32: g's own memory, or a copy of another type that store() puts back.
-struct Stretch {
+struct RowStretch {
   at::Tensor own, rows;
 
-  explicit Stretch(const at::Tensor& part) : own(part), rows(part.to(at::kFloat)) {}
+  explicit RowStretch(const at::Tensor& part) : own(part), rows(part.to(at::kFloat)) {}
   void store() const {
     if (!rows.is_same(own)) own.copy_(rows);
   }
@@ -151,7 +151,7 @@ NormGradients map_back_(const at::Tensor& g, const NormBack& back, bool needs_x,
   const at::Tensor gamma = back.gamma.defined() ? back.gamma : ones;
   const at::Tensor sum_g = at::zeros({channels}, floats), sum_gx = at::zeros({channels}, floats);
   const auto part = [&](int64_t first, int64_t last) { return g.narrow(0, first, last - first); };
-  const auto values = [&](int64_t first, int64_t last) { return back.values(first, last).to(g.scalar_type()); };
+  const auto values = [&](int64_t first, int64_t last) { return back.values(first, last, g.scalar_type()).to(g.scalar_type()); };
   stretches([&](int64_t first, int64_t last) {
     const auto some = at::batch_norm_backward_reduce(part(first, last), values(first, last), mean, raw ? rstd : ones, gamma,
                                                      /*input_g=*/true, /*weight_g=*/false, /*bias_g=*/false);
@@ -180,14 +180,14 @@ NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x
   if (channels && axes.span > 0 && back.training && g.is_cuda()) return map_back_(g, back, needs_x, stretches);
   const auto floats = g.options().dtype(at::kFloat);
   const NormGradients sums{at::zeros({g.size(1)}, floats), at::zeros({g.size(1)}, floats)};
-  const auto part = [&](int64_t first, int64_t last) { return Stretch(g.narrow(0, first, last - first)); };
+  const auto part = [&](int64_t first, int64_t last) { return RowStretch(g.narrow(0, first, last - first)); };
   const auto values = [&](int64_t first, int64_t last) {
-    const at::Tensor x = back.values(first, last);
+    const at::Tensor x = back.values(first, last, at::kFloat);
     return back.mean.defined() ? normalised(x, {back.mean, back.rstd}, axes, first) : x;
   };
   stretches([&](int64_t first, int64_t last) {
     const at::Tensor x = values(first, last);
-    const Stretch some = part(first, last);
+    const RowStretch some = part(first, last);
     add_sums(sums, some.rows, x);
     if (!needs_x || channels) return;
     const at::Tensor rstd = part_of(back.rstd, axes, first, last - first);
@@ -207,7 +207,7 @@ NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x
   const double rows = static_cast<double>(g.size(0));
   const at::Tensor along = sums.gamma.div(rows), offset = sums.beta.div(rows);
   stretches([&](int64_t first, int64_t last) {
-    const Stretch some = part(first, last);
+    const RowStretch some = part(first, last);
     some.rows.sub_(values(first, last).mul_(along).add_(offset)).mul_(scale);
     some.store();
   });

@@ -8,7 +8,8 @@ namespace satchel {
 enum class Conv : uint8_t { gcn, sage };
 enum class Norm : uint8_t { none, batch, layer };
 enum class Activation : uint8_t { none, relu, leaky_relu, elu };
-/// What features and activations are kept in between layers; weights, statistics and losses are float32 either way.
-enum class Amp : uint8_t { none, bf16 };
+/// What features and activations are kept in between layers; weights, statistics and losses are float32 either way. automatic: what the
+/// data and the other options of a run decide (amp_for() of train/graph_task.h).
+enum class Amp : uint8_t { none, bf16, fp16, automatic };
 
 }  // namespace satchel

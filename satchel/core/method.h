@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "satchel/core/layer.h"
@@ -25,6 +26,8 @@ struct Method {
   bool keeps_dropout = false;    // dropout's mask is kept, a bit a value; else redrawn from its counter
   int residual = 0;              // bits of a norm that no other layer reads (shared methods); 0: as `norm`
   bool adaptive = false;         // images: bits are shared out by sample and layer, input.bits in the mean (theory.md 5)
+  double mean = 0;               // images: shared maps have 2 or 3 bits, shared out by layer and sample, so many in the mean; 0: all alike
+  int64_t budget = 0;            // images: the same, with the mean that so many saved bytes in all allow (plan/image_plan.h); 0: none
   bool swap = false;             // images: packed bytes wait in pinned host memory
   bool operator==(const Method&) const = default;
 };
@@ -48,9 +51,9 @@ std::span<const MethodPreset> method_presets();
 /// "blockwise,levels=even,block=16rows": a preset's name and what differs from its `input` spec, as parse_spec() reads it; or
 /// a spec alone ("bits=4,block=128", "gact"): that spec in shared saves. Options go to `input` and `norm` alike, but for a
 /// projection (inputs only) and a side (norms only). fp32 takes no options. A spec with a projection cannot be shared: each
-/// layer keeps its own. The text becomes the method's name. Options of methods alone: residual=1..8 (shared methods), adaptive=yes|no,
-/// level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits · 2 bits shared out · + swapped to the host · + an allocator
-/// setting against fragmentation, which is the trainer's).
+/// layer keeps its own. The text becomes the method's name. Options of methods alone: residual=1..8 (shared methods), mean=2..3 or
+/// budget=SIZE (satchel: 2.25; 1.2GiB, 900MB, bytes), adaptive=yes|no, level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits
+/// · 2 bits shared out · + swapped to the host · + an allocator setting against fragmentation, which is the trainer's).
 Method parse_method(std::string_view text);
 
 /// Several methods in one text: "fp32,blockwise,block=16rows,satchel". A part without `=` starts a method, one with `=` belongs
@@ -61,6 +64,9 @@ std::vector<Method> parse_methods(std::string_view text);
 /// become values, at most longest_block.
 CodecSpec norm_spec(const Method& method, int64_t width);
 
+/// Layer by layer on maps: is a norm's code of the normalised values? Else of x itself, as a low-pass and full precision ask for.
+inline bool codes_normalised(const CodecSpec& norm) { return norm.bits != kKeep && std::holds_alternative<Identity>(norm.transform); }
+
 /// The spec of the one thing that norm → activation → dropout → next layer keeps (shared methods). Which side code fits:
 ///   ReLU after a norm            the method's own (`one_sided`, `both`), or none, with a mask beside it
 ///   ReLU without a norm          `relu` where the method has a side code, at most 3 bits
@@ -69,6 +75,12 @@ CodecSpec norm_spec(const Method& method, int64_t width);
 ///   no activation                no side code
 /// More than 4 bits never have a side code; where there is none, a mask stands beside the values.
 CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, int64_t width);
+
+/// Are bits shared out between layers or samples? Then layers want a ShareOut (plan/share_out.h).
+bool shares_out(const Method& method);
+
+/// How many of so many samples have 3 bits where shared maps have `mean` bits: the most that do not exceed it.
+int64_t samples_of_three(double mean, int64_t samples);
 
 /// Throws `[op] rule, got value` unless specs and flags fit each other.
 void validate(const Method& method, const char* op);

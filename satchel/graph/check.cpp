@@ -15,15 +15,16 @@ std::string sizes_of(const at::Tensor& t) {
   return text + "] on " + t.device().str();
 }
 
-/// `half`: bfloat16 will do too.
+/// `half`: 16 bits will do too.
 void check_matrix(const at::Tensor& t, int64_t rows, int64_t columns, const Adjacency& a, const char* name, const char* op,
                   bool half = false) {
+  const auto known = [&](at::ScalarType type) { return type == at::kFloat || (half && (type == at::kHalf || type == at::kBFloat16)); };
   const bool fits = t.defined() && t.dim() == 2 && (rows < 0 || t.size(0) == rows) && (columns < 0 || t.size(1) == columns) &&
-                    (t.scalar_type() == at::kFloat || (half && t.scalar_type() == at::kBFloat16)) && t.device() == a.matrix.device();
+                    known(t.scalar_type()) && t.device() == a.matrix.device();
   if (fits) return;
   const auto size = [](int64_t n) { return n < 0 ? std::string("any") : std::to_string(n); };
   fail(op,
-       std::string(name) + " must be float32 " + (half ? "or bfloat16 " : "") + "[" + size(rows) + ", " + size(columns) + "] on " +
+       std::string(name) + " must be float32" + (half ? ", float16 or bfloat16 [" : " [") + size(rows) + ", " + size(columns) + "] on " +
            a.matrix.device().str(),
        sizes_of(t));
 }

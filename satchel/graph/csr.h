@@ -64,7 +64,7 @@ Adjacency to_device(const Adjacency& a, at::Device device);
 /// Bytes it holds in memory; shared arrays once.
 int64_t bytes_of(const Adjacency& a);
 
-/// A·x without gradients; x is float32 or bfloat16 (summed in float32), columns × any width, on A's device.
+/// A·x without gradients; x is float32, float16 or bfloat16 (summed in float32), columns × any width, on A's device.
 at::Tensor multiply(const Csr& a, const at::Tensor& x);
 /// Its rows [first, last) alone, into `out`: (last − first) × x's width, contiguous. The same bits.
 void multiply_rows(const Csr& a, const at::Tensor& x, int64_t first, int64_t last, const at::Tensor& out);

@@ -1,4 +1,4 @@
-// A·x on either device, summed in the order of kernels/sparse.h whatever the number of threads. bfloat16 is summed in float32.
+// A·x on either device, summed in the order of kernels/sparse.h whatever the number of threads. 16 bits are summed in float32.
 #include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
@@ -10,6 +10,7 @@
 #include "satchel/graph/csr.h"
 #include "satchel/kernels/cpu/cpu.h"
 #include "satchel/tensor/check.h"
+#include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"
 
 namespace satchel {
@@ -120,7 +121,7 @@ struct Target {
 
 void run_there(const Sparse& s, const at::Tensor& x, const Target& to, const Place& place) {
   cuda::ProductSides sides;
-  sides.type = x.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
+  sides.type = dtype_of(x.scalar_type());
   sides.width = x.size(1);
   sides.x = x.const_data_ptr();
   sides.x_stride = x.stride(0);
@@ -156,8 +157,8 @@ bool has_plain_rows(const at::Tensor& x) { return x.size(1) <= 1 || x.stride(1) 
 Sparse check_product(const Csr& a, const at::Tensor& x) {
   check_tensor(x, kOp);
   Sparse s = sparse_of(a);
-  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)
-    fail(kOp, "x must be float32 or bfloat16", c10::toString(x.scalar_type()));
+  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kHalf && x.scalar_type() != at::kBFloat16)
+    fail(kOp, "x must be float32, float16 or bfloat16", c10::toString(x.scalar_type()));
   if (x.device() != a.device()) fail(kOp, "x must be on the matrix's device", x.device());
   if (x.dim() != 2 || x.size(0) != a.columns) fail(kOp, "x must have " + std::to_string(a.columns) + " rows", x.sizes());
   if (x.is_cuda()) add_lists(a, s);

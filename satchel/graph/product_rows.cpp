@@ -33,8 +33,9 @@ ProductRows::ProductRows(const Csr& a, const at::Tensor& x, int64_t width) : a_(
     multiply_rows(a, x, 0, rows, product_);
     return;
   }
-  // Enough rows for several waves of a product's tiles, an eighth of a large matrix at least: 28 MiB of float32.
-  const int64_t most = std::max<int64_t>(ceil_div(7 << 20, std::max<int64_t>(std::max(own, width), 1)), ceil_div(rows, 8));
+  // Enough rows for several waves of a product's tiles, an eighth of a large matrix at least.
+  const int64_t values = (28 << 20) / static_cast<int64_t>(x.element_size());
+  const int64_t most = std::max<int64_t>(ceil_div(values, std::max<int64_t>(std::max(own, width), 1)), ceil_div(rows, 8));
   stretch_ = std::min(rows, ceil_div(ceil_div(rows, std::max<int64_t>(ceil_div(rows, most), 1)), 8) * 8);
   // Result rows up to (k + 1)·stretch must end before product row k·stretch, for every k: the first and the last decide.
   constexpr int64_t kAligned = 64;  // values: every vector width of the kernels

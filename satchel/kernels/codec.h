@@ -27,6 +27,15 @@ struct SideCode {
   int64_t inner = 1;
 };
 
+/// Where a one-sided or ReLU code of 2 bits has samples of 3 bits: bits 0 and 1 of all codes stand where those of 2 bits do, bit 2 of the
+/// chosen samples' codes in a plane of its own, eight a byte, a sample after the other.
+struct ThirdBits {
+  SideTable table;                 // of 3 bits
+  const int32_t* slots = nullptr;  // a sample's place in the plane, −1: it has 2 bits; null: all have
+  uint8_t* plane = nullptr;
+  int64_t sample = 0;  // values, a multiple of the block
+};
+
 /// Maps of depth × height × width values; windows of at most `size` a side, cut off at the far edges.
 struct LowPassShape {
   int64_t maps = 0;

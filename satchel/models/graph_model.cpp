@@ -18,16 +18,26 @@ void check_shape(const GraphShape& s) {
   check_dropout(s.dropout, op);
 }
 
-/// Dense features in bfloat16: as they are where they stand so already, else a copy.
-GraphInput in_bf16(GraphInput input) {
-  if (input.x.defined()) input.x = input.x.to(at::kBFloat16);
-  if (input.aggregated.defined()) input.aggregated = input.aggregated.to(at::kBFloat16);
+/// Dense features in `type`: as they are where they stand so already, else a copy.
+GraphInput in_type(GraphInput input, at::ScalarType type) {
+  if (input.x.defined()) input.x = input.x.to(type);
+  if (input.aggregated.defined()) input.aggregated = input.aggregated.to(type);
   return input;
 }
 
 }  // namespace
 
-GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(options) {
+at::ScalarType activation_type(Amp amp) {
+  switch (amp) {
+    case Amp::none: return at::kFloat;
+    case Amp::bf16: return at::kBFloat16;
+    case Amp::fp16: return at::kHalf;
+    case Amp::automatic: break;
+  }
+  fail("graph_model", "amp must be none, bf16 or fp16", "auto");
+}
+
+GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(options), type_(activation_type(options.amp)) {
   const GraphShape& s = options_.shape;
   check_shape(s);
   validate_for_graph(options_.method, "graph_model");
@@ -51,15 +61,13 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
   }
 }
 
-at::Tensor GraphModelImpl::forward(const GraphInput& input, const Adjacency& a) {
-  if (options_.amp == Amp::none) return layers(input, a);
-  return layers(in_bf16(input), a).to(at::kFloat);
-}
+at::Tensor GraphModelImpl::forward(const GraphInput& input, const Adjacency& a) { return logits(input, a).to(at::kFloat); }
 
-at::Tensor GraphModelImpl::layers(const GraphInput& input, const Adjacency& a) {
+at::Tensor GraphModelImpl::logits(const GraphInput& given, const Adjacency& a) {
   const bool sage = !sages_.empty();
+  const GraphInput input = type_ == at::kFloat ? given : in_type(given, type_);
   at::Tensor x = sage ? sages_[0]->forward_data(input, a) : gcns_[0]->forward_data(input, a);
-  if (options_.amp == Amp::bf16) x = x.to(at::kBFloat16);  // sparse features are float32
+  if (type_ != at::kFloat) x = x.to(type_);  // sparse features are float32
   for (size_t i = 0; i < norms_.size(); ++i) {
     x = norms_[i]->forward(std::move(x));
     x = sage ? sages_[i + 1]->forward(x, a) : gcns_[i + 1]->forward(x, a);

@@ -19,8 +19,11 @@ namespace satchel {
 struct GraphModelOptions {
   GraphShape shape;  // plan/graph_plan.h: conv, layers, widths, norm, activation, dropout
   Method method = parse_method("satchel");
-  Amp amp = Amp::none;  // bf16: features and what flows between layers; weights, statistics and logits are float32
+  Amp amp = Amp::none;  // bf16, fp16: features and what flows between layers; weights, statistics and forward()'s logits are float32
 };
+
+/// What features and activations are kept in; throws on `automatic`, which a run decides first.
+at::ScalarType activation_type(Amp amp);
 
 /// Modules convs.0, norms.0, convs.1 …; plan_graph() tells what it keeps.
 class GraphModelImpl : public torch::nn::Module {
@@ -28,12 +31,13 @@ class GraphModelImpl : public torch::nn::Module {
   explicit GraphModelImpl(const GraphModelOptions& options);
   /// Logits, nodes × classes, float32. Where gradients are recorded, keeps what the method keeps.
   at::Tensor forward(const GraphInput& input, const Adjacency& a);
+  /// The same logits in the type of activations, which the losses take as they are.
+  at::Tensor logits(const GraphInput& input, const Adjacency& a);
   const GraphModelOptions& options() const { return options_; }
 
  private:
-  at::Tensor layers(const GraphInput& input, const Adjacency& a);
-
   GraphModelOptions options_;
+  at::ScalarType type_;          // of activations
   std::vector<SageConv> sages_;  // one of the two
   std::vector<GcnConv> gcns_;
   std::vector<nn::NormAct> norms_;

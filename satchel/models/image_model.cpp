@@ -66,6 +66,7 @@ void ImageModelImpl::check_images(const at::Tensor& x) const {
   if (!x.defined()) fail(kOp, "images must be a tensor", "none");
   if (x.dim() != 4) fail(kOp, "images must have four dimensions, batch × channels × height × width", x.sizes());
   if (x.size(1) != options_.channels) fail(kOp, "images must have " + std::to_string(options_.channels) + " channels", x.sizes());
+  check_side(shape_of(options_), x.size(2), x.size(3), kOp);
 }
 
 at::Tensor ImageModelImpl::pool_stem(const at::Tensor& x, const std::string& name) const {
@@ -85,6 +86,7 @@ at::Tensor ImageModelImpl::drop(const at::Tensor& x) const {
 ImageModel make_image_model(const ImageModelOptions& options) {
   validate(shape_of(options), kOp);
   validate(options.saving.method, kOp);
+  if (options.saving.method.budget > 0) fail(kOp, "a budget must become a mean first, with_mean() of the plan", options.saving.method.name);
   check_dropout(dropout_of(shape_of(options)), kOp);
   ImageModel model(made(options));
   initialise(*model, family_of(options.name));

@@ -10,6 +10,7 @@ namespace {
 
 constexpr const char* kOp = "plan";
 constexpr int64_t kMostWidth = 1 << 12, kMostClasses = 1 << 24, kMostSide = 1 << 16;
+constexpr int64_t kSmall = 64;  // pixels
 
 struct Known {
   std::string_view name;
@@ -57,8 +58,6 @@ class Layers {
 
   int add(LayerKind kind, const std::string& name, std::vector<int> inputs, const ImageMap& out, int64_t parameters = 0, int64_t window = 1,
           bool relu = false) {
-    if (out.height < 1 || out.width < 1)
-      fail(kOp, "an image must be so large that every layer has a map of 1×1 or more", "none at " + name);
     list_.maps.push_back(out);
     list_.layers.push_back({kind, name, std::move(inputs), static_cast<int>(list_.maps.size()) - 1, relu, false, window, parameters});
     return list_.layers.back().output;
@@ -81,7 +80,7 @@ class Layers {
   int pool(LayerKind kind, const std::string& name, int x, int64_t window) {
     const ImageMap& in = map(x);
     const int64_t border = window / 2 * 2 - window + (window == 2 ? -2 : 0);
-    const auto side = [&](int64_t n) { return n + border < 0 ? 0 : (n + border) / 2 + 1; };
+    const auto side = [&](int64_t n) { return (n + border) / 2 + 1; };
     return add(kind, name, {x}, {in.channels, side(in.height), side(in.width)}, 0, window);
   }
 
@@ -205,6 +204,26 @@ bool has_bottleneck(std::string_view name) { return name == "resnet50" || name =
 
 double dropout_of(const ImageShape& shape) { return shape.dropout.value_or(shape.name.starts_with("vgg") ? kVggDropout : 0); }
 
+bool wants_small_stem(int64_t height, int64_t width) { return height <= kSmall && width <= kSmall; }
+
+int64_t least_side(const ImageShape& shape) {
+  const auto stages = static_cast<int64_t>(stages_of(shape.name).size());
+  if (shape.name.starts_with("vgg")) return int64_t{1} << stages;  // halved after each stage
+  if (shape.name.starts_with("resnet")) return 1;                  // every window is padded
+  const int64_t first = int64_t{1} << (stages - 1);                // DenseNet: halved between stages
+  return shape.small_stem ? first : 4 * (first - 1) + 1;           // its large stem halves twice, and rounds up
+}
+
+void check_side(const ImageShape& shape, int64_t height, int64_t width, const char* op) {
+  const auto sides = [](int64_t a, int64_t b) { return std::to_string(a) + " × " + std::to_string(b); };
+  const int64_t least = least_side(shape);
+  const auto within = [&](int64_t side) { return side >= least && side <= kMostSide; };
+  if (within(height) && within(width)) return;
+  const bool large = height > kMostSide || width > kMostSide;
+  fail(op, "images must be " + (large ? "at most 65536 × 65536" : "at least " + sides(least, least) + " for " + shape.name),
+       sides(height, width));
+}
+
 void validate(const ImageShape& shape, const char* op) {
   if (!is_image_model(shape.name)) {
     std::string names;
@@ -221,8 +240,7 @@ void validate(const ImageShape& shape, const char* op) {
 
 ImageLayers layers_of(const ImageShape& shape, int64_t height, int64_t width) {
   validate(shape, kOp);
-  check_within(kOp, "the image's height", height, kMostSide, "2^16");
-  check_within(kOp, "the image's width", width, kMostSide, "2^16");
+  check_side(shape, height, width, kOp);
   return Layers(shape, height, width).take();
 }
 

@@ -29,6 +29,15 @@ void validate(const ImageShape& shape, const char* op);
 /// Of the classifier: what was given, or the model's own.
 double dropout_of(const ImageShape& shape);
 
+/// Which stem images of this size get where none is asked for: up to 64 pixels high and wide the small one, as a stem of stride 4 would
+/// leave little of them.
+bool wants_small_stem(int64_t height, int64_t width);
+
+/// The least height and width that leaves every pool a value.
+int64_t least_side(const ImageShape& shape);
+/// Throws `[op] rule, got value` unless the model takes such images.
+void check_side(const ImageShape& shape, int64_t height, int64_t width, const char* op);
+
 /// Blocks a stage (ResNet, DenseNet), or convolutions a stage (VGG).
 std::span<const int64_t> stages_of(std::string_view name);
 
@@ -70,7 +79,7 @@ struct ImageLayers {
   std::vector<ImageLayer> layers;
 };
 
-/// The layers of a model for images of this size. Throws `[plan] rule, got value` where a map would be empty.
+/// The layers of a model for images of this size. Throws `[plan] rule, got value` as check_side() does.
 ImageLayers layers_of(const ImageShape& shape, int64_t height, int64_t width);
 
 }  // namespace satchel

@@ -1,95 +1,23 @@
 #include "satchel/plan/share_out.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <optional>
 #include <utility>
 
-#include "satchel/core/allocate.h"
 #include "satchel/core/error.h"
+#include "satchel/core/method.h"
+#include "satchel/plan/share_out_parts.h"
 
 namespace satchel {
-namespace {
-
-constexpr size_t kPortions = 8;  // a layer's samples, sorted, are shared out to in so many portions: its mean is a multiple of an eighth
-
-struct Portion {
-  size_t layer;
-  double sensitivity;
-  int64_t samples;
-};
-
-/// A layer's samples in order of their sensitivities, in up to kPortions portions.
-void add_portions(size_t layer, std::vector<double> c, std::vector<Portion>& portions) {
-  for (double& v : c) v = std::isfinite(v) && v > 0 ? v : 0;
-  std::ranges::sort(c);
-  const size_t count = std::min(kPortions, c.size());
-  for (size_t p = 0; p < count; ++p) {
-    const auto from = c.begin() + static_cast<std::ptrdiff_t>(p * c.size() / count);
-    const auto to = c.begin() + static_cast<std::ptrdiff_t>((p + 1) * c.size() / count);
-    portions.push_back({layer, std::accumulate(from, to, 0.0), to - from});
-  }
-}
-
-}  // namespace
-
-std::vector<double> share_out_layers(const std::vector<LayerNeed>& layers) {
-  std::vector<double> means;
-  std::vector<Portion> portions;
-  for (size_t l = 0; l < layers.size(); ++l) {
-    means.push_back(layers[l].base);
-    if (layers[l].values > 0) add_portions(l, layers[l].sensitivity, portions);
-  }
-  if (portions.empty()) return means;
-  std::vector<double> sensitivity;
-  std::vector<int64_t> weight;
-  double budget = 0;
-  for (const Portion& p : portions) {
-    sensitivity.push_back(p.sensitivity);
-    weight.push_back(p.samples * layers[p.layer].values);
-    budget += static_cast<double>(weight.back()) * layers[p.layer].base;
-  }
-  const Allocation bits = allocate_bits(sensitivity, weight, static_cast<int64_t>(std::floor(budget)));
-  std::vector<int64_t> spent(layers.size()), samples(layers.size());
-  for (size_t p = 0; p < portions.size(); ++p) {
-    spent[portions[p].layer] += bits.bits[p] * portions[p].samples;
-    samples[portions[p].layer] += portions[p].samples;
-  }
-  for (size_t l = 0; l < layers.size(); ++l) {
-    if (samples[l] > 0) means[l] = static_cast<double>(spent[l]) / static_cast<double>(samples[l]);
-  }
-  return means;
-}
-
-struct ShareOut::Layer {
-  std::string name;
-  double base = 2, mean = 2;
-  int64_t values = 0;       // a sample, so far in this step
-  int64_t last_values = 0;  // … in the step before
-  at::Tensor squares;       // of this step's gradient, float32[n]
-  at::Tensor sensitivity;   // C_n of this step, float64[n]
-};
-
-/// Sensitivities on their way to the host.
-struct ShareOut::Arriving {
-  at::Tensor host;
-  std::optional<c10::Event> copied;  // none: they are here
-  struct Piece {
-    size_t layer;
-    int64_t values, first, count;
-  };
-  std::vector<Piece> pieces;
-};
-
 ShareOut::ShareOut(const ShareOutOptions& options) : options_(options) {
   if (options.samples < 0) fail("share_out", "samples must not be negative", options.samples);
   if (options.every < 1) fail("share_out", "every must be 1 step or more", options.every);
@@ -97,21 +25,49 @@ ShareOut::ShareOut(const ShareOutOptions& options) : options_(options) {
 
 ShareOut::~ShareOut() = default;
 
-BitShare ShareOut::input(const std::string& name, int64_t samples, int64_t values, double mean_bits, at::Device device) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+size_t ShareOut::layer_of(const std::string& name, double mean_bits, int64_t values) {
   auto layer = std::ranges::find(layers_, name, &Layer::name);
   if (layer == layers_.end()) {
     layer = layers_.emplace(layers_.end());
     layer->name = name;
     layer->base = 0;
   }
-  if (layer->base != mean_bits) layer->base = layer->mean = mean_bits;
+  if (layer->base != mean_bits) {
+    layer->base = layer->mean = mean_bits;
+    if (layer->map) slots_.reset();  // chosen by another mean: more samples, perhaps, than a plane has room for
+  }
   layer->values += values;
-  last_ = layer - layers_.begin();
-  BitShare share{layer->mean, {}, last_};
+  return static_cast<size_t>(layer - layers_.begin());
+}
+
+BitShare ShareOut::input(const std::string& name, int64_t samples, int64_t values, double mean_bits, at::Device device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const size_t layer = layer_of(name, mean_bits, values);
+  last_ = static_cast<int64_t>(layer);
+  BitShare share{layers_[layer].mean, {}, last_};
   const bool known = weights_.defined() && last_ < weights_.size(0) && samples == weights_.size(1) && weights_.device() == device;
   if (known) share.weights = weights_.select(0, last_);
   return share;
+}
+
+BitShare ShareOut::map(const std::string& name, int64_t samples, int64_t values, double mean_bits, at::Device device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const size_t layer = layer_of(name, mean_bits, values);
+  layers_[layer].map = true;
+  BitShare share{layers_[layer].mean, {}, static_cast<int64_t>(layer)};
+  share.count = samples_of_three(share.mean_bits, samples);
+  if (share.count > 0 && share.count < samples) share.slots = slots_of(layer, samples, share.count, device);
+  return share;
+}
+
+/// A copy: the save's own, so that its bytes are where a report says.
+at::Tensor ShareOut::slots_of(size_t layer, int64_t samples, int64_t count, at::Device device) const {
+  const auto row = static_cast<int64_t>(layer);
+  if (slots_.defined() && row < slots_.size(0) && slots_.size(1) == samples && slots_.device() == device) {
+    return slots_.select(0, row).clone();
+  }
+  const at::Tensor all = at::arange(samples, at::TensorOptions().dtype(at::kInt).device(device));  // nothing is known: the first ones
+  return all.masked_fill_(all.ge(count), -1);
 }
 
 double ShareOut::norm(int64_t values, double mean_bits) {
@@ -122,9 +78,17 @@ double ShareOut::norm(int64_t values, double mean_bits) {
   return before.mean;
 }
 
-bool ShareOut::wants_gradient(int64_t) const {
+/// Of maps in steps that collect alone: the norms of all gradients are a pass over them.
+bool ShareOut::wants_gradient(int64_t layer) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return collects_ || !indices_.empty();
+  const bool map = layer >= 0 && layer < static_cast<int64_t>(layers_.size()) && layers_[static_cast<size_t>(layer)].map;
+  return collects_ || (!map && !indices_.empty());
+}
+
+void ShareOut::set_gradient_scale(at::Tensor scale) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (scale.defined() && scale.numel() != 1) fail("share_out", "a gradient scale must be one number", scale.sizes());
+  scale_ = std::move(scale);
 }
 
 void ShareOut::saw_gradient(int64_t at, const at::Tensor& squares, const at::Tensor& ranges, double factor) {
@@ -132,7 +96,8 @@ void ShareOut::saw_gradient(int64_t at, const at::Tensor& squares, const at::Ten
   if (at < 0 || at >= static_cast<int64_t>(layers_.size())) return;
   Layer& layer = layers_[static_cast<size_t>(at)];
   const bool again = layer.squares.defined() && layer.squares.sizes() == squares.sizes();  // a second reader of the same save
-  layer.squares = again ? layer.squares.add(squares) : squares;
+  const at::Tensor own = scale_.defined() ? squares.div(scale_).div_(scale_) : squares;
+  layer.squares = again ? layer.squares.add(own) : own;
   if (!collects_) return;
   const bool by_sample = static_cast<int64_t>(indices_.size()) == squares.numel();
   layer.sensitivity = ranges.mul(by_sample ? layer.squares : layer.squares.mean()).mul_(factor);
@@ -146,6 +111,7 @@ void ShareOut::set_samples(std::span<const int64_t> indices) {
   indices_.assign(indices.begin(), indices.end());
   at_.reset();
   weights_.reset();
+  slots_.reset();
   if (!indices_.empty()) {
     options_.samples = std::max(options_.samples, *std::ranges::max_element(indices_) + 1);
     look_up_samples();
@@ -168,6 +134,21 @@ void ShareOut::look_up_samples() {
   const at::Tensor seen = s.gt(0);
   const at::Tensor mean = s.sum(1, /*keepdim=*/true).div_(seen.sum(1, /*keepdim=*/true).clamp_min_(1));
   weights_ = at::where(seen, s, at::where(mean.gt(0), mean, 1)).contiguous();
+  choose_samples();
+}
+
+/// The samples of this batch that count most in each map get its 3 bits; all on the device.
+void ShareOut::choose_samples() {
+  const int64_t rows = weights_.size(0), samples = weights_.size(1);
+  const auto known = std::span(layers_).first(static_cast<size_t>(std::min<int64_t>(rows, static_cast<int64_t>(layers_.size()))));
+  if (std::ranges::none_of(known, &Layer::map)) return;
+  const at::Tensor counts = at::zeros({rows, 1}, at::TensorOptions().dtype(at::kLong).pinned_memory(weights_.is_cuda()));
+  for (size_t l = 0; l < known.size(); ++l) {
+    if (known[l].map) counts.mutable_data_ptr<int64_t>()[l] = samples_of_three(known[l].mean, samples);
+  }
+  const at::Tensor rank = at::argsort(at::argsort(weights_, /*stable=*/true, 1, /*descending=*/true), /*stable=*/true, 1);
+  const at::Tensor chosen = rank.lt(counts.to(weights_.device(), /*non_blocking=*/true));
+  slots_ = at::where(chosen, chosen.cumsum(1).sub_(1), -1).to(at::kInt);
 }
 
 /// Running means with factor ½ of the samples whose gradients were seen.
@@ -185,7 +166,11 @@ void ShareOut::move_averages() {
   }
   const at::Tensor old = averages_.index_select(1, at_).to(at::kFloat);
   std::vector<at::Tensor> squares;
-  for (int64_t l = 0; l < rows; ++l) squares.push_back(fits(layers_[l]) ? layers_[l].squares : old.select(0, l));
+  for (int64_t l = 0; l < rows; ++l) {
+    const Layer& layer = layers_[static_cast<size_t>(l)];
+    const bool tells = fits(layer) && (!layer.map || layer.sensitivity.defined());
+    squares.push_back(!tells ? old.select(0, l) : layer.map ? layer.sensitivity.to(at::kFloat) : layer.squares);
+  }
   const at::Tensor now = at::stack(squares);
   const at::Tensor next = at::where(old.gt(0), old.add(now).mul_(0.5), now);
   averages_.index_copy_(1, at_, at::where(next.isfinite(), next, old).to(at::kBFloat16));
@@ -226,16 +211,20 @@ void ShareOut::work_on_sensitivities() {
     return;
   }
   std::vector<LayerNeed> needs(layers_.size());
-  for (size_t l = 0; l < layers_.size(); ++l) needs[l].base = layers_[l].base;
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    needs[l].base = layers_[l].base;
+    needs[l].map = layers_[l].map;
+  }
   for (const Arriving::Piece& p : arrived->pieces) {
     needs[p.layer].values = p.values;
     needs[p.layer].sensitivity.assign(c + p.first, c + p.first + p.count);
   }
-  means_ = std::async(std::launch::async, [needs = std::move(needs)] { return share_out_layers(needs); });
+  means_ = std::async(std::launch::async, [needs = std::move(needs)] { return share_out_layers(needs); }).share();
 }
 
 void ShareOut::obey() {
   const std::vector<double> means = means_.get();
+  means_ = {};
   for (size_t l = 0; l < means.size(); ++l) layers_[l].mean = means[l];
   steps_ = 0;
 }
@@ -261,6 +250,7 @@ void ShareOut::step() {
   indices_.clear();
   at_.reset();
   weights_.reset();
+  slots_.reset();
 }
 
 std::vector<LayerShare> ShareOut::layers() const {

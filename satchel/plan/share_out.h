@@ -1,4 +1,5 @@
-// Bits by layer and by sample from what the steps before have shown (theory.md 5), for adaptive methods. One for a training run: give it
+// Bits by layer and by sample from what the steps before have shown (theory.md 5), for methods that share them out: adaptive ones between
+// the inputs of layers, 1 to 8 bits, those with a mean between the maps that layers share, 2 or 3. One for a training run: give it
 // to the layers as Saving::shares, name the batch's samples where the loader knows them, and end every step.
 #pragma once
 
@@ -6,6 +7,7 @@
 
 #include <cstdint>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -28,11 +30,13 @@ struct LayerShare {
   double mean_bits = 2;  // over its samples
 };
 
-/// Mean bits a layer, under Σ values·mean ≤ Σ values·base. `sensitivity` C_n of its samples; layers without any keep their base.
+/// Mean bits a layer, under Σ values·mean ≤ Σ values·base, over inputs and over maps apart. `sensitivity` C_n of its samples; layers
+/// without any keep their base.
 struct LayerNeed {
   int64_t values = 0;
   double base = 2;
   std::vector<double> sensitivity;
+  bool map = false;  // 2 or 3 bits, and `sensitivity` is what the third one gains
 };
 std::vector<double> share_out_layers(const std::vector<LayerNeed>& layers);
 
@@ -47,6 +51,9 @@ class ShareOut : public BitShares {
   /// The samples of the batch about to run, by their numbers in the data set; empty: unknown, all count alike.
   void set_samples(std::span<const int64_t> indices);
 
+  /// What the gradients that are told are multiplied with, one number on their device, read when they are: a loss scale. None: 1.
+  void set_gradient_scale(at::Tensor scale);
+
   /// After backward: takes note of its gradients, and shares out anew where it is time.
   void step();
 
@@ -54,8 +61,14 @@ class ShareOut : public BitShares {
   /// Over all layers of the last step, weighted by values: never above the specs' own bits.
   double mean_bits() const;
 
+  /// Between two steps: all that the next ones read, by names, for a checkpoint.
+  std::map<std::string, at::Tensor> state() const;
+  /// … of state(), into one that has seen no step; averages go to `device`. Throws `[resume] …` on what state() does not write.
+  void restore(const std::map<std::string, at::Tensor>& state, at::Device device);
+
   BitShare input(const std::string& layer, int64_t samples, int64_t values, double mean_bits, at::Device device) override;
   double norm(int64_t values, double mean_bits) override;
+  BitShare map(const std::string& layer, int64_t samples, int64_t values, double mean_bits, at::Device device) override;
   bool wants_gradient(int64_t layer) const override;
   void saw_gradient(int64_t layer, const at::Tensor& squares, const at::Tensor& ranges, double factor) override;
 
@@ -63,6 +76,11 @@ class ShareOut : public BitShares {
   struct Layer;
   struct Arriving;
 
+  static std::vector<Layer> layers_from(const std::map<std::string, at::Tensor>& state);
+  static std::unique_ptr<Arriving> arriving_from(const std::map<std::string, at::Tensor>& state, int64_t layers);
+  size_t layer_of(const std::string& name, double mean_bits, int64_t values);
+  at::Tensor slots_of(size_t layer, int64_t samples, int64_t count, at::Device device) const;
+  void choose_samples();
   void send_sensitivities();
   void work_on_sensitivities();
   void obey();
@@ -76,12 +94,14 @@ class ShareOut : public BitShares {
   int64_t steps_ = 0;  // since the last share-out by layer
   bool collects_ = true;
   std::unique_ptr<Arriving> arriving_;
-  std::future<std::vector<double>> means_;  // of all layers there were, being worked out
+  std::shared_future<std::vector<double>> means_;  // of all layers there were, being worked out
 
   std::vector<int64_t> indices_;  // of this batch's samples
   at::Tensor at_;                 // … on the device
-  at::Tensor averages_;           // layers × samples of the data set, bf16: s_n, 0 where never seen
+  at::Tensor averages_;           // layers × samples of the data set, bf16: s_n, of maps C_n, 0 where never seen
   at::Tensor weights_;            // layers × samples of this batch
+  at::Tensor slots_;              // … int32: places of a map's samples of 3 bits
+  at::Tensor scale_;              // of the gradients
 };
 
 }  // namespace satchel

@@ -21,14 +21,14 @@ bool fuses_cross_entropy(const at::Tensor& logits) {
   return cuda::compiled() && is_plain(logits) && logits.dim() == 2 && logits.numel() > 0;
 }
 
-at::Tensor cross_entropy_rows_(const at::Tensor& logits, const at::Tensor& labels, int64_t counted, bool write) {
+at::Tensor cross_entropy_rows_(const at::Tensor& logits, const at::Tensor& labels, int64_t counted, bool write, double scale) {
   const Place place(logits.device(), "cross_entropy_");
   const auto bytes = logits.options().dtype(at::kByte);
   const at::Tensor loss = at::empty({}, logits.options().dtype(at::kFloat)), line = labels.contiguous();
   const at::Tensor scratch = at::empty({cuda::cross_entropy_scratch_bytes()}, bytes);
   void* values = write ? logits.mutable_data_ptr() : const_cast<void*>(logits.const_data_ptr());
-  cuda::cross_entropy({logits.size(0), logits.size(1), counted}, values, dtype_of(logits.scalar_type()), line.const_data_ptr<int64_t>(),
-                      write, loss.mutable_data_ptr<float>(), scratch.mutable_data_ptr(), place.stream());
+  cuda::cross_entropy({logits.size(0), logits.size(1), counted, scale}, values, dtype_of(logits.scalar_type()),
+                      line.const_data_ptr<int64_t>(), write, loss.mutable_data_ptr<float>(), scratch.mutable_data_ptr(), place.stream());
   return loss;
 }
 

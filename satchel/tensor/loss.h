@@ -15,8 +15,8 @@ using cuda::kIgnored;
 bool fuses_cross_entropy(const at::Tensor& logits);
 
 /// Mean cross entropy (float32) of the `counted` rows whose label (int64, one a row) is not kIgnored; with `write` the logits become
-/// their gradient. A label out of range makes loss and row NaN.
-at::Tensor cross_entropy_rows_(const at::Tensor& logits, const at::Tensor& labels, int64_t counted, bool write);
+/// their gradient, `scale` times. A label out of range makes loss and row NaN.
+at::Tensor cross_entropy_rows_(const at::Tensor& logits, const at::Tensor& labels, int64_t counted, bool write, double scale = 1);
 
 /// x *= factor, one number on x's device. On CUDA a factor of 1 costs neither a pass nor a wait for its value.
 void scale_(const at::Tensor& x, const at::Tensor& factor);

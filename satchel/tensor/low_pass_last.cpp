@@ -113,8 +113,9 @@ void encode_low_pass_last(const Plan& plan, const at::Tensor& x, const at::Tenso
   at::Tensor own;
   const Parts to = low_pass_parts(plan, bytes, own);
   if (place.cuda()) {
+    const at::Tensor scratch = at::empty({cuda::low_pass_last_scratch_bytes(plan.maps, x.size(1), plan.type)}, bytes.options());
     cuda::low_pass_last_encode(plan.maps, plan.block, x.size(1), data, plan.type, seed_pointer(seed), to.codes, to.headers, to.means,
-                               place.stream());
+                               scratch.data_ptr(), place.stream());
   } else {
     encode_on_cpu(plan, x, seed_value(seed), to, chunk);
   }

@@ -46,26 +46,19 @@ MixedCode code_for(at::IntArrayRef shape, const CodecSpec& spec, int64_t budget,
   return code;
 }
 
-/// Throws unless bytes, shape, strides and spec fit each other. Bytes of the shares are trusted, as a pack's headers are.
-MixedCode check_mixed(const MixedPacked& packed, const char* op) {
-  check_tensor(packed.bytes, op);
-  check_mixed_spec(packed.spec, op);
-  const MixedCode code = code_for(packed.shape, packed.spec, packed.budget, op);
-  if (code.budget < code.samples * kLeastMixed || code.budget > code.samples * kMostMixed) {
-    fail(op, "a budget must be 1 to 8 bits a sample", packed.budget);
-  }
-  check_strides(packed.shape, packed.strides, op);
-  if (packed.bytes.scalar_type() != at::kByte || packed.bytes.dim() != 1 || !packed.bytes.is_contiguous()) {
-    fail(op, "bytes must be one line of uint8", c10::toString(packed.bytes.scalar_type()));
-  }
-  if (packed.bytes.numel() != code.total()) fail(op, "bytes must be " + std::to_string(code.total()), packed.bytes.numel());
-  return code;
-}
-
 void check_weights(const at::Tensor& weights, const at::Tensor& x, const char* op) {
   if (!weights.defined()) return;
   if (weights.scalar_type() != at::kFloat || weights.dim() != 1 || weights.numel() != x.size(0) || weights.device() != x.device()) {
     fail(op, "weights must be one float32 number a sample, on the tensor's device", weights.numel());
+  }
+}
+
+void check_ranges(const at::Tensor& ranges, const MixedCode& code, const Place& place, const char* op) {
+  if (!ranges.defined()) return;
+  const bool whole = code.block == kRangeBlock && code.values % kRangeBlock == 0;
+  if (!place.cuda() || !ranges.is_cuda() || ranges.scalar_type() != at::kFloat || !whole || !ranges.is_contiguous() ||
+      ranges.numel() != 2 * code.samples * code.blocks()) {
+    fail(op, "ranges must be two float32 numbers for each whole block of 256 values, on CUDA", ranges.numel());
   }
 }
 
@@ -82,10 +75,17 @@ void encode_cpu(const MixedCode& code, Source x, uint64_t seed, const float* wei
   for_samples(code, [&](int64_t first, int64_t last) { mixed_encode(code, x, seed, ranges.data(), bytes, first, last); });
 }
 
-void encode_cuda(const MixedCode& code, Source x, const uint64_t* seed, const at::Tensor& ranges, const float* weights, double* squares,
-                 uint8_t* bytes, const Place& place) {
+/// `known`: undefined, or the blocks' extremes.
+void encode_cuda(const MixedCode& code, Source x, const uint64_t* seed, const at::Tensor& known, const float* weights, double* squares,
+                 const at::Tensor& packed, const Place& place) {
+  uint8_t* const bytes = packed.mutable_data_ptr<uint8_t>();
+  const at::Tensor ranges = known.defined() ? known : at::empty({code.samples * code.blocks(), 2}, packed.options().dtype(at::kFloat));
   auto* const extremes = reinterpret_cast<F32Header*>(ranges.mutable_data_ptr<float>());
-  cuda::mixed_measure(code, x.data, x.type, extremes, squares, place.stream());
+  if (known.defined()) {
+    cuda::mixed_squares(code, extremes, squares, place.stream());
+  } else {
+    cuda::mixed_measure(code, x.data, x.type, extremes, squares, place.stream());
+  }
   cuda::mixed_share(code, squares, weights, bytes, place.stream());
   cuda::mixed_encode(code, x.data, x.type, seed, extremes, bytes, place.stream());
 }
@@ -97,8 +97,38 @@ bool takes_mixed_bits(const CodecSpec& spec) {
          std::holds_alternative<Identity>(spec.transform) && spec.block > 0 && spec.block % kGroup == 0;
 }
 
+/// Bytes of the shares are trusted, as a pack's headers are.
+MixedCode code_of(const MixedPacked& packed, const char* op) {
+  check_tensor(packed.bytes, op);
+  check_mixed_spec(packed.spec, op);
+  const MixedCode code = code_for(packed.shape, packed.spec, packed.budget, op);
+  if (code.budget < code.samples * kLeastMixed || code.budget > code.samples * kMostMixed) {
+    fail(op, "a budget must be 1 to 8 bits a sample", packed.budget);
+  }
+  check_strides(packed.shape, packed.strides, op);
+  if (packed.bytes.scalar_type() != at::kByte || packed.bytes.dim() != 1 || !packed.bytes.is_contiguous()) {
+    fail(op, "bytes must be one line of uint8", c10::toString(packed.bytes.scalar_type()));
+  }
+  if (packed.bytes.numel() != code.total()) fail(op, "bytes must be " + std::to_string(code.total()), packed.bytes.numel());
+  return code;
+}
+
+MixedPacked room_for_mixed(const at::Tensor& in_order, at::ScalarType dtype, const CodecSpec& spec, double mean_bits) {
+  MixedPacked packed;
+  packed.spec = spec;
+  packed.spec.per_sample = true;
+  packed.spec.bits = static_cast<int>(std::lround(mean_bits));
+  packed.shape = in_order.sizes().vec();
+  packed.strides = strides_of(in_order);
+  packed.dtype = dtype;
+  packed.budget = mixed_budget(in_order.size(0), mean_bits);
+  const MixedCode code = code_for(packed.shape, packed.spec, packed.budget, "pack_mixed");
+  packed.bytes = at::empty({code.total()}, in_order.options().memory_format(c10::nullopt).dtype(at::kByte));
+  return packed;
+}
+
 MixedPacked pack_mixed(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed, double mean_bits, const at::Tensor& weights,
-                       at::Tensor* range_squares) {
+                       at::Tensor* range_squares, const at::Tensor& ranges) {
   constexpr const char* op = "pack_mixed";
   check_float(x, op);
   check_mixed_spec(spec, op);
@@ -108,19 +138,14 @@ MixedPacked pack_mixed(const at::Tensor& x, const CodecSpec& spec, const at::Ten
   check_weights(weights, x, op);
   const Place place(x.device(), op);
 
-  MixedPacked packed;
-  packed.spec = spec;
-  packed.spec.per_sample = true;
-  packed.spec.bits = static_cast<int>(std::lround(mean_bits));
-  const at::Tensor in_order = ordered(x.detach(), packed.spec);
-  packed.shape = in_order.sizes().vec();
-  packed.strides = strides_of(in_order);
-  packed.dtype = x.scalar_type();
-  packed.budget = mixed_budget(x.size(0), mean_bits);
-  const MixedCode code = code_for(packed.shape, packed.spec, packed.budget, op);
+  CodecSpec by_sample_spec = spec;
+  by_sample_spec.per_sample = true;
+  const at::Tensor in_order = ordered(x.detach(), by_sample_spec);
+  MixedPacked packed = room_for_mixed(in_order, x.scalar_type(), spec, mean_bits);
+  const MixedCode code = code_of(packed, op);
+  check_ranges(ranges, code, place, op);
 
   const auto plain = x.options().memory_format(c10::nullopt);
-  packed.bytes = at::empty({code.total()}, plain.dtype(at::kByte));
   const at::Tensor squares = at::empty({x.size(0)}, plain.dtype(at::kDouble));
   const at::Tensor by_sample = weights.defined() ? weights.detach().contiguous() : weights;
   if (code.samples == 0) {
@@ -128,13 +153,11 @@ MixedPacked pack_mixed(const at::Tensor& x, const CodecSpec& spec, const at::Ten
   } else {
     const Source from{in_order.const_data_ptr(), dtype_of(packed.dtype)};
     const float* const w = by_sample.defined() ? by_sample.const_data_ptr<float>() : nullptr;
-    auto* const bytes = packed.bytes.mutable_data_ptr<uint8_t>();
     auto* const sums = squares.mutable_data_ptr<double>();
     if (place.cuda()) {
-      const at::Tensor ranges = at::empty({code.samples * code.blocks() * 2}, plain.dtype(at::kFloat));
-      encode_cuda(code, from, seed_pointer(seed), ranges, w, sums, bytes, place);
+      encode_cuda(code, from, seed_pointer(seed), ranges, w, sums, packed.bytes, place);
     } else {
-      encode_cpu(code, from, seed_value(seed), w, sums, bytes);
+      encode_cpu(code, from, seed_value(seed), w, sums, packed.bytes.mutable_data_ptr<uint8_t>());
     }
   }
   if (range_squares != nullptr) *range_squares = squares;
@@ -150,7 +173,7 @@ at::Tensor unpack_mixed(const MixedPacked& packed) { return unpack_mixed(packed,
 
 at::Tensor unpack_mixed(const MixedPacked& packed, int64_t first, int64_t last) {
   constexpr const char* op = "unpack_mixed";
-  const MixedCode code = check_mixed(packed, op);
+  const MixedCode code = code_of(packed, op);
   if (first < 0 || last < first || last > packed.shape[0]) {
     fail(op, "samples must lie within 0 to " + std::to_string(packed.shape[0]), std::to_string(first) + " to " + std::to_string(last));
   }
@@ -172,7 +195,7 @@ at::Tensor unpack_mixed(const MixedPacked& packed, int64_t first, int64_t last) 
 }
 
 at::Tensor bits_of(const MixedPacked& packed) {
-  const MixedCode code = check_mixed(packed, "bits_of");
+  const MixedCode code = code_of(packed, "bits_of");
   const at::Tensor shares = packed.bytes.narrow(0, code.shares_at(), code.samples * 4).clone().view(at::kInt);
   return shares.bitwise_and((1 << kShareBits) - 1).to(at::kByte);
 }

@@ -11,6 +11,8 @@
 
 namespace satchel {
 
+constexpr int64_t kRangeBlock = 256;  // of ranges that fused passes take
+
 struct MixedPacked {
   at::Tensor bytes;              // uint8, laid out as core/mixed.h draws it, on the device of the tensor it was made from
   std::vector<int64_t> shape;    // of the tensor
@@ -26,10 +28,16 @@ bool takes_mixed_bits(const CodecSpec& spec);
 /// Packs a float32, float16 or bfloat16 tensor in blocks of a sample each. Bits minimise Σ C_n/(2^b_n − 1)² under Σ b_n = ⌊mean·n⌋ with
 /// C_n = weight_n·‖R_n‖², R_n the ranges of sample n's blocks; `weights` float32[n] on x's device, undefined: ones. The bytes are the same
 /// on every device; their number depends on sizes and mean alone, and the host waits for nothing. `range_squares`, where not null,
-/// becomes ‖R_n‖², float64[n] on x's device.
+/// becomes ‖R_n‖², float64[n] on x's device. `ranges`: least and most of every block, float32[blocks, 2] on x's device, where somebody
+/// has taken them already (CUDA, blocks of kRangeBlock values that fill the samples); they are believed.
 MixedPacked pack_mixed(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed, double mean_bits, const at::Tensor& weights = {},
-                       at::Tensor* range_squares = nullptr);
+                       at::Tensor* range_squares = nullptr, const at::Tensor& ranges = {});
 MixedPacked pack_mixed(const at::Tensor& x, const CodecSpec& spec, uint64_t seed, double mean_bits, const at::Tensor& weights = {});
+
+/// Room for the bytes of `in_order`, whose memory is as it will be coded; everything but the bytes' contents stands.
+MixedPacked room_for_mixed(const at::Tensor& in_order, at::ScalarType dtype, const CodecSpec& spec, double mean_bits);
+/// Sizes and places of its parts; throws unless they fit each other.
+MixedCode code_of(const MixedPacked& packed, const char* op);
 
 /// The tensor again, and samples [first, last) of it, with its dtype and order of dimensions.
 at::Tensor unpack_mixed(const MixedPacked& packed);

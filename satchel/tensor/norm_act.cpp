@@ -52,7 +52,8 @@ ColumnMoments column_moments(const at::Tensor& x, const at::Tensor& running_mean
 }
 
 NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments, const at::Tensor& gamma, const at::Tensor& beta,
-                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& into) {
+                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& into,
+                              const ThirdPlane& third) {
   const Place place(x.device(), kOp);
   const Plan plan = plan_for(x.sizes(), spec);
   NormActResult result;
@@ -67,36 +68,40 @@ NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments,
   const cuda::NormParameters with{moments.mean.const_data_ptr<float>(), moments.rstd.const_data_ptr<float>(), gamma.const_data_ptr<float>(),
                                   beta.const_data_ptr<float>()};
   cuda::norm_act_encode(plan.side, chain_of(x.sizes(), options), x.const_data_ptr(), type_of(x), with, seed_pointer(seed),
-                        result.code.bytes.mutable_data_ptr<uint8_t>(), z, scratch.mutable_data_ptr(), place.stream());
+                        result.code.bytes.mutable_data_ptr<uint8_t>(), z, scratch.mutable_data_ptr(), place.stream(),
+                        third_bits(result.code, third));
   return result;
 }
 
-NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options) {
+NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options,
+                          const ThirdPlane& third) {
   const Place place(g.device(), kOp);
   const Plan plan = plan_for(code.shape, code.spec);
   const NormActSums sums{at::empty({g.size(1)}, floats(g)), at::empty({g.size(1)}, floats(g))};
   const at::Tensor scratch = scratch_of(plan, g);
   cuda::norm_act_sums(plan.side, chain_of(code.shape, options), g.const_data_ptr(), type_of(g), code.bytes.const_data_ptr<uint8_t>(),
-                      seed_or_null(seed), numbers(sums.beta), numbers(sums.gamma), scratch.mutable_data_ptr(), place.stream());
+                      seed_or_null(seed), numbers(sums.beta), numbers(sums.gamma), scratch.mutable_data_ptr(), place.stream(),
+                      third_bits(code, third));
   return sums;
 }
 
 void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
-                    const NormActSums& sums, bool training) {
+                    const NormActSums& sums, bool training, const ThirdPlane& third) {
   const Place place(g.device(), kOp);
   const Plan plan = plan_for(code.shape, code.spec);
   cuda::norm_act_back(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
                       rstd.const_data_ptr<float>(), training ? sums.beta.const_data_ptr<float>() : nullptr,
-                      training ? sums.gamma.const_data_ptr<float>() : nullptr, g.mutable_data_ptr(), type_of(g), place.stream());
+                      training ? sums.gamma.const_data_ptr<float>() : nullptr, g.mutable_data_ptr(), type_of(g), place.stream(),
+                      third_bits(code, third));
 }
 
 at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
-                          at::ScalarType type) {
+                          at::ScalarType type, const ThirdPlane& third) {
   const Place place(code.bytes.device(), kOp);
   const Plan plan = plan_for(code.shape, code.spec);
   const at::Tensor z = at::empty({last - first, code.shape[1]}, code.bytes.options().dtype(type));
   cuda::norm_act_input(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), first, last,
-                       z.mutable_data_ptr(), dtype_of(type), place.stream());
+                       z.mutable_data_ptr(), dtype_of(type), place.stream(), third_bits(code, third));
   return z;
 }
 

@@ -9,6 +9,7 @@
 
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/packed.h"
+#include "satchel/tensor/third.h"
 
 namespace satchel {
 
@@ -28,23 +29,26 @@ struct NormActResult {
   Packed code;
   at::Tensor z;  // the next layer's input
 };
-/// `into`: where z is written, contiguous and of x's shape and type, x itself included; undefined: memory of its own.
+/// `into`: where z is written, contiguous and of x's shape and type, x itself included; undefined: memory of its own. `third`: samples of 3
+/// bits among those of 2, here and below the same.
 NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments, const at::Tensor& gamma, const at::Tensor& beta,
-                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& into = {});
+                              const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& into = {},
+                              const ThirdPlane& third = {});
 
 /// Gradients of β and γ for g, that of z.
 struct NormActSums {
   at::Tensor beta, gamma;
 };
-NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options);
+NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options,
+                          const ThirdPlane& third = {});
 /// g becomes the gradient of x, in place; `training`: the statistics were the batch's.
 void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
-                    const NormActSums& sums, bool training);
+                    const NormActSums& sums, bool training, const ThirdPlane& third = {});
 /// g = scale·g + along·x + offset in place, a number of each a channel: g and x rows × channels of one type, contiguous, on CUDA.
 void norm_rows_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& along, const at::Tensor& offset);
 
 /// Rows [first, last) of z again, float32, bfloat16 or float16.
 at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
-                          at::ScalarType type = at::kFloat);
+                          at::ScalarType type = at::kFloat, const ThirdPlane& third = {});
 
 }  // namespace satchel

@@ -17,8 +17,9 @@ constexpr const char* kOp = "norm_act_product";
 
 /// Rows × columns of floats beside the code, each row in one piece.
 bool stands_beside(const Packed& code, const at::Tensor& g) {
-  return g.defined() && g.device() == code.bytes.device() && (g.scalar_type() == at::kFloat || g.scalar_type() == at::kBFloat16) &&
-         g.dim() == 2 && g.size(0) == code.shape[0] && (g.stride(1) == 1 || g.size(1) == 1);
+  const auto known = [](at::ScalarType type) { return type == at::kFloat || type == at::kHalf || type == at::kBFloat16; };
+  return g.defined() && g.device() == code.bytes.device() && known(g.scalar_type()) && g.dim() == 2 && g.size(0) == code.shape[0] &&
+         (g.stride(1) == 1 || g.size(1) == 1);
 }
 
 bool match(const Packed& code, const std::vector<at::Tensor>& gs) {

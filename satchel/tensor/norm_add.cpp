@@ -36,9 +36,9 @@ cuda::CodeParts code_parts(const Plan& plan, const Packed& packed) {
 }
 
 /// Both codes as the kernels take them.
-cuda::NormAddCode code_of(const Packed& norm, const Packed& sum) {
+cuda::NormAddCode code_of(const Packed& norm, const Packed& sum, const ThirdPlane& third) {
   const Plan a = plan_for(norm.shape, norm.dtype, norm.spec), b = plan_for(sum.shape, sum.dtype, sum.spec);
-  return {a.block, b.side, norm.shape[1], code_parts(a, norm), code_parts(b, sum)};
+  return {a.block, b.side, norm.shape[1], code_parts(a, norm), code_parts(b, sum), third_bits(sum, third)};
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec&
 
 NormAddResult norm_add_encode(const at::Tensor& x, const ColumnMoments& moments, const at::Tensor& gamma, const at::Tensor& beta,
                               const at::Tensor& skip, const CodecSpec& norm, const CodecSpec& sum, const at::Tensor& seed_norm,
-                              const at::Tensor& seed_sum, const at::Tensor& into) {
+                              const at::Tensor& seed_sum, const at::Tensor& into, const ThirdPlane& third) {
   if (skip.sizes() != x.sizes()) fail(kOp, "x and skip must have the same sizes", skip.sizes());
   if (skip.scalar_type() != x.scalar_type()) fail(kOp, "x and skip must be of one type", c10::toString(skip.scalar_type()));
   const Place place(x.device(), kOp);
@@ -60,7 +60,7 @@ NormAddResult norm_add_encode(const at::Tensor& x, const ColumnMoments& moments,
                        into.defined() ? into : at::empty(x.sizes(), x.options())};
   void* z = result.z.mutable_data_ptr();  // first: it may move memory that x or skip share with copies
   const cuda::NormParameters with{numbers(moments.mean), numbers(moments.rstd), numbers(gamma), numbers(beta)};
-  cuda::norm_add_encode(code_of(result.norm, result.sum), x.const_data_ptr(), skip.const_data_ptr(), dtype_of(x.scalar_type()), with,
+  cuda::norm_add_encode(code_of(result.norm, result.sum, third), x.const_data_ptr(), skip.const_data_ptr(), dtype_of(x.scalar_type()), with,
                         seed_pointer(seed_norm), seed_pointer(seed_sum), z, place.stream());
   return result;
 }
@@ -70,8 +70,9 @@ NormActSums norm_add_sums(const at::Tensor& g, const NormAddCodes& codes) {
   const auto floats = g.options().dtype(at::kFloat);
   const NormActSums sums{at::empty({g.size(1)}, floats), at::empty({g.size(1)}, floats)};
   const at::Tensor scratch = at::empty({cuda::norm_add_scratch_bytes()}, floats.dtype(at::kByte));
-  cuda::norm_add_sums(code_of(codes.norm, codes.sum), g.const_data_ptr(), dtype_of(g.scalar_type()), sums.beta.mutable_data_ptr<float>(),
-                      sums.gamma.mutable_data_ptr<float>(), scratch.mutable_data_ptr(), place.stream());
+  cuda::norm_add_sums(code_of(codes.norm, codes.sum, codes.third), g.const_data_ptr(), dtype_of(g.scalar_type()),
+                      sums.beta.mutable_data_ptr<float>(), sums.gamma.mutable_data_ptr<float>(), scratch.mutable_data_ptr(),
+                      place.stream());
   return sums;
 }
 
@@ -80,7 +81,7 @@ void norm_add_back_(const at::Tensor& g, const at::Tensor& dx, const NormAddCode
   const Place place(g.device(), kOp);
   void* own = g.mutable_data_ptr();
   void* to = dx.defined() ? dx.mutable_data_ptr() : nullptr;
-  cuda::norm_add_back(code_of(codes.norm, codes.sum), own, dtype_of(g.scalar_type()), numbers(gamma), numbers(rstd),
+  cuda::norm_add_back(code_of(codes.norm, codes.sum, codes.third), own, dtype_of(g.scalar_type()), numbers(gamma), numbers(rstd),
                       training ? numbers(sums.beta) : nullptr, training ? numbers(sums.gamma) : nullptr, to == own ? nullptr : own, to,
                       place.stream());
 }

@@ -126,11 +126,11 @@ void add_projected(const Plan& plan, const Packed& packed, const at::Tensor& g, 
 /// P·(Zᵀ·g) straight from the codes, where the fused kernel serves; else undefined.
 at::Tensor fused_product(const Plan& plan, const Packed& packed, const at::Tensor& g, const Place& place) {
   if (!place.cuda() || !plan.projected || plan.coding != Coding::block) return {};
-  const at::Tensor rows = (g.scalar_type() == at::kHalf ? g.to(at::kFloat) : g).contiguous();
+  const at::Tensor rows = g.contiguous();
   const DType type = dtype_of(rows.scalar_type());
   const int64_t columns = rows.size(1);
   if (reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % kAlign != 0) return {};
-  if (!cuda::project_product_fits(plan.projection, plan.block, type, columns)) return {};
+  if (!cuda::project_product_fits(plan.projection, plan.block, columns)) return {};
   const at::Tensor bytes = aligned(packed.bytes);
   const at::Tensor out = at::empty({plan.projection.columns, columns}, rows.options().dtype(at::kFloat));
   const at::Tensor scratch = at::empty({cuda::project_product_scratch_bytes(plan.projection, columns)}, bytes.options());

@@ -9,13 +9,13 @@
 
 namespace satchel {
 
-/// Decodes rows of the coded matrix (H, or Z where it was projected) to fp32.
+/// Decodes rows of the coded matrix (H, or Z where it was projected).
 class Rows {
  public:
   Rows(const Plan& plan, const at::Tensor& bytes, const Place& place);
 
   /// Rows [first, last), (last − first) × plan.row. The caller's own: it may be written over.
-  at::Tensor read(int64_t first, int64_t last);
+  at::Tensor read(int64_t first, int64_t last, at::ScalarType type = at::kFloat);
 
  private:
   const Plan& plan_;

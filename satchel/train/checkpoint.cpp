@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -88,19 +90,25 @@ const std::string& field(const std::map<std::string, std::string>& metadata, con
   return found->second;
 }
 
+/// The types that checkpoints hold.
+constexpr std::array<std::pair<at::ScalarType, StoredType>, 5> kTypes = {{{at::kFloat, StoredType::f32},
+                                                                          {at::kLong, StoredType::i64},
+                                                                          {at::kDouble, StoredType::f64},
+                                                                          {at::kBFloat16, StoredType::bf16},
+                                                                          {at::kByte, StoredType::u8}}};
+
 StoredTensor stored(const std::string& name, const at::Tensor& tensor) {
   const at::Tensor values = tensor.contiguous();
-  if (values.scalar_type() != at::kFloat && values.scalar_type() != at::kLong)
-    fail("checkpoint", name + " must be float32 or int64", c10::toString(values.scalar_type()));
+  const auto type = std::ranges::find(kTypes, values.scalar_type(), &std::pair<at::ScalarType, StoredType>::first);
+  if (type == kTypes.end()) fail("checkpoint", name + " must be of a type that checkpoints hold", c10::toString(values.scalar_type()));
   const auto* first = static_cast<const std::byte*>(values.const_data_ptr());
-  return {
-      name, values.scalar_type() == at::kFloat ? StoredType::f32 : StoredType::i64, values.sizes().vec(), {first, first + values.nbytes()}};
+  return {name, type->second, values.sizes().vec(), {first, first + values.nbytes()}};
 }
 
 at::Tensor restored(const StoredTensor& t) {
-  if (t.type != StoredType::f32 && t.type != StoredType::i64)
-    fail("checkpoint", "tensor " + t.name + " must be F32 or I64", name_of(t.type));
-  at::Tensor values = at::empty(t.shape, t.type == StoredType::f32 ? at::kFloat : at::kLong);
+  const auto type = std::ranges::find(kTypes, t.type, &std::pair<at::ScalarType, StoredType>::second);
+  if (type == kTypes.end()) fail("checkpoint", "tensor " + t.name + " must be F32, I64, F64, BF16 or U8", name_of(t.type));
+  at::Tensor values = at::empty(t.shape, type->first);
   if (!t.bytes.empty()) std::memcpy(values.mutable_data_ptr(), t.bytes.data(), t.bytes.size());
   return values;
 }
@@ -232,6 +240,10 @@ void check_equal(const std::string& checkpoint, const std::string& now, const ch
 }
 
 void write_checkpoint(const std::string& path, const Checkpoint& c) {
+  for (const auto& [name, tensor] : c.model) {
+    if (!tensor.isfinite().all().item<bool>())
+      fail("checkpoint", "weights must be finite (nothing goes to " + path + "; a smaller lr may help)", "nan or infinity in " + name);
+  }
   TensorFile file;
   for (const auto& [group, tensors] : {std::pair{"model.", &c.model}, {"best.", &c.best}, {"optimizer.", &c.optimizer}}) {
     for (const auto& [name, tensor] : *tensors) file.tensors.push_back(stored(group + name, tensor));

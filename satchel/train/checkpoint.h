@@ -62,6 +62,7 @@ std::string describe_data(const GraphData& data);
 /// Throws unless every field but the name is equal: `[resume] lr must be the checkpoint's, 0.01, got 0.02`.
 void check_equal(const std::string& checkpoint, const std::string& now, const char* what);
 
+/// Throws, and leaves the file alone, where the model's weights are not all finite: the loss of the step that made them so was.
 void write_checkpoint(const std::string& path, const Checkpoint& checkpoint);
 /// Throws where anything is missing or not what it should be, the format too.
 Checkpoint read_checkpoint(const std::string& path, const std::string& format = kGraphFormat);

@@ -7,6 +7,8 @@
 #include <ATen/ops/index_select.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <functional>
 
 #include "satchel/autograd/loss.h"
@@ -65,11 +67,10 @@ Adjacency adjacency_of(const GraphData& data, const TrainOptions& options) {
   return mean_adjacency(options.self_loops ? with_self_loops(graph) : graph);
 }
 
-GraphInput input_of(const Features& x, Amp amp) {
+GraphInput input_of(const Features& x) {
   GraphInput input;
   if (!x.sparse()) {
     input.x = copied(x.dense, {x.rows, x.columns}, at::kFloat);
-    if (amp == Amp::bf16) input.x = input.x.to(at::kBFloat16);
     return input;
   }
   const int64_t entries = length(x.column);
@@ -106,6 +107,37 @@ GraphModelOptions model_options(const TrainOptions& options) {
   return model;
 }
 
+FeatureRange range_of(const Features& features) {
+  if (features.sparse()) return {};
+  FeatureRange range{true, 0};
+  for (const float x : features.dense) {
+    if (std::isnan(x)) return {true, x};
+    range.largest = std::max(range.largest, std::fabs(x));
+  }
+  return range;
+}
+
+Amp amp_for(const TrainOptions& o, const FeatureRange& features) {
+  constexpr float kLeast = 0x1p-8f, kMost = 0x1p8f, kLargestHalf = 65504;
+  if (o.amp == Amp::fp16 && std::isfinite(features.largest) && features.largest > kLargestHalf)
+    fail("train", "features in float16 (--amp fp16) must be at most 65504 in size", features.largest);
+  if (o.amp != Amp::automatic) return o.amp;
+  const bool packs = !o.method.plain && o.method.input.bits < 32 && o.method.norm.bits < 32;
+  const bool fits = features.dense && features.largest >= kLeast && features.largest <= kMost;
+  return o.tf32 && o.device == "cuda" && packs && o.shape.norm != Norm::none && fits ? Amp::fp16 : Amp::none;
+}
+
+double gradient_scale(const GraphTask& task, const TrainOptions& options) {
+  if (options.amp != Amp::fp16) return 1;
+  const int64_t terms = task.train.numel() * (task.kind == Task::single_label ? 1 : task.labels.size(1));
+  const auto scale = static_cast<double>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(terms, 1))));
+  return options.method.plain ? std::min(scale, 0x1p12) : scale;
+}
+
+void set_type(GraphTask& task, Amp amp) {
+  if (task.input.x.defined()) task.input.x = task.input.x.to(activation_type(amp));
+}
+
 GraphTask make_task(const GraphData& data, const TrainOptions& options) {
   const at::Device device = device_of(options.device);
   const Split split = split_of(data, options.seed, options.split);
@@ -113,7 +145,8 @@ GraphTask make_task(const GraphData& data, const TrainOptions& options) {
   GraphTask task;
   task.kind = data.task;
   task.a = adjacency_of(data, options);
-  task.input = input_of(data.features, options.amp);
+  task.input = input_of(data.features);
+  set_type(task, options.amp);
   task.labels = label_tensor(data);
   task.train = copied(split.train, {length(split.train)}, at::kLong);
   task.valid = copied(split.valid, {length(split.valid)}, at::kLong);
@@ -164,11 +197,14 @@ double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tenso
   return 0;
 }
 
-at::Tensor loss_of(const GraphTask& task, const at::Tensor& logits, bool plain) {
+at::Tensor loss_of(const GraphTask& task, const at::Tensor& logits, bool plain, double scale) {
   const bool single = task.kind == Task::single_label;
-  if (!plain) return single ? cross_entropy_(logits, task.masked) : binary_cross_entropy_(logits, task.labels, task.train);
+  if (!plain && single) return cross_entropy_(logits, task.masked, "loss", scale);
+  if (!plain) return binary_cross_entropy_(logits, task.labels, task.train, "loss", scale);
   const at::Tensor rows = at::index_select(logits, 0, task.train).to(at::kFloat);
-  return single ? at::cross_entropy_loss(rows, task.train_labels) : at::binary_cross_entropy_with_logits(rows, task.train_labels);
+  const at::Tensor loss =
+      single ? at::cross_entropy_loss(rows, task.train_labels) : at::binary_cross_entropy_with_logits(rows, task.train_labels);
+  return with_scaled_gradient(loss, scale);
 }
 
 }  // namespace satchel

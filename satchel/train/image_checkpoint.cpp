@@ -10,6 +10,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
+const std::string kShares = "shares.";
+
 void add(Digest& digest, const ImageData& data) {
   digest.add(data.pixels);
   digest.add(data.labels);
@@ -53,9 +55,24 @@ std::string describe_options(const ImageTrainOptions& o, const ImageShape& shape
                  {"amp", name_of(o.amp)},
                  {"loss_scale", {o.loss_scale.initial, o.loss_scale.growth, o.loss_scale.backoff, o.loss_scale.interval}},
                  {"channels_last", o.channels_last}};
+  if (m.mean > 0) j["method.mean"] = m.mean;
+  if (m.budget > 0) j["method.budget"] = m.budget;
   const bool fixed = o.schedule == Decay::none || (o.schedule == Decay::step && !o.milestones.empty());
   j["epochs"] = fixed ? ordered_json("any") : ordered_json(o.epochs);
   return j.dump();
+}
+
+void add_shares(const ShareOut& shares, TensorMap& optimizer) {
+  for (const auto& [name, tensor] : shares.state()) optimizer[kShares + name] = tensor;
+}
+
+void take_shares(TensorMap& optimizer, ShareOut& shares, at::Device device) {
+  TensorMap state;
+  for (auto item = optimizer.lower_bound(kShares); item != optimizer.end() && item->first.starts_with(kShares);) {
+    state[item->first.substr(kShares.size())] = item->second;
+    item = optimizer.erase(item);
+  }
+  shares.restore(state, device);
 }
 
 std::string describe_data(const ImageSets& data) {

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "satchel/plan/share_out.h"
+#include "satchel/train/checkpoint.h"
 #include "satchel/train/image_train.h"
 
 namespace satchel {
@@ -11,5 +13,10 @@ namespace satchel {
 std::string describe_options(const ImageTrainOptions& options, const ImageShape& shape);
 /// Names, sizes, labels and a digest of the content (of files: of their names).
 std::string describe_data(const ImageSets& data);
+
+/// What a run's ShareOut knows, as "shares.…" among the optimizer's tensors.
+void add_shares(const ShareOut& shares, TensorMap& optimizer);
+/// … taken out of them again and put into one that has seen no step. Throws `[resume] …` where they do not fit.
+void take_shares(TensorMap& optimizer, ShareOut& shares, at::Device device);
 
 }  // namespace satchel

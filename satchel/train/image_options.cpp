@@ -1,7 +1,6 @@
 #include "satchel/train/image_options.h"
 
 #include <ATen/Context.h>
-#include <c10/core/AllocatorConfig.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +12,7 @@
 namespace satchel {
 namespace {
 
-constexpr int64_t kMostBatch = int64_t{1} << 20, kMostImage = 1 << 14, kMostWidth = 1 << 12, kMostLoaders = 256;
-constexpr int64_t kSmall = 64;  // pixels: a stem of stride 4 would leave little of such images
+constexpr int64_t kMostImage = 1 << 14, kMostWidth = 1 << 12, kMostLoaders = 256;
 
 void between(const char* what, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most)
@@ -90,7 +88,7 @@ ImageShape shape_of(const ImageTrainOptions& o, int64_t classes, int64_t channel
   shape.name = o.model;
   shape.classes = classes;
   shape.channels = channels;
-  shape.small_stem = o.small_stem.value_or(height <= kSmall && width <= kSmall);
+  shape.small_stem = o.small_stem.value_or(wants_small_stem(height, width));
   shape.width = o.width;
   shape.dropout = o.dropout;
   return shape;
@@ -104,7 +102,7 @@ bool wants_growing_segments(const Method& method) { return method.swap && method
 
 ConvolutionSettings::ConvolutionSettings(at::Device device, const ConvolutionOptions& options) : cuda_(device.is_cuda()) {
   if (!cuda_) return;
-  if (options.growing_segments) c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  if (options.growing_segments) segments_.emplace(device);
   at::Context& torch = at::globalContext();
   products_ = torch.allowTF32CuBLAS();
   convolutions_ = torch.allowTF32CuDNN();

@@ -5,9 +5,11 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "satchel/train/growing_segments.h"
 #include "satchel/train/image_train.h"
 #include "satchel/train/names.h"
 
@@ -44,7 +46,7 @@ bool wants_growing_segments(const Method& method);
 struct ConvolutionOptions {
   bool tf32 = false;              // float32 ones in TF32
   bool tries = true;              // cuDNN tries its algorithms on every new shape and keeps the fastest
-  bool growing_segments = false;  // as wants_growing_segments(): of torch's allocator, and it stays
+  bool growing_segments = false;  // as wants_growing_segments(): of torch's allocator (growing_segments.h)
 };
 
 /// While it lives, torch's settings are those, on a CUDA device; then as before. All threads': torch has one setting.
@@ -57,6 +59,7 @@ class ConvolutionSettings {
 
  private:
   bool cuda_, products_ = false, convolutions_ = false, tries_ = false;
+  std::optional<GrowingSegments> segments_;
 };
 
 }  // namespace satchel

@@ -51,6 +51,8 @@ class ImageStep {
 
   /// Steps that the loss scale left out; waits for the device.
   int64_t skipped() const { return scaler_ ? scaler_->skipped() : 0; }
+  /// What gradients are multiplied with in backward, one number on the device that stays up to date; undefined: 1.
+  at::Tensor loss_scale() const { return scaler_ ? scaler_->factor() : at::Tensor(); }
   ImageModel model() const { return model_; }
   /// Bytes of parameters.
   int64_t parameter_bytes() const;

@@ -1,5 +1,6 @@
 #include "satchel/train/image_train.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -8,10 +9,12 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "satchel/core/error.h"
 #include "satchel/core/noise.h"
+#include "satchel/plan/image_plan.h"
 #include "satchel/plan/share_out.h"
 #include "satchel/tensor/output.h"
 #include "satchel/train/checkpoint.h"
@@ -19,6 +22,7 @@
 #include "satchel/train/image_feed.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/image_step.h"
+#include "satchel/train/late_number.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/options.h"
 
@@ -49,6 +53,26 @@ ImageTrainOptions checked(const ImageSets& data, const ImageTrainOptions& option
   return options;
 }
 
+/// A step's loss on its way to the host.
+struct LateLoss {
+  LateNumber loss;
+  int64_t step;  // of the epoch, from 1 on
+  bool watched;
+};
+
+/// Those of an epoch that have been read.
+struct Losses {
+  double sum = 0;
+  int64_t count = 0;
+  double mean() const { return sum / static_cast<double>(count); }
+};
+
+/// A budget becomes the mean that the plan finds for it.
+ImageTrainOptions with_mean(ImageTrainOptions options, const ImageShape& shape, int64_t height, int64_t width) {
+  options.method = satchel::with_mean(shape, {options.batch, height, width}, options.method);
+  return options;
+}
+
 class Run {
  public:
   Run(const ImageSets& data, const ImageTrainOptions& asked)
@@ -56,9 +80,11 @@ class Run {
         device_(device_of(options_.device)),
         train_(data.train, training_options(data, options_), device_, options_.channels_last),
         shape_(shape_of(options_, data.train.classes, data.train.channels, train_.loader().height(), train_.loader().width())),
-        shares_(options_.method.adaptive && !options_.method.plain ? std::make_shared<ShareOut>(ShareOutOptions{data.train.count()})
-                                                                   : nullptr),
-        step_(make_model(options_, shape_, device_, shares_), options_, device_) {
+        shares_(shares_out(options_.method) ? std::make_shared<ShareOut>(ShareOutOptions{data.train.count()}) : nullptr),
+        step_(make_model(with_mean(options_, shape_, train_.loader().height(), train_.loader().width()), shape_, device_, shares_),
+              options_, device_) {
+    if (shares_) shares_->set_gradient_scale(step_.loss_scale());
+    check_side(shape_, train_.loader().height(), train_.loader().width(), "train");
     if (data.test.count() > 0)
       test_ = std::make_unique<ImageFeed>(data.test, testing_options(data, options_), device_, options_.channels_last);
     schedule_ = schedule_of(options_, train_.loader().batches());
@@ -74,30 +100,30 @@ class Run {
   bool epoch(const Report& report) {
     const auto start = Clock::now();
     auto reported = start;
-    double sum = 0;
     int64_t done = 0;
     bool goes_on = true;
     ImageTensors batch;
+    losses_ = {};
     train_.start(state_.epoch);
     for (bool more = train_.next(batch); more;) {
-      more = train(batch, done + 1);
-      sum += last_loss_;
-      ++done;
-      if (!report || !goes_on || !more || Clock::now() - reported < kBetweenReports) continue;
+      more = train(batch, ++done);
+      if (!report || !goes_on || !more || losses_.count == 0 || Clock::now() - reported < kBetweenReports) continue;
       reported = Clock::now();
-      goes_on = report(progress(done, sum / static_cast<double>(done), seconds_since(start) / static_cast<double>(done)));
+      goes_on = report(progress(done, losses_.mean(), seconds_since(start) / static_cast<double>(done)));
     }
+    read_loss();
     const double took = seconds_since(start);
     trained_seconds_ += took;
     trained_ += train_.loader().images();
-    state_.loss = sum / static_cast<double>(done);
+    state_.loss = losses_.mean();
     ++state_.epoch;
+    if (state_.epoch == options_.epochs || !goes_on || checkpoint_due()) check_weights(batch.images);
     if (state_.epoch % options_.eval_every == 0 || state_.epoch == options_.epochs || !goes_on) evaluate();
     return (!report || report(progress(0, state_.loss, took / static_cast<double>(done)))) && goes_on;
   }
 
   void checkpoint_if_due() {
-    if (options_.checkpoint_every > 0 && state_.epoch % options_.checkpoint_every == 0) write();
+    if (checkpoint_due()) write();
   }
 
   ImageRunResult finish(bool interrupted) {
@@ -125,28 +151,61 @@ class Run {
   }
 
  private:
-  /// One step; reads the next batch into `batch` while the device works. False where that was the epoch's last.
+  bool checkpoint_due() const { return options_.checkpoint_every > 0 && state_.epoch % options_.checkpoint_every == 0; }
+
+  /// One step; reads the next batch into `batch` while the device works, and the loss of the step before: a device that is asked for this
+  /// one's would have nothing to do until the next is queued. False where that was the epoch's last.
   bool train(ImageTensors& batch, int64_t number) {
     const bool measures = steps_ < kWatched;
     const int64_t global = state_.epoch * train_.loader().batches() + number - 1;
     StepCost cost;
-    const auto start = Clock::now();
+    if (!late_) last_read_ = Clock::now();
     rates_ = rates_at(schedule_, global);
     if (shares_) shares_->set_samples(batch.indices);
     const uint64_t seed = derive_seed(options_.seed, static_cast<uint64_t>(global + 1), 0, 0);
     const at::Tensor loss = step_(batch.images, batch.labels, rates_, seed, measures ? &cost : nullptr);
     if (shares_) shares_->step();
+    LateLoss now{LateNumber(loss), number, measures};
     const bool more = train_.next(batch);
-    last_loss_ = loss.item<double>();
-    const double took = seconds_since(start);
-    if (!std::isfinite(last_loss_))
-      fail("train", "loss must be finite",
-           (std::isnan(last_loss_) ? "nan" : "infinity") + (" at epoch " + std::to_string(state_.epoch + 1)) + ", step " +
-               std::to_string(number));
+    read_loss();
+    late_.emplace(std::move(now));
+    if (measures) read_loss();
     ++steps_;
-    (measures ? watched_seconds_ : seconds_).push_back(took);
     if (measures) keep(std::move(cost));
     return more;
+  }
+
+  /// Of the step whose loss is still on its way, if any. Before an epoch ends, is reported or becomes a checkpoint, all have been read.
+  void read_loss() {
+    if (!late_) return;
+    const LateLoss late = std::move(*late_);
+    late_.reset();
+    const double loss = late.loss.read();
+    (late.watched ? watched_seconds_ : seconds_).push_back(seconds_since(last_read_));
+    last_read_ = Clock::now();
+    if (!std::isfinite(loss)) {
+      refuse("loss", std::isnan(loss) ? "nan" : "infinity",
+             "at epoch " + std::to_string(state_.epoch + 1) + ", step " + std::to_string(late.step));
+    }
+    losses_.sum += loss;
+    ++losses_.count;
+  }
+
+  /// A step's loss is older than the weights that it leaves: those of an epoch's last are tried on its own images. In float32: after a
+  /// few steps a norm's running statistics lag, and float16 may not hold what they make of good weights.
+  void check_weights(const at::Tensor& images) {
+    const at::NoGradGuard guard;
+    ImageModel model = step_.model();
+    model->eval();
+    const at::Tensor logits = model->forward(images);
+    model->train();
+    if (!logits.isfinite().all().item<bool>())
+      refuse("logits", "nan or infinity",
+             "after epoch " + std::to_string(state_.epoch) + (state_.epoch == options_.epochs ? ", the last" : ""));
+  }
+
+  [[noreturn]] void refuse(const std::string& what, const std::string& got, const std::string& when) const {
+    fail("train", what + " must be finite (" + options_.method.name + "; a smaller lr or a warm-up may help)", got + " " + when);
   }
 
   void evaluate() {
@@ -201,13 +260,16 @@ class Run {
     state_ = c.state;
     ImageModel model = step_.model();
     set_weights(*model, c.model);
-    step_.restore(c.optimizer);
+    TensorMap optimizer = c.optimizer;
+    if (shares_) take_shares(optimizer, *shares_, device_);
+    step_.restore(optimizer);
   }
 
   void write() const {
     if (options_.checkpoint.empty()) return;
     Checkpoint c{describe_options(options_, shape_), data_, state_, weights_of(*step_.model()), {}, {}, kImageFormat};
     for (const auto& [name, tensor] : step_.state()) c.optimizer[name] = tensor.to(at::kCPU);
+    if (shares_) add_shares(*shares_, c.optimizer);
     c.state.measured = measured();
     c.state.use_last = true;
     write_checkpoint(options_.checkpoint, c);
@@ -226,7 +288,10 @@ class Run {
   RunState state_;
   std::vector<SavedTensor> tensors_;
   std::vector<double> seconds_, watched_seconds_;  // of steps as most are, and of the first ones
-  double last_loss_ = 0, trained_seconds_ = 0;
+  std::optional<LateLoss> late_;
+  Losses losses_;
+  Clock::time_point last_read_;  // the end of a step, or the beginning where none was under way
+  double trained_seconds_ = 0;
   int64_t steps_ = 0, trained_ = 0;  // of this session
 };
 

@@ -85,8 +85,7 @@ struct ImageRunResult {
 
 /// Trains; `progress` is called after every epoch, and every few steps where they take long;
 /// it returns false to stop, after the epoch.
-/// On the CPU equal options give equal results for one number of torch's threads, and a resumed run continues bit for bit (adaptive methods
-/// share bits out anew: what they have learnt of layers and samples is in no checkpoint).
+/// On the CPU equal options give equal results for one number of torch's threads, and a resumed run continues bit for bit.
 ImageRunResult train_images(const ImageSets& data, const ImageTrainOptions& options,
                             const std::function<bool(const ImageProgress&)>& progress = {});
 

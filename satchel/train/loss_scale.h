@@ -26,6 +26,8 @@ class LossScaler {
   /// The scale of the next step, and one more skipped step where there was one.
   void update();
 
+  /// float32[1]: what the next loss is multiplied with; update() changes it in place.
+  const at::Tensor& factor() const { return scale_; }
   double scale() const;     // waits for the device
   int64_t skipped() const;  // steps left out so far; waits for the device
 

@@ -34,7 +34,8 @@ struct Names<Activation> {
 template <>
 struct Names<Amp> {
   static constexpr const char* what = "amp";
-  static constexpr std::array all{std::pair{"none", Amp::none}, std::pair{"bf16", Amp::bf16}};
+  static constexpr std::array all{std::pair{"auto", Amp::automatic}, std::pair{"none", Amp::none}, std::pair{"bf16", Amp::bf16},
+                                  std::pair{"fp16", Amp::fp16}};
 };
 template <>
 struct Names<Optimizer> {

@@ -1,16 +1,20 @@
 #include "satchel/train/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/rsub.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
 #include <utility>
 
 #include "satchel/core/error.h"
@@ -22,7 +26,7 @@ constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8;
 
 }  // namespace
 
-ParameterStep::ParameterStep(const TrainOptions& options, std::vector<at::Tensor> parameters)
+ParameterStep::ParameterStep(const TrainOptions& options, std::vector<at::Tensor> parameters, double scale)
     : options_(options), parameters_(std::move(parameters)) {
   if (parameters_.empty()) fail("train", "a model must have parameters", 0);
   const at::NoGradGuard guard;
@@ -32,6 +36,10 @@ ParameterStep::ParameterStep(const TrainOptions& options, std::vector<at::Tensor
     if (adam) square_.push_back(at::zeros_like(p));
   }
   steps_ = at::zeros({}, parameters_.front().options());
+  if (scale == 1) return;
+  if (int exponent = 0; !std::isfinite(scale) || std::frexp(scale, &exponent) != 0.5) fail("train", "scale must be a power of two", scale);
+  inverse_ = at::full({1}, 1 / scale, parameters_.front().options().requires_grad(false));
+  found_ = at::zeros_like(inverse_);
 }
 
 int64_t ParameterStep::clear_gradients() {
@@ -59,6 +67,7 @@ void ParameterStep::step() {
     if (!square_.empty()) square.push_back(square_[i]);
   }
   if (moved.empty()) return;
+  if (inverse_.defined()) at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_, inverse_);
   if (options_.clip > 0) clip(gradients);
   steps_.add_(1);
   const std::vector<at::Tensor> steps(moved.size(), steps_);
@@ -73,6 +82,10 @@ void ParameterStep::step() {
       at::_fused_sgd_(moved, gradients, mean, options_.weight_decay, options_.momentum, options_.lr, 0, false, false, false);
       break;
   }
+}
+
+at::Tensor ParameterStep::marked(const at::Tensor& loss) const {
+  return found_.defined() ? loss.div(at::rsub(found_, 1).reshape(loss.sizes())) : loss;  // by 1, or by 0
 }
 
 std::map<std::string, at::Tensor> ParameterStep::state() const {

@@ -15,12 +15,16 @@ namespace satchel {
 /// torch's own fused kernels: the same formulas and constants (β .9 and .999, ε 1e-8) as torch.optim's.
 class ParameterStep {
  public:
-  ParameterStep(const TrainOptions& options, std::vector<at::Tensor> parameters);
+  /// `scale`: what gradients come multiplied by, a power of two; they are divided by it before anything else is done with them.
+  ParameterStep(const TrainOptions& options, std::vector<at::Tensor> parameters, double scale = 1);
 
   /// Returns the bytes that it lets go.
   int64_t clear_gradients();
   /// Clips where the options say so, and moves the parameters that have a gradient.
   void step();
+  /// The loss, or infinity or NaN from the first step on whose scaled gradients were not all finite: who reads the loss learns of it
+  /// without another wait. Without a scale the loss itself.
+  at::Tensor marked(const at::Tensor& loss) const;
 
   /// What the next step reads: "step", "0.exp_avg", "0.exp_avg_sq", "0.momentum" …
   std::map<std::string, at::Tensor> state() const;
@@ -34,6 +38,7 @@ class ParameterStep {
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> mean_, square_;  // Adam; SGD: mean_ is the momentum
   at::Tensor steps_;                       // float32, on the parameters' device
+  at::Tensor inverse_, found_;             // float32[1]: 1/scale, and whether a gradient was not finite; undefined without a scale
 };
 
 /// Throws `[resume] …` unless `state` has the names, shapes and types of `own`.

@@ -59,12 +59,18 @@ at::Device device_of(const std::string& name) {
 
 Tf32Guard::Tf32Guard(const TrainOptions& options) : cuda_(options.device == "cuda") {
   if (!cuda_) return;
-  before_ = at::globalContext().allowTF32CuBLAS();
-  at::globalContext().setAllowTF32CuBLAS(options.tf32);
+  at::Context& torch = at::globalContext();
+  before_ = torch.allowTF32CuBLAS();
+  half_before_ = torch.allowFP16ReductionCuBLAS();
+  torch.setAllowTF32CuBLAS(options.tf32);
+  torch.setAllowFP16ReductionCuBLAS(/*allow_reduced_precision=*/false);
 }
 
 Tf32Guard::~Tf32Guard() {
-  if (cuda_) at::globalContext().setAllowTF32CuBLAS(before_);
+  if (!cuda_) return;
+  at::globalContext().setAllowTF32CuBLAS(before_);
+  at::globalContext().setAllowFP16ReductionCuBLAS(half_before_ == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK,
+                                                  half_before_ != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
 }
 
 }  // namespace satchel

@@ -1,6 +1,7 @@
 // The ranges of a run's options, and its device.
 #pragma once
 
+#include <ATen/Context.h>
 #include <c10/core/Device.h>
 
 #include <string>
@@ -15,8 +16,8 @@ void validate(const TrainOptions& options);
 /// "cpu" or "cuda"; throws where there is no such device.
 at::Device device_of(const std::string& name);
 
-/// While it lives, torch's products of float32 matrices are in TF32 or not, as the options say for a run on CUDA; then as before. All
-/// threads': torch has one setting.
+/// While it lives, torch's products of float32 matrices are in TF32 or not, as the options say for a run on CUDA, and those of float16
+/// matrices add up in float32 alone; then as before. All threads': torch has one setting.
 class Tf32Guard {
  public:
   explicit Tf32Guard(const TrainOptions& options);
@@ -26,6 +27,7 @@ class Tf32Guard {
 
  private:
   bool cuda_, before_ = false;
+  at::CuBLASReductionOption half_before_ = at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
 };
 
 }  // namespace satchel

@@ -37,6 +37,7 @@ Prediction predict_graph(const GraphData& data, const std::string& checkpoint, c
   options.device = device;
   options.tf32 = options.tf32 && device == "cuda";
   validate(options);
+  options.amp = amp_for(options, range_of(data.features));
   const Tf32Guard tf32(options);
   if (options.shape.features != data.features.columns)
     fail("predict", "data must have the " + std::to_string(options.shape.features) + " features of the checkpoint", data.features.columns);
@@ -53,6 +54,9 @@ Prediction predict_graph(const GraphData& data, const std::string& checkpoint, c
   model->to(task.labels.device());
   model->eval();
   const at::Tensor logits = model->forward(task.input, task.a);
+  if (!logits.isfinite().all().item<bool>())
+    fail("predict", "logits must be finite (activations are those of the checkpoint, amp " + std::string(name_of(options.amp)) + ")",
+         "nan or infinity");
 
   const bool single = task.kind == Task::single_label;
   Prediction p;

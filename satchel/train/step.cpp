@@ -63,7 +63,7 @@ at::Tensor TrainStep::forward_to_optimizer(MemoryMeter* meter, StepCost* cost) {
   }
   loss.backward();
   optimizer_.step();
-  return loss.detach();
+  return optimizer_.marked(loss.detach());
 }
 
 void TrainStep::capture() {

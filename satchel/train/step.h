@@ -38,8 +38,8 @@ class TrainStep {
 
   TrainStep(StepParts parts, ParameterStep& optimizer, at::Device device, bool cuda_graph = false);
 
-  /// One step from the seed. Returns the loss where it was computed, until the next step: reading it waits for the step. Where `cost`
-  /// is given, memory is watched; the numbers that come out are the same. A captured step's memory cannot be.
+  /// One step from the seed. Returns the loss (ParameterStep::marked) where it was computed, until the next step: reading it waits for the
+  /// step. Where `cost` is given, memory is watched; the numbers that come out are the same. A captured step's memory cannot be.
   at::Tensor operator()(uint64_t seed, StepCost* cost = nullptr);
 
  private:

@@ -38,11 +38,13 @@ GraphModel make_model(const TrainOptions& options, at::Device device) {
   return model;
 }
 
-Scores evaluate(GraphModel& model, const GraphTask& task) {
+/// `finite`: are all logits?
+Scores evaluate(GraphModel& model, const GraphTask& task, bool& finite) {
   const at::NoGradGuard guard;
   model->eval();
   const at::Tensor logits = model->forward(task.input, task.a);
   model->train();
+  finite = logits.isfinite().all().item<bool>();
   return {score_of(task, logits, task.train), score_of(task, logits, task.valid), score_of(task, logits, task.test)};
 }
 
@@ -50,6 +52,9 @@ TrainOptions checked(const GraphData& data, TrainOptions options) {
   options.shape = shape_for(data, options.shape);
   validate(options);
   if (!options.checkpoint.empty()) check_replaceable(options.checkpoint, "train");
+  // A run that goes on does so in the type that it has: what decided may have been another version's.
+  if (options.resume && options.amp == Amp::automatic) options.amp = parse_options(read_checkpoint(options.checkpoint).options).amp;
+  options.amp = amp_for(options, range_of(data.features));
   return options;
 }
 
@@ -60,14 +65,15 @@ class Run {
         device_(device_of(options_.device)),
         task_(make_task(data, options_)),
         model_(make_model(options_, device_)),
-        optimizer_(options_, model_->parameters()) {
+        scale_(gradient_scale(task_, options_)),
+        optimizer_(options_, model_->parameters(), scale_) {
     if (!options_.checkpoint.empty()) data_ = describe_data(data);
     state_.cached_rows = cached_rows(task_, options_);
     if (options_.resume) resume();
     state_.cached_rows = std::min(state_.cached_rows, task_.a.nodes());
     if (state_.cached_rows > 0) task_.input = with_aggregated(std::move(task_.input), task_.a, state_.cached_rows);
-    step_.emplace(StepParts{[this] { return model_->forward(task_.input, task_.a); },
-                            [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain); }},
+    step_.emplace(StepParts{[this] { return model_->logits(task_.input, task_.a); },
+                            [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain, scale_); }},
                   optimizer_, device_, options_.cuda_graph);
   }
   Run(const Run&) = delete;
@@ -87,7 +93,8 @@ class Run {
     ++state_.epoch;
     ++steps_;
     if (!std::isfinite(state_.loss))
-      fail("train", "loss must be finite", (std::isnan(state_.loss) ? "nan" : "infinity") + (" at epoch " + std::to_string(state_.epoch)));
+      fail("train", finite_rule(options_.amp == Amp::fp16 ? "loss and gradients" : "loss"),
+           (std::isnan(state_.loss) ? "nan" : "infinity") + (" at epoch " + std::to_string(state_.epoch)));
     (warms_up ? watched_seconds_ : seconds_).push_back(last_seconds_);
     if (measures) keep(std::move(cost));
   }
@@ -96,10 +103,10 @@ class Run {
   void evaluate_if_due() {
     extra_.reset();
     if (state_.epoch % options_.eval_every != 0) {
-      if (state_.epoch == options_.epochs) extra_ = evaluate(model_, task_);
+      if (state_.epoch == options_.epochs) extra_ = evaluate(model_, task_, finite_);
       return;
     }
-    state_.last = evaluate(model_, task_);
+    state_.last = evaluate(model_, task_, finite_);
     ++state_.since_best;
     if (!is_better(state_.last)) return;
     state_.best = state_.last;
@@ -124,11 +131,14 @@ class Run {
   }
 
   void checkpoint_if_due() {
-    if (options_.checkpoint_every > 0 && state_.epoch % options_.checkpoint_every == 0) write();
+    if (options_.checkpoint_every == 0 || state_.epoch % options_.checkpoint_every != 0) return;
+    check_logits("");
+    write();
   }
 
   RunResult finish(bool interrupted) {
-    if (state_.epoch % options_.eval_every != 0 && !extra_) extra_ = evaluate(model_, task_);
+    if (state_.epoch % options_.eval_every != 0 && !extra_) extra_ = evaluate(model_, task_, finite_);
+    check_logits(", the last");
     write();
     const bool last = extra_ && is_better(*extra_);
     const Scores& best = last ? *extra_ : state_.best;
@@ -136,6 +146,7 @@ class Run {
     r.method = options_.method.name;
     r.seed = options_.seed;
     r.device = options_.device;
+    r.amp = options_.amp;
     r.test = best.test;
     r.valid = best.valid;
     r.train = best.train;
@@ -155,6 +166,15 @@ class Run {
   }
 
  private:
+  /// A step's loss is older than the weights that it left: the last evaluation tells of those.
+  void check_logits(const char* which) const {
+    if (!finite_) fail("train", finite_rule("logits"), "nan or infinity after epoch " + std::to_string(state_.epoch) + which);
+  }
+  std::string finite_rule(const char* what) const {
+    const char* help =
+        options_.amp == Amp::fp16 ? "; float16's range is small: --amp none, or a smaller lr, may help)" : "; a smaller lr may help)";
+    return std::string(what) + " must be finite (" + options_.method.name + help;
+  }
   bool is_better(const Scores& s) const { return state_.best_epoch == 0 || s.valid > state_.best.valid || std::isnan(state_.best.valid); }
   int64_t cached_bytes() const { return state_.cached_rows > 0 ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0; }
 
@@ -196,6 +216,7 @@ class Run {
   at::Device device_;
   GraphTask task_;
   GraphModel model_;
+  double scale_;  // of gradients on their way back
   ParameterStep optimizer_;
   std::optional<TrainStep> step_;
   std::string data_;
@@ -205,7 +226,8 @@ class Run {
   std::vector<SavedTensor> tensors_;
   std::vector<double> seconds_, watched_seconds_;  // of steps as most are, and of the first ones
   double last_seconds_ = 0;
-  int64_t steps_ = 0;  // of this session
+  int64_t steps_ = 0;   // of this session
+  bool finite_ = true;  // all logits of the last evaluation
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The shared gradient test with bfloat16 activations: a case's first input in bfloat16, its weights in float32.
+// The shared gradient test with activations of 16 bits: a case's first input in bfloat16 or float16, its weights in float32.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,22 +11,29 @@
 
 namespace satchel::test {
 
-/// The case with its first input rounded to bfloat16.
-inline GradientCase in_bf16(GradientCase c) {
-  c.inputs = [make = c.inputs] {
+/// The case with its first input rounded to bfloat16 or float16, and what is added to that.
+inline GradientCase in_bf16(GradientCase c, at::ScalarType type = at::kBFloat16) {
+  c.inputs = [make = c.inputs, type] {
     Inputs inputs = make();
-    inputs[0] = inputs[0].detach().to(at::kBFloat16).requires_grad_();
+    const auto sizes = inputs[0].sizes().vec();
+    for (at::Tensor& t : inputs) {
+      if (t.sizes() == at::IntArrayRef(sizes)) t = t.detach().to(type).requires_grad_();
+    }
     return inputs;
   };
   return c;
 }
 
-/// Rounding to bfloat16 is off by 2^−8 at most, relatively, and on no way from an input to a gradient are there more than eight of
-/// them: input, norm, activation, dropout, weight, product, and the same back. Independent ones add up as squares do.
-inline void expect_rounded(const at::Tensor& got, const at::Tensor& want, const std::string& where, double roundings = 8) {
+/// Rounding to bfloat16 is off by 2^−8 at most, relatively, to float16 by 2^−11 or by 2^−25, and on no way from an input to a gradient are
+/// there more than eight of them: input, norm, activation, dropout, weight, product, and the same back. Independent ones add up as squares
+/// do.
+inline void expect_rounded(const at::Tensor& got, const at::Tensor& want, const std::string& where, double roundings = 8,
+                           at::ScalarType type = at::kBFloat16) {
   const at::Tensor exact = want.to(at::kDouble);
   const double off = (got.to(at::kDouble) - exact).norm().item<double>(), size = exact.norm().item<double>();
-  EXPECT_LE(off, std::sqrt(roundings) * 0x1p-8 * size + 1e-12) << where;  // NaN fails too
+  const bool half = type == at::kHalf;
+  const double least = half ? 0x1p-25 * std::sqrt(static_cast<double>(exact.numel())) : 0;
+  EXPECT_LE(off, std::sqrt(roundings) * ((half ? 0x1p-11 : 0x1p-8) * size + least) + 1e-12) << where;  // NaN fails too
 }
 
 struct Passes {
@@ -53,23 +60,24 @@ inline Passes run_torch(const GradientCase& c, const Inputs& inputs, uint64_t se
   return {out.detach(), gradients_of(out, g, copies)};
 }
 
-inline void expect_rounded(const Passes& got, const Passes& want, const std::string& where, double roundings = 8) {
-  expect_rounded(got.out, want.out, where + ": output", roundings);
+inline void expect_rounded(const Passes& got, const Passes& want, const std::string& where, double roundings = 8,
+                           at::ScalarType type = at::kBFloat16) {
+  expect_rounded(got.out, want.out, where + ": output", roundings, type);
   ASSERT_EQ(got.gradients.size(), want.gradients.size());
   for (size_t i = 0; i < got.gradients.size(); ++i) {
-    expect_rounded(got.gradients[i], want.gradients[i], where + ": gradient " + std::to_string(i), roundings);
+    expect_rounded(got.gradients[i], want.gradients[i], where + ": gradient " + std::to_string(i), roundings, type);
   }
 }
 
 /// Types as promised, and numbers within rounding of the exact ones.
-inline void expect_bf16(const GradientCase& plain, const std::string& method) {
-  const GradientCase c = in_bf16(plain);
+inline void expect_bf16(const GradientCase& plain, const std::string& method, at::ScalarType type = at::kBFloat16) {
+  const GradientCase c = in_bf16(plain, type);
   const Inputs inputs = c.inputs();
   const Passes got = run_case(c, inputs, method, 7);
   const std::string where = c.name + ", " + method;
-  EXPECT_EQ(got.out.scalar_type(), at::kBFloat16) << where;
+  EXPECT_EQ(got.out.scalar_type(), type) << where;
   for (size_t i = 0; i < inputs.size(); ++i) EXPECT_EQ(got.gradients[i].scalar_type(), inputs[i].scalar_type()) << where << i;
-  expect_rounded(got, run_torch(c, inputs, 7), where);
+  expect_rounded(got, run_torch(c, inputs, 7), where, 8, type);
 }
 
 }  // namespace satchel::test

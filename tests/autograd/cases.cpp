@@ -26,21 +26,26 @@ std::function<Inputs()> fixed(at::Device device, std::function<Inputs()> make) {
   };
 }
 
-const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none"};
+const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none", "fp32"};
 const std::vector<std::string> kPacked{"satchel", "exact", "blockwise", "bits=4,block=64", "satchel,side=both", "satchel,bits=3"};
 
-GradientCase linear_case(at::Device device) {
-  return {device,
-          "linear",
-          fixed(device,
-                [] {
-                  return Inputs{leaf({40, 32}), leaf({24, 32}), leaf({24})};
-                }),
-          [](const Inputs& in, const Saving& s) { return linear(in[0], in[1], in[2], s); },
-          [](const Inputs& in, const at::Tensor&) { return at::linear(in[0], in[1], in[2]); },
-          kKeep,
-          kPacked,
-          {}};
+/// Of rows, with every method, those of images too; of sequences with those that treat samples apart.
+GradientCase linear_case(at::Device device, const std::string& name, const std::vector<int64_t>& x) {
+  GradientCase c{device,
+                 name,
+                 fixed(device,
+                       [x] {
+                         return Inputs{leaf(x), leaf({24, 32}), leaf({24})};
+                       }),
+                 [](const Inputs& in, const Saving& s) { return linear(in[0], in[1], in[2], s); },
+                 [](const Inputs& in, const at::Tensor&) { return at::linear(in[0], in[1], in[2]); },
+                 kKeep,
+                 {"satchel", "actnn", "division", "exact"},
+                 {}};
+  if (x.size() > 2) return c;
+  c.noisy_methods = kPacked;
+  c.noisy_methods.insert(c.noisy_methods.end(), {"gact", "division", "actnn", "actnn,level=1", "actnn,level=2", "actnn,level=4"});
+  return c;
 }
 
 GradientCase activation_case(at::Device device, const std::string& name, std::function<at::Tensor(const at::Tensor&, const Saving&)> ours,
@@ -69,7 +74,7 @@ GradientCase dropout_case(at::Device device) {
           [](const Inputs& in, const at::Tensor& seed) {
             return in[0] * dropout_factors(seed, {30, 17}, 0.3);
           },
-          kKeep,
+          {"satchel,bits=32", "exact,bits=32,project=none"},  // fp32 is torch's own draw
           {"satchel", "exact"},
           {}};
 }
@@ -195,7 +200,7 @@ GradientCase chain_case(at::Device device, const ChainCase& k, bool with_next) {
   // Methods that go layer by layer draw dropout's seed after the norm's: only the shared ones redraw it here.
   c.exact_methods = {"satchel,bits=32"};
   c.noisy_methods = {"satchel", "satchel,side=both", "satchel,bits=3", "satchel,side=none", "gact"};
-  if (k.dropout == 0) c.exact_methods.push_back("exact,bits=32,project=none");
+  if (k.dropout == 0) c.exact_methods.insert(c.exact_methods.end(), {"exact,bits=32,project=none", "fp32"});
   if (k.dropout == 0) c.noisy_methods.insert(c.noisy_methods.end(), {"exact", "blockwise"});
   return c;
 }
@@ -265,7 +270,8 @@ GradientCase spmm_case(at::Device device) {
 
 std::vector<GradientCase> autograd_cases(at::Device device) {
   std::vector<GradientCase> cases{
-      linear_case(device),
+      linear_case(device, "linear", {40, 32}),
+      linear_case(device, "linear of sequences", {5, 8, 32}),
       activation_case(
           device, "relu", [](const at::Tensor& x, const Saving& s) { return relu(x, s); }, [](const at::Tensor& x) { return at::relu(x); }),
       activation_case(

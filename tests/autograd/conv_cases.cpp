@@ -12,24 +12,33 @@
 namespace satchel::test {
 namespace {
 
-/// Normal values of these shapes, the same every time and on every device.
-std::function<Inputs()> leaves(at::Device device, const std::vector<std::vector<int64_t>>& shapes) {
-  return [device, shapes] {
+enum class Order : uint8_t { contiguous, channels_last };
+
+/// Normal values of these shapes, the same every time and on every device. `order`: of maps and kernels.
+std::function<Inputs()> leaves(at::Device device, const std::vector<std::vector<int64_t>>& shapes, Order order = Order::contiguous) {
+  return [device, shapes, order] {
     at::manual_seed(17);
     Inputs inputs;
-    for (const auto& shape : shapes) inputs.push_back(at::randn(shape).to(device).requires_grad_());
+    for (const auto& shape : shapes) {
+      at::Tensor t = at::randn(shape).to(device);
+      if (order == Order::channels_last && t.dim() == 4) t = t.contiguous(at::MemoryFormat::ChannelsLast);
+      if (order == Order::channels_last && t.dim() == 5) t = t.contiguous(at::MemoryFormat::ChannelsLast3d);
+      inputs.push_back(t.requires_grad_());
+    }
     return inputs;
   };
 }
 
-const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none"};
-const std::vector<std::string> kPacked{"satchel", "actnn", "actnn,adaptive=no", "division", "bits=4,block=64", "exact"};
+const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none", "fp32"};
+const std::vector<std::string> kPacked{"satchel",       "actnn",    "actnn,adaptive=no", "actnn,level=1", "actnn,level=2",
+                                       "actnn,level=4", "division", "bits=4,block=64",   "gact",          "exact"};
 const std::vector<std::string> kSome{"actnn", "division"};  // 200 draws each: one case has all methods
 
 struct ConvCase {
   std::string name;
   std::vector<int64_t> x, weight;
   ConvOptions options = {};
+  Order order = Order::contiguous;
 };
 
 at::Tensor torch_conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& o) {
@@ -42,7 +51,7 @@ GradientCase conv_case(at::Device device, const ConvCase& k) {
   const int64_t out = k.options.transposed ? k.weight[1] * k.options.groups : k.weight[0];
   return {device,
           k.name,
-          leaves(device, {k.x, k.weight, {out}}),
+          leaves(device, {k.x, k.weight, {out}}, k.order),
           [k](const Inputs& in, const Saving& s) { return conv(in[0], in[1], in[2], k.options, s); },
           [k](const Inputs& in, const at::Tensor&) { return torch_conv(in[0], in[1], in[2], k.options); },
           kKeep,
@@ -63,7 +72,7 @@ GradientCase pool_case(at::Device device, const std::string& name, std::vector<i
           leaves(device, {std::move(x)}),
           [ours](const Inputs& in, const Saving& s) { return ours(in[0], s); },
           [torchs](const Inputs& in, const at::Tensor&) { return torchs(in[0]); },
-          {"satchel", "actnn"},
+          {"satchel", "actnn", "fp32"},
           {"satchel"},
           {}};
 }
@@ -72,6 +81,7 @@ void add_convs(at::Device device, std::vector<GradientCase>& cases) {
   const ConvCase convs[] = {
       {"conv1d", {3, 4, 11}, {5, 4, 3}, {{2}, {1}, {1}}},
       {"conv2d", {3, 4, 7, 6}, {5, 4, 3, 3}, {{1}, {1}, {1}}},
+      {"conv2d, channels_last", {3, 4, 7, 6}, {5, 4, 3, 3}, {{1}, {1}, {1}}, Order::channels_last},
       {"conv2d, 1×1", {3, 6, 5, 4}, {4, 6, 1, 1}},
       {"conv2d, of 1×1 maps", {9, 6, 1, 1}, {4, 6, 1, 1}},
       {"conv2d, stride and dilation", {3, 4, 9, 8}, {6, 4, 3, 2}, {{2, 1}, {2, 1}, {2, 1}}},
@@ -79,10 +89,13 @@ void add_convs(at::Device device, std::vector<GradientCase>& cases) {
       {"conv2d, depthwise", {3, 6, 6, 5}, {6, 1, 3, 3}, {{1}, {1}, {1}, {0}, false, 6}},
       {"conv2d, windows that leave a rest", {3, 4, 8, 9}, {6, 4, 2, 3}, {{3, 4}, {0}, {2, 1}}},
       {"conv3d", {2, 3, 5, 4, 6}, {4, 3, 2, 3, 3}, {{1, 2, 1}, {0, 1, 1}, {1}}},
+      {"conv3d, channels_last", {2, 3, 5, 4, 6}, {4, 3, 2, 3, 3}, {{1, 2, 1}, {0, 1, 1}, {1}}, Order::channels_last},
       {"transposed conv1d", {3, 4, 7}, {4, 3, 3}, transposed({2}, {1}, {1})},
       {"transposed conv2d", {3, 4, 5, 4}, {4, 3, 3, 3}, transposed({2, 1}, {1}, {1, 0})},
+      {"transposed conv2d, channels_last", {3, 4, 5, 4}, {4, 3, 3, 3}, transposed({2, 1}, {1}, {1, 0}), Order::channels_last},
       {"transposed conv2d, groups", {3, 4, 5, 4}, {4, 2, 3, 2}, transposed({2}, {0}, {0}, 2)},
       {"transposed conv2d, dilated", {3, 4, 5, 4}, {4, 2, 3, 2}, {{1, 2}, {1}, {3, 1}, {2, 1}, true}},
+      {"transposed conv2d, dilated groups", {3, 4, 5, 4}, {4, 2, 3, 2}, {{2}, {1, 0}, {2, 1}, {1, 0}, true, 2}},
       {"transposed conv3d", {2, 3, 3, 4, 3}, {3, 2, 2, 2, 2}, transposed({2}, {0}, {0})},
   };
   for (const ConvCase& k : convs) cases.push_back(conv_case(device, k));
@@ -179,8 +192,38 @@ void add_average_pools(at::Device device, std::vector<GradientCase>& cases) {
       });
 }
 
+/// As torch's own functions, which keep sizes only: nothing to be wrong on average.
+void add_upsamples(at::Device device, std::vector<GradientCase>& cases) {
+  const auto add = [&](const std::string& name, std::vector<int64_t> x, const UpsampleOptions& o,
+                       std::function<at::Tensor(const at::Tensor&)> torchs) {
+    GradientCase c = pool_case(
+        device, name, std::move(x), [o](const at::Tensor& t, const Saving& s) { return upsample(t, o, s); }, std::move(torchs));
+    c.noisy_methods.clear();
+    cases.push_back(std::move(c));
+  };
+  const UpsampleOptions nearest{{}, {2}, Resample::nearest}, linear{{}, {2}, Resample::linear};
+  const UpsampleOptions corners{{9, 8}, {}, Resample::linear, true}, cubic{{9, 8}, {}, Resample::cubic}, area{{2, 3}, {}, Resample::area};
+  using Scale = std::optional<at::ArrayRef<double>>;
+  const at::OptionalIntArrayRef none;
+  static const std::vector<double> twice{2, 2, 2};
+  const auto by = [](size_t dims) { return Scale(at::ArrayRef<double>(twice.data(), dims)); };
+  add("upsample nearest of 3", {3, 5, 7}, nearest, [=](const at::Tensor& x) { return at::upsample_nearest1d(x, none, by(1)); });
+  add("upsample nearest of 4", {3, 5, 4, 3}, nearest, [=](const at::Tensor& x) { return at::upsample_nearest2d(x, none, by(2)); });
+  add("upsample nearest of 5", {2, 3, 3, 4, 2}, nearest, [=](const at::Tensor& x) { return at::upsample_nearest3d(x, none, by(3)); });
+  add("upsample linear of 3", {3, 5, 7}, linear, [=](const at::Tensor& x) { return at::upsample_linear1d(x, none, false, by(1)); });
+  add("upsample linear of 4", {3, 5, 4, 3}, linear, [=](const at::Tensor& x) { return at::upsample_bilinear2d(x, none, false, by(2)); });
+  add("upsample linear of 5", {2, 3, 3, 4, 2}, linear,
+      [=](const at::Tensor& x) { return at::upsample_trilinear3d(x, none, false, by(3)); });
+  add("upsample to corners", {3, 5, 4, 3}, corners, [](const at::Tensor& x) { return at::upsample_bilinear2d(x, {9, 8}, true); });
+  add("upsample cubic", {3, 5, 4, 3}, cubic, [](const at::Tensor& x) { return at::upsample_bicubic2d(x, {9, 8}, false); });
+  add("upsample area", {3, 5, 4, 7}, area, [](const at::Tensor& x) { return at::adaptive_avg_pool2d(x, {2, 3}); });
+}
+
 void add_pads(at::Device device, std::vector<GradientCase>& cases) {
-  for (const auto& [mode, word] : std::map<PadMode, std::string>{{PadMode::reflect, "reflect"}, {PadMode::replicate, "replicate"}}) {
+  for (const auto& [mode, word] : std::map<PadMode, std::string>{{PadMode::zeros, "constant"},
+                                                                 {PadMode::reflect, "reflect"},
+                                                                 {PadMode::replicate, "replicate"},
+                                                                 {PadMode::circular, "circular"}}) {
     const std::vector<std::vector<int64_t>> shapes{{3, 5, 11}, {3, 5, 8, 7}, {2, 3, 6, 5, 4}};
     for (const auto& x : shapes) {
       std::vector<int64_t> padding{2, 1, 1, 0, 1, 2};
@@ -189,6 +232,7 @@ void add_pads(at::Device device, std::vector<GradientCase>& cases) {
           device, "pad " + word + " of " + std::to_string(x.size()), x,
           [padding, mode = mode](const at::Tensor& t, const Saving& s) { return pad(t, padding, mode, s); },
           [padding, word = word](const at::Tensor& t) { return at::pad(t, padding, word); }));
+      if (mode == PadMode::zeros || mode == PadMode::circular) cases.back().noisy_methods.clear();  // torch's own functions
     }
   }
 }
@@ -201,6 +245,7 @@ std::vector<GradientCase> conv_cases(at::Device device) {
   cases.push_back(pooled_case(device));
   add_max_pools(device, cases);
   add_average_pools(device, cases);
+  add_upsamples(device, cases);
   add_pads(device, cases);
   return cases;
 }

@@ -16,9 +16,11 @@
 namespace satchel::test {
 namespace {
 
-const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none"};
+const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none", "fp32"};
 const std::vector<std::string> kShared{"satchel", "satchel,side=both", "satchel,bits=3", "satchel,side=none", "satchel,residual=1", "gact"};
-const std::vector<std::string> kByLayer{"actnn", "actnn,adaptive=no", "division", "exact", "blockwise"};
+const std::vector<std::string> kByLayer{"actnn", "actnn,adaptive=no", "actnn,level=2", "actnn,level=4", "division", "exact", "blockwise"};
+
+const std::vector<std::string> kFew{"satchel", "satchel,residual=1", "actnn", "actnn,adaptive=no", "division"};
 
 std::vector<std::string> both() {
   std::vector<std::string> all = kShared;
@@ -105,7 +107,7 @@ at::Tensor rest_of(const MapCase& k, const at::Tensor& y, const Inputs& in, cons
   return k.with_next ? at::conv2d(z, in[3], {}, 1, 1) : z;
 }
 
-/// How normalised values come back for a seed: from the shared save, from the norm's own, or from its packed input.
+/// How normalised values come back for a seed: from the shared save, from the norm's own, or (low-pass) from its packed input.
 std::function<at::Tensor(uint64_t)> coder_of(const MapCase& k, const at::Tensor& x, const Normalised& exact, const Inputs& in,
                                              const Method& method) {
   const int64_t channels = x.size(1);
@@ -116,9 +118,11 @@ std::function<at::Tensor(uint64_t)> coder_of(const MapCase& k, const at::Tensor&
   return [=](uint64_t seed) -> at::Tensor {
     if (!method.shared) {
       at::manual_seed(seed);
+      const bool coded = codes_normalised(method.norm);
+      const at::Tensor map = coded ? map_of_rows(values, sizes) : input;
       const at::Tensor back =
-          method.adaptive ? AdaptiveSave(input, {method, "layer"}, true).restore() : unpack(pack(input, norm_spec(method, channels), seed));
-      return (back.to(at::kDouble) - mean) * rstd;
+          method.adaptive ? AdaptiveSave(map, {method, "layer"}, true).restore() : unpack(pack(map, norm_spec(method, channels), seed));
+      return coded ? back.to(at::kDouble) : (back.to(at::kDouble) - mean) * rstd;
     }
     const CodecSpec spec = shares ? shared_spec(method, Norm::batch, k.activation, channels) : norm_spec(method, channels);
     const bool side = spec.side != Side::none;
@@ -209,7 +213,7 @@ GradientCase map_case(at::Device device, const MapCase& k) {
   c.noisy_methods = kShared;
   // Methods that go layer by layer draw dropout's seed after the norm's: only the shared ones redraw it here.
   if (k.dropout == 0) c.exact_methods = kKeep;
-  if (k.dropout == 0) c.noisy_methods = k.few ? std::vector<std::string>{"satchel", "satchel,residual=1", "actnn", "division"} : both();
+  if (k.dropout == 0) c.noisy_methods = k.few ? kFew : both();
   return c;
 }
 
@@ -274,6 +278,7 @@ void add_value_cases(std::vector<GradientCase>& cases, at::Device device) {
   dropped.torchs = [](const Inputs& in, const at::Tensor& seed) {
     return in[0] * map_of_rows(dropout_factors(seed, {45, 6}, 0.3), in[0].sizes());
   };
+  std::erase(dropped.exact_methods, "fp32");  // torch's own draw
   cases.push_back(dropped);
 }
 
@@ -303,7 +308,15 @@ std::vector<GradientCase> map_cases(at::Device device) {
   groups.name = "group alone";
   groups.activation = Activation::none;
   flat.few = volume.few = elus.few = groups.few = apart.few = true;
-  for (const MapCase& k : {relus, next, dropped, residual, parts, apart, flat, volume, leaky, none, elus, group, groups}) {
+  // Samples of whole blocks of 256 values: the fused passes of a GPU.
+  MapCase whole = relus, whole_sum = residual, whole_norm = none;
+  whole.name += ", whole blocks";
+  whole_sum.name += ", whole blocks";
+  whole_norm.name += ", whole blocks";
+  whole.sizes = whole_sum.sizes = whole_norm.sizes = {4, 16, 8, 4};
+  whole.few = whole_sum.few = whole_norm.few = true;
+  for (const MapCase& k :
+       {relus, next, dropped, residual, parts, apart, flat, volume, leaky, none, elus, group, groups, whole, whole_sum, whole_norm}) {
     cases.push_back(map_case(device, k));
   }
   cases.push_back(layer_case(device, {5}, true));

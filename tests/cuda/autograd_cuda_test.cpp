@@ -31,7 +31,7 @@ TEST_F(CudaGradients, EqualTorchAt32Bits) {
 
 TEST_F(CudaGradients, AreRightOnAverage) {
   for (const GradientCase& c : all_cases(at::kCUDA)) {
-    for (const char* method : {"satchel", "blockwise"}) {
+    for (const char* method : {"satchel", "satchel,bits=3", "blockwise"}) {
       if (std::find(c.noisy_methods.begin(), c.noisy_methods.end(), method) != c.noisy_methods.end()) expect_unbiased(c, method);
     }
   }

@@ -186,6 +186,14 @@ TEST_F(Cuda, Bf16GradientsAreTheExactOnesWithinRounding) {
   }
 }
 
+TEST_F(Cuda, Fp16GradientsAreTheExactOnesWithinRounding) {
+  for (const test::GradientCase& c : test::autograd_cases(at::kCUDA)) {
+    for (const std::string& method : c.exact_methods) {
+      if (method != "fp32") test::expect_bf16(c, method, at::kHalf);
+    }
+  }
+}
+
 /// Gradients through the fused node, on the code it packed, against the same formula in float64.
 TEST_F(Cuda, Bf16FusedNodeGivesTheGradientOfItsCode) {
   at::manual_seed(31);

@@ -38,7 +38,7 @@ ImageTrainOptions small(const std::string& method) {
 class ImageTrainCuda : public Cuda {};
 
 TEST_F(ImageTrainCuda, EveryMethodAndTypeLearns) {
-  for (const char* method : {"fp32", "actnn", "actnn,level=4", "actnn,level=5", "division", "satchel"}) {
+  for (const char* method : {"fp32", "actnn", "actnn,level=4", "actnn,level=5", "division", "satchel", "satchel,mean=2.5"}) {
     for (const Autocast amp : {Autocast::none, Autocast::bf16, Autocast::fp16}) {
       ImageTrainOptions options = small(method);
       options.amp = amp;
@@ -56,7 +56,7 @@ TEST_F(ImageTrainCuda, SavesAreSmall) {
   ImageTrainOptions options = small("fp32");
   options.epochs = 1;
   const ImageRunResult fp32 = train_images(images(), options);
-  for (const char* method : {"actnn", "division", "satchel"}) {
+  for (const char* method : {"actnn", "division", "satchel", "satchel,mean=2.5"}) {
     options.method = parse_method(method);
     const ImageRunResult r = train_images(images(), options);
     EXPECT_LT(r.saved_bytes * 4, fp32.saved_bytes) << method;

@@ -105,6 +105,21 @@ TEST_F(Cuda, LossOfHalfWidthLogits) {
   }
 }
 
+TEST_F(Cuda, LossScalesItsGradientExactly) {
+  for (const int64_t classes : {5, 40, 300}) {
+    const at::Tensor values = normal({3001, classes}, 92), labels = labels_for(3001, classes, 2);
+    const int64_t counted = labels.ne(kIgnored).sum().item<int64_t>();
+    const at::Tensor plain = values.cuda(), scaled = values.cuda(), half = values.to(at::kHalf).cuda(), wide = half.to(at::kFloat);
+    const at::Tensor loss = cross_entropy_rows_(plain, labels, counted, true);
+    EXPECT_TRUE(same(cross_entropy_rows_(scaled, labels, counted, true, 1024), loss));
+    EXPECT_TRUE(same(scaled, plain * 1024));
+    // Of float16 logits: float32's gradient of the same numbers, rounded once.
+    cross_entropy_rows_(half, labels, counted, true, 1024);
+    cross_entropy_rows_(wide, labels, counted, true, 1024);
+    EXPECT_TRUE(same(half, wide.to(at::kHalf)));
+  }
+}
+
 TEST_F(Cuda, LossShowsWhatIsNotANumberWhereItCounts) {
   const at::Tensor labels = labels_for(100, 40, 2);  // even rows count
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

@@ -75,14 +75,16 @@ TEST_F(Cuda, MultiplyNamesAMissingListOfLongRows) {
   reference::expect_error([&] { multiply(a, normal({200, 8}, 49).cuda()); }, "[multiply] a matrix on CUDA must have its lists");
 }
 
-TEST_F(Cuda, MultiplySumsBfloat16InFloat) {
+TEST_F(Cuda, MultiplySumsHalvesInFloat) {
   // The float32 sums of the same numbers, rounded once at the end.
   for (const int parts : {0, 2, 7}) {
     const Csr a = listed(random_csr(2000, 1500, 20000, parts)), gpu = there(a);
     for (const int64_t width : {1, 2, 7, 8, 16, 40, 47, 50, 64, 100, 128, 136, 256, 257, 512}) {
-      const at::Tensor x = normal({1500, width}, 45).to(at::kBFloat16);
-      const at::Tensor expected = multiply(a, x.to(at::kFloat)).to(at::kBFloat16);
-      EXPECT_TRUE(at::equal(multiply(gpu, x.cuda()).cpu(), expected)) << "parts " << parts << ", width " << width;
+      for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+        const at::Tensor x = normal({1500, width}, 45).to(type);
+        const at::Tensor expected = multiply(a, x.to(at::kFloat)).to(type);
+        EXPECT_TRUE(at::equal(multiply(gpu, x.cuda()).cpu(), expected)) << "parts " << parts << ", width " << width << " " << type;
+      }
     }
   }
 }

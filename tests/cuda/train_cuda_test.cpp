@@ -16,6 +16,7 @@
 #include "satchel/train/graph_task.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/memory_parts.h"
+#include "satchel/train/names.h"
 #include "satchel/train/options.h"
 #include "satchel/train/step.h"
 #include "satchel/train/train.h"
@@ -46,11 +47,12 @@ class Training {
     at::manual_seed(options_.seed);
     model_ = GraphModel(model_options(options_));
     model_->to(at::Device(at::kCUDA, 0));
-    optimizer_ = std::make_unique<ParameterStep>(options_, model_->parameters());
-    step_ =
-        std::make_unique<TrainStep>(StepParts{[this] { return model_->forward(task_.input, task_.a); },
-                                              [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain); }},
-                                    *optimizer_, at::Device(at::kCUDA, 0), options_.cuda_graph);
+    const double scale = gradient_scale(task_, options_);
+    optimizer_ = std::make_unique<ParameterStep>(options_, model_->parameters(), scale);
+    step_ = std::make_unique<TrainStep>(
+        StepParts{[this] { return model_->logits(task_.input, task_.a); },
+                  [this, scale](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain, scale); }},
+        *optimizer_, at::Device(at::kCUDA, 0), options_.cuda_graph);
   }
 
   at::Tensor step(int64_t i) { return (*step_)(derive_seed(options_.seed, static_cast<uint64_t>(i), 0, 0)); }
@@ -81,10 +83,10 @@ class SyncIsAnError {
 
 TEST_F(Cuda, NoStepWaitsForTheGpu) {
   const GraphData data = load_graph(kData);
-  for (const Amp amp : {Amp::none, Amp::bf16}) {
+  for (const Amp amp : {Amp::none, Amp::bf16, Amp::fp16}) {
     for (const Conv conv : {Conv::sage, Conv::gcn}) {
       for (const char* method : {"satchel", "exact", "blockwise", "fp32"}) {
-        SCOPED_TRACE(std::string(method) + (conv == Conv::gcn ? " gcn" : " sage") + (amp == Amp::bf16 ? " bf16" : ""));
+        SCOPED_TRACE(std::string(method) + (conv == Conv::gcn ? " gcn" : " sage") + " " + name_of(amp));
         Training run(data, options_for(method, conv, amp));
         run.step(0);  // libraries start up
         at::Tensor loss;
@@ -102,10 +104,10 @@ TEST_F(Cuda, NoStepWaitsForTheGpu) {
 
 TEST_F(Cuda, ReplayedStepsAreEagerStepsBitForBit) {
   const GraphData data = load_graph(kData);
-  for (const Amp amp : {Amp::none, Amp::bf16}) {
+  for (const Amp amp : {Amp::none, Amp::bf16, Amp::fp16}) {
     for (const Conv conv : {Conv::sage, Conv::gcn}) {
       for (const char* method : {"satchel", "exact", "blockwise", "projection", "bits=4,block=128", "fp32"}) {
-        SCOPED_TRACE(std::string(method) + (conv == Conv::gcn ? " gcn" : " sage") + (amp == Amp::bf16 ? " bf16" : ""));
+        SCOPED_TRACE(std::string(method) + (conv == Conv::gcn ? " gcn" : " sage") + " " + name_of(amp));
         TrainOptions options = options_for(method, conv, amp);
         Training eager(data, options);
         options.cuda_graph = true;
@@ -219,6 +221,46 @@ TEST_F(Cuda, Tf32LastsAsLongAsItsGuard) {
   EXPECT_EQ(error(), before);
   options.tf32 = false;
   EXPECT_NE(train_graph(data, options).loss, tf32);
+}
+
+/// A·X and what the loss keeps take half the bytes in float16; an eager run and a replayed one give the same weights.
+TEST_F(Cuda, Tf32TakesFloat16WhereMethodsPack) {
+  const GraphData data = load_graph(kData);
+  TrainOptions options = options_for("satchel");
+  options.epochs = 8;
+  options.tf32 = true;
+  options.amp = Amp::automatic;
+  const RunResult half = train_graph(data, options);
+  options.cuda_graph = true;
+  const RunResult replayed = train_graph(data, options);
+  options.amp = Amp::none;
+  const RunResult single = train_graph(data, options);
+  EXPECT_EQ(half.amp, Amp::fp16);
+  EXPECT_EQ(single.amp, Amp::none);
+  EXPECT_EQ(replayed.loss, half.loss);
+  EXPECT_EQ(2 * half.cached_bytes, single.cached_bytes);
+  EXPECT_LT(half.loss_bytes, single.loss_bytes);
+  EXPECT_LT(half.peak_bytes, single.peak_bytes);
+  options.method = parse_method("fp32");
+  options.amp = Amp::automatic;
+  EXPECT_EQ(train_graph(data, options).amp, Amp::none);
+}
+
+/// What is not finite ends a run, eager or replayed, with a word on what to do.
+TEST_F(Cuda, BeyondFloat16TheRunEnds) {
+  GraphData data = load_graph(kData);
+  for (float& x : data.features.dense) x = 6e4f;
+  for (const bool cuda_graph : {false, true}) {
+    TrainOptions options = options_for("satchel", Conv::sage, Amp::fp16);
+    options.cuda_graph = cuda_graph;
+    options.epochs = 8;
+    try {
+      train_graph(data, options);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("[train] loss and gradients must be finite"), std::string::npos) << e.what();
+    }
+  }
 }
 
 TEST_F(Cuda, ACapIsKept) {

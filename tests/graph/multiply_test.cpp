@@ -57,6 +57,20 @@ TEST(MultiplyTensor, IsTheDenseProduct) {
   }
 }
 
+TEST(MultiplyTensor, OfFloat16IsTheDenseProductRounded) {
+  for (const int parts : {0, 2, 7}) {
+    const Csr a = random_csr(300, 200, 4000, parts);
+    for (const int64_t width : {1, 40, 128}) {
+      const at::Tensor x = normal({200, width}, 35).to(at::kHalf), y = multiply(a, x), wide = x.to(at::kDouble);
+      ASSERT_EQ(y.scalar_type(), at::kHalf);
+      // The float32 sum's bound from above, and one rounding to float16: 2^−11 of the result, or 2^−25.
+      const at::Tensor want = dense(a).mm(wide), off = dense(absolute(a)).mm(wide.abs()) * (1310 * 0x1p-24);
+      const at::Tensor bound = off + (want.abs() + off) * 0x1p-11 + 0x1p-25;
+      EXPECT_TRUE(((y.to(at::kDouble) - want).abs() <= bound).all().item<bool>()) << parts << ", width " << width;
+    }
+  }
+}
+
 TEST(MultiplyTensor, SameBitsForAnyThreadsAndStrides) {
   const Csr a = random_csr(3000, 2000, 50000, 7);
   const at::Tensor x = normal({2000, 96}, 36);
@@ -94,7 +108,7 @@ TEST(MultiplyTensor, BadInputIsNamed) {
   };
   expect_error([&] { multiply(Csr{}, x); }, "[multiply] matrix must have start and column");
   expect_error([&] { multiply(a, at::Tensor()); }, "[multiply] tensor must be defined");
-  expect_error([&] { multiply(a, x.to(at::kHalf)); }, "[multiply] x must be float32 or bfloat16, got Half");
+  expect_error([&] { multiply(a, x.to(at::kInt)); }, "[multiply] x must be float32, float16 or bfloat16, got Int");
   expect_error([&] { multiply(a, x.narrow(0, 0, 19)); }, "[multiply] x must have 20 rows, got [19, 3]");
   expect_error([&] { multiply(a, x.view({20, 3, 1})); }, "[multiply] x must have 20 rows");
   expect_error(with([](Csr& m) { m.rows = 11; }), "[multiply] start must be one line of 12 numbers, got [11]");

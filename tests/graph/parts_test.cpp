@@ -33,12 +33,14 @@ TEST(MultiplyPlus, AddsToRowsOfAWiderMatrix) {
   EXPECT_THROW(multiply_plus(a, x, at::randn({40, 6}, at::kDouble)), Error);
 }
 
-TEST(Multiply, SumsBfloat16InFloat) {
+TEST(Multiply, SumsHalvesInFloat) {
   at::manual_seed(6);
   const Csr a = csr_from_coo(at::randint(40, {900}), at::randint(50, {900}), 40, 50, at::randn({900}));
-  const at::Tensor x = at::randn({50, 9}).to(at::kBFloat16);
-  EXPECT_TRUE(at::equal(multiply(a, x), multiply(a, x.to(at::kFloat)).to(at::kBFloat16)));
-  EXPECT_THROW(multiply(a, x.to(at::kHalf)), Error);
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = at::randn({50, 9}).to(type);
+    EXPECT_TRUE(at::equal(multiply(a, x), multiply(a, x.to(at::kFloat)).to(type)));
+  }
+  EXPECT_THROW(multiply(a, at::randn({50, 9}, at::kDouble)), Error);
 }
 
 TEST(MultiplyRows, RefuseWhatDoesNotFit) {

@@ -100,14 +100,14 @@ TEST(GraphModel, RefusesFeaturesThatWantAGradientAndOthersAggregates) {
 
 /// One model's gradients for a method, the same weights every time.
 std::vector<at::Tensor> gradients(const GraphShape& shape, const std::string& method, const GraphInput& input, const Adjacency& a,
-                                  Amp amp = Amp::none) {
+                                  Amp amp = Amp::none, double scale = 1) {
   at::manual_seed(11);
   GraphModel model(GraphModelOptions{shape, parse_method(method), amp});
   at::manual_seed(12);
   const at::Tensor labels = at::randint(shape.classes, {kNodes});
-  cross_entropy_(model(input, a), labels, at::arange(100)).backward();
+  cross_entropy_(model->logits(input, a), labels, at::arange(100), "loss", scale).backward();
   std::vector<at::Tensor> all;
-  for (const at::Tensor& p : model->parameters()) all.push_back(p.grad());
+  for (const at::Tensor& p : model->parameters()) all.push_back(p.grad() / scale);
   return all;
 }
 
@@ -133,8 +133,22 @@ TEST(GraphModel, AlgebraGivesTorchsGradients) {
   }
 }
 
-/// Gradients of a model in bfloat16 are those of float32 within rounding: at 32 bits nothing else is lost.
-TEST(GraphModel, Bf16GivesFloat32sGradientsWithinRounding) {
+/// Every step of the way back is linear, and a power of two changes no mantissa.
+TEST(GraphModel, AScaleOfGradientsIsExact) {
+  for (const Conv conv : {Conv::sage, Conv::gcn}) {
+    const GraphShape shape = shape_of(conv, Norm::batch, Activation::relu, 0.5);
+    const Adjacency a = random_graph(conv);
+    at::manual_seed(3);
+    const GraphInput input{at::randn({kNodes, shape.features}), {}, {}};
+    for (const char* method : {"satchel", "exact", "blockwise", "satchel,bits=32"}) {
+      const auto want = gradients(shape, method, input, a), got = gradients(shape, method, input, a, Amp::none, 0x1p17);
+      for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << method << ", parameter " << i;
+    }
+  }
+}
+
+/// Gradients of a model in 16 bits are those of float32 within rounding: at 32 bits nothing else is lost.
+TEST(GraphModel, HalvesGiveFloat32sGradientsWithinRounding) {
   for (const Conv conv : {Conv::sage, Conv::gcn}) {
     const GraphShape shape = shape_of(conv, Norm::batch, Activation::elu, 0);  // smooth: rounding turns no side of it over
     const Adjacency a = random_graph(conv);
@@ -148,14 +162,17 @@ TEST(GraphModel, Bf16GivesFloat32sGradientsWithinRounding) {
     for (const at::Tensor& g : want) largest = std::max(largest, g.norm().item<double>());
     for (const char* method : {"fp32", "satchel,bits=32", "exact,bits=32,project=none"}) {
       for (const GraphInput* input : {&plain, &cached, &part, &sparse}) {
-        const auto got = gradients(shape, method, *input, a, Amp::bf16);
-        ASSERT_EQ(got.size(), want.size());
-        for (size_t i = 0; i < got.size(); ++i) {
-          EXPECT_EQ(got[i].scalar_type(), at::kFloat);
-          // Three layers of about eight roundings each way (tests/autograd/bf16.h), 2^−8 each, added up as squares are: √48·2^−8 = .027.
-          // A bias before a norm has no gradient but the rounding of larger ones: of the largest at most a tenth of that.
-          const double size = std::max(want[i].norm().item<double>(), 0.1 * largest);
-          EXPECT_LE((got[i] - want[i]).norm().item<double>(), 0.027 * size) << method << ", conv " << int(conv) << ", parameter " << i;
+        for (const auto& [amp, unit, scale] : {std::tuple{Amp::bf16, 0x1p-8, 1.0}, {Amp::fp16, 0x1p-11, 64.0}}) {
+          const auto got = gradients(shape, method, *input, a, amp, scale);
+          ASSERT_EQ(got.size(), want.size());
+          for (size_t i = 0; i < got.size(); ++i) {
+            EXPECT_EQ(got[i].scalar_type(), at::kFloat);
+            // Three layers of about eight roundings each way (tests/autograd/bf16.h), one unit each, added up as squares are: √48 = 6.93.
+            // A bias before a norm has no gradient but the rounding of larger ones: of the largest at most a tenth of that.
+            const double size = std::max(want[i].norm().item<double>(), 0.1 * largest);
+            EXPECT_LE((got[i] - want[i]).norm().item<double>(), 6.93 * unit * size)
+                << method << ", amp " << int(amp) << ", conv " << int(conv) << ", parameter " << i;
+          }
         }
       }
     }
@@ -203,6 +220,11 @@ TEST(GraphModel, EveryMethodTrainsInBf16) {
       }
     }
   }
+}
+
+TEST(GraphModel, NamesATypeThatIsNotDecided) {
+  const GraphShape shape = shape_of(Conv::sage, Norm::batch, Activation::relu, 0.5);
+  EXPECT_THROW(GraphModel(GraphModelOptions{shape, parse_method("satchel"), Amp::automatic}), Error);
 }
 
 TEST(GraphModel, Bf16EvaluatesWhatItTrained) {

@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
+#include <numeric>
 #include <set>
 
 #include "satchel/autograd/report.h"
 #include "satchel/core/error.h"
 #include "satchel/nn/conv.h"
 #include "satchel/plan/image_plan.h"
+#include "satchel/plan/share_out.h"
 #include "satchel/train/memory.h"
 
 namespace satchel {
@@ -126,7 +129,14 @@ struct Measured {
   std::vector<SavedTensor> lines;
 };
 
-Measured measure(const ImageModelOptions& o, int64_t side) {
+Measured measure(ImageModelOptions o, int64_t side) {
+  if (shares_out(o.saving.method)) {  // as a run has it
+    const auto shares = std::make_shared<ShareOut>(ShareOutOptions{kImages});
+    std::vector<int64_t> samples(kImages);
+    std::iota(samples.begin(), samples.end(), 0);
+    shares->set_samples(samples);
+    o.saving.shares = shares;
+  }
   ImageModel model = make_image_model(o);
   const at::Tensor x = images(side);
   model->forward(x);  // what is made once stands
@@ -158,8 +168,8 @@ void expect_plan(const ImageModelOptions& o, int64_t side) {
 }
 
 TEST(ImageModel, KeepsWhatThePlanSays) {
-  for (const char* method : {"fp32", "satchel", "satchel,bits=3,residual=1", "satchel,side=none", "satchel,bits=32", "division",
-                             "actnn,level=1", "actnn,level=2", "actnn"}) {
+  for (const char* method : {"fp32", "satchel", "satchel,bits=3,residual=1", "satchel,mean=2.5", "satchel,mean=3", "satchel,side=none",
+                             "satchel,bits=32", "division", "actnn,level=1", "actnn,level=2", "actnn"}) {
     expect_plan(options_of("resnet18", method), 32);
     expect_plan(options_of("densenet121", method), 32);
   }
@@ -276,6 +286,9 @@ TEST(ImageModel, BadInput) {
   o = options_of("resnet18", "satchel");
   o.width = 0;
   EXPECT_EQ(error_of([&] { make_image_model(o); }), "[image_model] width must be 1 to 4096, got 0");
+  o = options_of("resnet18", "satchel,budget=1GB");
+  EXPECT_EQ(error_of([&] { make_image_model(o); }),
+            "[image_model] a budget must become a mean first, with_mean() of the plan, got satchel,budget=1GB");
 }
 
 TEST(ImageModel, NaNInABatchIsSeen) {

@@ -1,12 +1,15 @@
 // A norm that waits for its reader: who shares what with it, and that nothing is overlooked.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/conv.h"
 #include "satchel/autograd/linear.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 #include "satchel/core/error.h"
+#include "satchel/train/memory.h"
 #include "tests/autograd/gradient.h"
 
 namespace satchel::test {
@@ -82,6 +85,39 @@ TEST(Waiting, AnOutputThatIsReadTwiceHasBothGradients) {
     // float32 sums of 75 terms of order 1, rounded to 2^−24 each, in another order.
     for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(runs[0][i], runs[1][i], 1e-4, 1e-4)) << relu_first << i;
   }
+}
+
+/// A ReLU took over, and y is read once more: two codes of the same values, whose errors have nothing to do with each other.
+TEST(Waiting, ANormThatPacksAfterAllDrawsItsOwnNoise) {
+  at::manual_seed(7);
+  const Saving s = saving_of("satchel,side=none");
+  const NormWeights w = weights_of(8);
+  const at::Tensor x = leaf({3, 8, 5, 5}), y = batch_norm(x, w, {}, s), z = relu(y, s);
+  saved_tensors(y);  // packs
+  const at::Tensor on = (y > 0).to(at::kFloat);
+  // Σ on·x̂ of each channel, from one code and from the other.
+  const at::Tensor taken = gradients_of(z, on, {w.gamma})[0], own = gradients_of(y, on, {w.gamma})[0];
+  EXPECT_FALSE(at::equal(taken, own));
+  const at::Tensor exact = (y - w.beta.view({1, 8, 1, 1})) / w.gamma.view({1, 8, 1, 1}), want = (exact * on).sum(at::IntArrayRef{0, 2, 3});
+  // A code of four levels over a range of at most 6 is off by less than 2 each; 75 of them, as independent errors add up, five times over.
+  for (const at::Tensor& got : {taken, own}) EXPECT_LE((got - want).abs().max().item<double>(), 5 * 2 * std::sqrt(75.0));
+}
+
+/// y is held by its name alone when the next norm comes to wait. Nobody would settle the first one after that: it lets go of its input.
+TEST(Waiting, ATakenNormIsLeftWithItsCodesAlone) {
+  at::manual_seed(7);
+  const Saving s = saving_of("satchel");
+  const NormWeights w = weights_of(8);
+  const MemoryMeter meter(at::kCPU);
+  at::Tensor h = leaf({4, 8, 16, 16}) * 1;
+  const at::Tensor y = batch_norm(h, w, {}, s), z = relu(y, s);
+  const auto map = static_cast<int64_t>(h.nbytes());
+  h.reset();
+  const int64_t before = meter.allocated();
+  const at::Tensor next = batch_norm(z, w, {}, s);  // its input is z, its output one more map
+  // More by `next`, less by h; codes of 2 bits, their headers and statistics are less than an eighth of what they stand for.
+  EXPECT_LE(meter.allocated() - before, map - map + map / 8);
+  gradients_of(y + next, at::ones_like(y), {w.gamma});
 }
 
 TEST(Waiting, ChangesInPlaceAreNotOverlooked) {

@@ -169,6 +169,8 @@ TEST(Mixed, RefusesWhatItCannotCode) {
   expect_error([&] { pack_mixed(x, parse_spec("satchel"), 1, 2); }, "mixed bits take");
   expect_error([&] { pack_mixed(at::zeros({}), kActnn, 1, 2); }, "tensors of samples");
   expect_error([&] { pack_mixed(x, kActnn, 1, 2, at::ones({3})); }, "weights must be one float32 number a sample");
+  const at::Tensor whole = normal({2, 256}, 12), seed = seed_tensor(1, at::kCPU);
+  expect_error([&] { pack_mixed(whole, kActnn, seed, 2, {}, nullptr, at::zeros({2, 2})); }, "ranges must be");
   MixedPacked p = pack_mixed(x, kActnn, 1, 2);
   expect_error([&] { unpack_mixed(p, 1, 5); }, "[unpack_mixed] samples must lie within 0 to 4, got 1 to 5");
   p.bytes = p.bytes.narrow(0, 0, 10);

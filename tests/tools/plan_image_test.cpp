@@ -58,11 +58,42 @@ TEST(PlanImage, FitIsTheLargestBatch) {
   for (const json& m : out["methods"]) {
     const Method method = parse_method(m["method"].get<std::string>());
     const int64_t batch = m["largest_batch"];
-    EXPECT_LE(memory_of(shape, {batch, 224, 224}, method).total(), 16000000000) << method.name;
-    EXPECT_GT(memory_of(shape, {batch + 1, 224, 224}, method).total(), 16000000000) << method.name;
+    EXPECT_LE(memory_of(shape, {batch, 224, 224}, method).reserved(), 16000000000) << method.name;
+    EXPECT_GT(memory_of(shape, {batch + 1, 224, 224}, method).reserved(), 16000000000) << method.name;
+    EXPECT_EQ(m["capped"], false);
+    EXPECT_EQ(m["memory"]["host_bytes"], 0);
   }
   EXPECT_EQ(json::parse(plan("--model resnet50 --fit 1GiB --json -").out)["budget_bytes"], 1 << 30);
-  EXPECT_EQ(plan("--model resnet50 --fit 1MB").code, 0);
+  const Outcome none = plan("--model resnet50 --fit 1MB");
+  EXPECT_EQ(none.code, 0);
+  EXPECT_NE(none.out.find("none fits"), std::string::npos) << none.out;
+}
+
+TEST(PlanImage, ACappedBatchSaysSo) {
+  const std::string arguments = "--model resnet18 --image 8 --fit 1000TB --method satchel";
+  const Outcome r = plan(arguments);
+  ASSERT_EQ(r.code, 0) << r.out;
+  EXPECT_NE(r.out.find("1,048,576+"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("a plan ends at 1,048,576 images: more would fit"), std::string::npos) << r.out;
+  EXPECT_EQ(json::parse(plan(arguments + " --json -").out)["methods"][0]["capped"], true);
+}
+
+TEST(PlanImage, SwappedBytesAreTheHosts) {
+  const json out = json::parse(plan("--model resnet50 --fit 16GB --method actnn,actnn,level=5 --json -").out);
+  EXPECT_EQ(out["methods"][0]["memory"]["host_bytes"], 0);
+  EXPECT_GT(out["methods"][1]["memory"]["host_bytes"].get<int64_t>(), 0);
+  EXPECT_GT(out["methods"][1]["largest_batch"].get<int64_t>(), out["methods"][0]["largest_batch"].get<int64_t>());
+}
+
+TEST(PlanImage, TheStemFollowsTheImagesAsInTraining) {
+  const auto small = [](const std::string& more) {
+    return json::parse(plan("--model resnet18 --batch 1 --json - --image " + more).out)["model"]["small_stem"].get<bool>();
+  };
+  EXPECT_TRUE(small("32"));
+  EXPECT_TRUE(small("64"));
+  EXPECT_FALSE(small("65"));
+  EXPECT_FALSE(small("32 --large-stem"));
+  EXPECT_TRUE(small("65 --small-stem"));
 }
 
 TEST(PlanImage, OneMethodIsListedLayerByLayer) {
@@ -74,13 +105,17 @@ TEST(PlanImage, OneMethodIsListedLayerByLayer) {
 TEST(PlanImage, WrongUse) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"--model resnet51", "[plan] --model must be gcn|sage|resnet18"},
-      {"--model resnet50 --batch 0", "[plan] images must be 1 to 2^20, got 0"},
+      {"--model resnet50 --batch 0", "[plan] a batch must have 1 to 2^20 images, got 0"},
+      {"--model resnet50 --batch 99999999999999999999", "--batch: must be a whole number below 2^63, got '99999999999999999999'"},
+      {"--model resnet50 --image 65537", "[plan] images must be at most 65536 × 65536, got 65537 × 65537"},
+      {"--model resnet50 --fit 1000000TB", "[plan] a budget must be 1 to 2^55 bytes, got 1000000000000000000"},
+      {"--model resnet50 --small-stem --large-stem", "--small-stem"},
       {"--model resnet50 --fit 16G", "[plan] size must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '16G'"},
       {"--model resnet50 --fit -1GB", "[plan] size must be"},
       {"--model resnet50 --fit nan", "[plan] size must be"},
       {"--model resnet50 --nodes 5", "[plan] an image model has no such size, got --nodes"},
       {"--model sage --batch 5", "[plan] a graph model has no such size, got --batch"},
-      {"--model vgg16 --image 16", "[plan] an image must be so large"},
+      {"--model vgg16 --image 16", "[plan] images must be at least 32 × 32 for vgg16, got 16 × 16"},
       {"--table arxiv --model resnet50", "[plan] --table has its own sizes, got --model"}};
   for (const auto& [arguments, message] : wrong) {
     const Outcome r = plan(arguments);

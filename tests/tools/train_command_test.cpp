@@ -307,20 +307,20 @@ TEST_F(TrainCommand, WrongUse) {
   refused({"--checkpoint", "a.st", "--seeds", "2"}, "[train] --checkpoint takes a single run, of one method and one seed, got 2 runs");
   refused({"--tf32"}, "[train] tf32 needs device cuda, got cpu");
   refused({"--cuda-graph"}, "[train] cuda_graph needs device cuda, got cpu");
-  refused({"--amp", "fp16"}, "[train] amp must be none, bf16, got 'fp16'");
+  refused({"--amp", "half"}, "--amp: half not in {auto,none,bf16,fp16}");
   refused({"--split", "1"}, "[train] --split must be 0 to 0, got 1");
   expect_errors(all);
   EXPECT_FALSE(exists(path("a.st")));
 }
 
 TEST_F(TrainCommand, FailuresAreOne) {
-  expect_errors(
-      {{{"train", "--data", "/nonexistent"}, 1, "[load] file or folder must exist, got /nonexistent"},
-       {{"train", "--data", SATCHEL_TOOL}, 1, "must be a whole npz (zip) file"},
-       {training({"--json", "/nonexistent/a.json"}), 1, "[train] output must lie in an existing folder"},
-       {training({"--json", folder_}), 1, "[train] output must be a plain file"},
-       {training({"--checkpoint", "a.st", "--resume"}), 1, "[checkpoint] a.st: file must exist"},
-       {training({"--lr", "1e30", "--epochs", "5", "--checkpoint", "a.st"}), 1, "[train] loss must be finite, got nan at epoch"}});
+  expect_errors({{{"train", "--data", "/nonexistent"}, 1, "[load] file or folder must exist, got /nonexistent"},
+                 {{"train", "--data", SATCHEL_TOOL}, 1, "must be a whole npz (zip) file"},
+                 {training({"--json", "/nonexistent/a.json"}), 1, "[train] output must lie in an existing folder"},
+                 {training({"--json", folder_}), 1, "[train] output must be a plain file"},
+                 {training({"--checkpoint", "a.st", "--resume"}), 1, "[checkpoint] a.st: file must exist"},
+                 {training({"--lr", "1e30", "--epochs", "5", "--checkpoint", "a.st"}), 1,
+                  "[train] loss must be finite (satchel; a smaller lr may help), got nan at epoch"}});
   EXPECT_FALSE(exists(path("a.st"))) << "a run that diverged leaves no checkpoint";
 }
 
@@ -367,7 +367,8 @@ TEST_F(TrainCommand, BenchGraph) {
   EXPECT_GE(all["entries"].get<int64_t>(), 2400);  // every edge in both directions, some of them twice the same
   EXPECT_LE(all["entries"].get<int64_t>(), 2 * 2400);
   EXPECT_EQ(all["tf32"], false);
-  EXPECT_EQ(all["amp"], "none");
+  EXPECT_EQ(all["amp"], "auto");
+  for (const json& e : all["results"]) EXPECT_EQ(e["amp"], "none");  // without TF32 all in float32
   EXPECT_EQ(all["cuda_graph"], false);
   EXPECT_TRUE(all["cap"].is_null());
   for (const json& e : all["results"]) EXPECT_EQ(e["fits"], true);
@@ -376,7 +377,7 @@ TEST_F(TrainCommand, BenchGraph) {
       {{{"bench", "graph", "--steps", "0"}, 2, "--steps: must be a whole number from 1 to 1000000, got '0'"},
        {{"bench", "graph", "--tf32"}, 2, "[train] tf32 needs device cuda, got cpu"},
        {{"bench", "graph", "--cuda-graph"}, 2, "[train] cuda_graph needs device cuda, got cpu"},
-       {{"bench", "graph", "--amp", "half"}, 2, "--amp: half not in {none,bf16}"},
+       {{"bench", "graph", "--amp", "half"}, 2, "--amp: half not in {auto,none,bf16,fp16}"},
        {{"bench", "graph", "--memory-cap", "12GB"}, 2, "[bench] --memory-cap needs --device cuda, got cpu"},
        {{"bench", "graph", "--memory-cap", "12 GB"}, 2, "--memory-cap: must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '12 GB'"},
        {{"bench", "graph", "--memory-cap", "0.1B"}, 2, "got '0.1B'"},

@@ -99,6 +99,10 @@ TEST_F(TrainImages, WrongUse) {
   refused("--cuda-graph", "[train] --cuda-graph is not for this model, got resnet18");
   refused("--schedule linear", "--schedule: linear not in {cosine,step,onecycle,none}");
   refused("--milestones 2", "[train] milestones need schedule step, got cosine");
+  refused("--gamma 0.5", "[train] --gamma needs --schedule step, got cosine");
+  refused("--image 32 --quiet",
+          "[train] --image is for folders of JPEG files: synthetic-images:classes=4,size=16,count=96,test=48 has images of "
+          "16 × 16, got 32");
   refused("--label-smoothing 2", "[train] label smoothing must be at least 0 and below 1, got 2");
   expect_refused("train --data x --model resnet18 --batch 0", 2, "--batch: must be a whole number from 1 to 1048576, got '0'");
   refused("--small-stem --large-stem", "[train] the stem must be one");
@@ -109,9 +113,63 @@ TEST_F(TrainImages, WrongUse) {
                  "[train] --batch is not for this model, got sage");
   expect_refused("train --data x --model resnet19", 2, "--model: resnet19 not in {sage,gcn,resnet18");
   expect_refused("train --data /nonexistent --model resnet18", 1, "[load] ");
-  expect_refused(training("--lr 1e30 --epochs 3 --quiet"), 1, "[train] loss must be finite, got nan at epoch 1, step ");
+  expect_refused(training("--lr 1e30 --epochs 3 --quiet"), 1,
+                 "[train] loss must be finite (satchel; a smaller lr or a warm-up may help), got nan at epoch 1, step ");
+  expect_refused(std::string("train --model vgg16 --width 4 --batch 8 --quiet --data ") + kData, 1,
+                 "[train] images must be at least 32 × 32 for vgg16, got 16 × 16");
   expect_refused(std::string("train --model resnet18 --batch 97 --quiet --data ") + kData, 1,
                  "[train] batch must be at most the 96 images there are, got 97");
+}
+
+TEST_F(TrainImages, GraphsAreRefusedByName) {
+  for (const char* data : {"synthetic:arxiv", "cora.npz"}) {
+    expect_refused(
+        std::string("train --model resnet18 --data ") + data, 2,
+        "[train] data must be images for resnet18 (a folder of CIFAR, IDX or JPEG files, or synthetic-images:…), got the graph " +
+            std::string(data));
+  }
+}
+
+TEST_F(TrainImages, WithoutTestImagesThereIsNoAccuracy) {
+  const Outcome r = run_tool(
+      "train --data synthetic-images:classes=4,size=16,count=32,test=0 --model resnet18 --width 4 --batch 16 --epochs 1 --seeds 2 "
+      "--threads 1 --method fp32,satchel --json " +
+      path("a.json"));
+  ASSERT_EQ(r.code, 0) << r.out;
+  EXPECT_EQ(r.out.find("nan"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("there are no images to test on"), std::string::npos) << r.out;
+  for (const json& run : read("a.json")["runs"]) {
+    for (const char* key : {"test", "best_test", "best_epoch"}) EXPECT_TRUE(run[key].is_null()) << key;
+    EXPECT_GT(run["loss"].get<double>(), 0);
+  }
+}
+
+TEST_F(TrainImages, HelpTellsGraphsFromImages) {
+  const std::string help = run_tool("train --help").out;
+  for (const char* part : {"--epochs INT=200 (images 30)", "--lr FLOAT=0.01 (images 0.1)", "--weight-decay FLOAT=0 (images 0.0005)",
+                           "--dropout FLOAT=0.5 (images: vgg 0.5, else 0)", "Graph models:", "Image models:", "\n  gact  "})
+    EXPECT_NE(help.find(part), std::string::npos) << part << '\n' << help;
+  EXPECT_NE(run_tool("predict --help").out.find("checkpoints of image models are refused"), std::string::npos);
+}
+
+// At such a rate the loss of the step after the first is not finite, whatever is kept.
+TEST_F(TrainImages, ABenchmarkGoesOnAfterALossThatIsNotFinite) {
+  const Outcome r = run_tool(
+      "bench images --model resnet18 --image 16 --classes 10 --width 4 --batch 4 --steps 2 --threads 1 --lr 1e30 --methods fp32,satchel "
+      "--json " +
+      path("a.json"));
+  EXPECT_EQ(r.code, 1) << "no method ran: " << r.out;
+  for (const char* part :
+       {"\nfp32     loss nan at step 2 ", "\nsatchel  loss nan at step 2 ", "[bench] a method must run to its end, got none"})
+    EXPECT_NE(r.out.find(part), std::string::npos) << part << '\n' << r.out;
+  const json all = read("a.json");
+  ASSERT_EQ(all["results"].size(), 2u);
+  for (const json& e : all["results"]) {
+    EXPECT_EQ(e["error"], "loss nan at step 2");
+    EXPECT_EQ(e["fits"], true);
+    for (const char* key : {"step_seconds", "ratio", "images_per_second", "saved_bytes", "loss", "steps"})
+      EXPECT_TRUE(e[key].is_null()) << key;
+  }
 }
 
 TEST_F(TrainImages, BenchImages) {
@@ -130,6 +188,9 @@ TEST_F(TrainImages, BenchImages) {
   expect_refused("bench images --memory-cap 1GB", 2, "[bench] --memory-cap needs --device cuda, got cpu");
   expect_refused("bench images --tf32", 2, "[train] tf32 needs device cuda, got cpu");
   expect_refused("bench images --methods satchle", 2, "got 'satchle'");
+  expect_refused("bench images --no-tries", 2, "[bench] --no-tries needs --device cuda, got cpu");
+  expect_refused("bench images --model vgg16 --image 7", 2, "[bench] images must be at least 32 × 32 for vgg16, got 7 × 7");
+  EXPECT_TRUE(all["results"][0]["error"].is_null());
 }
 
 TEST_F(TrainImages, BenchBatchFindsMoreThanFp32) {
@@ -146,6 +207,13 @@ TEST_F(TrainImages, BenchBatchFindsMoreThanFp32) {
     EXPECT_LE(e["total_bytes"].get<int64_t>(), 6000000);
   }
   EXPECT_GT(all["results"][1]["ratio"].get<double>(), 1);
+  const Outcome most = run_tool(
+      "bench batch --model resnet18 --image 16 --classes 10 --width 4 --multiple 4 --steps 1 --threads 1 --memory-cap 1GB --most 9 "
+      "--methods satchel --json " +
+      path("b.json"));
+  EXPECT_NE(most.out.find("\nsatchel     8+ "), std::string::npos) << most.out;
+  EXPECT_NE(most.out.find("+  all that --most allows: more may fit"), std::string::npos) << most.out;
+  EXPECT_EQ(read("b.json")["results"][0]["capped"], true);
   expect_refused("bench batch", 2, "--memory-cap is required");
   expect_refused("bench batch --memory-cap 1GB --multiple 8 --most 4", 2, "[bench] --multiple must be at most --most, 4, got 8");
 }

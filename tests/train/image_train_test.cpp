@@ -19,6 +19,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/data/synthetic_images.h"
+#include "satchel/plan/share_out.h"
 #include "satchel/train/image_feed.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/image_step.h"
@@ -92,6 +93,23 @@ TEST_F(ImageTrain, EveryMethodLearns) {
   }
 }
 
+/// One or two images a batch: the last maps have 4 values a channel and image, of deviations that differ by channel.
+TEST_F(ImageTrain, BatchesOfOneAndTwoStayFinite) {
+  SyntheticImageOptions few;
+  few.classes = 4;
+  few.size = 16;
+  few.count = 40;
+  few.test = 8;
+  const ImageSets sets = make_synthetic_images(few);
+  for (const char* method : {"actnn", "actnn,adaptive=no", "exact"}) {
+    for (const int64_t batch : {1, 2}) {
+      ImageTrainOptions options = small(method, 1);
+      options.batch = batch;
+      EXPECT_NO_THROW(train_images(sets, options)) << method << " of " << batch;  // it throws where the loss is not finite
+    }
+  }
+}
+
 TEST_F(ImageTrain, MemoryIsWhatIsListed) {
   std::map<std::string, ImageRunResult> runs;
   for (const char* method : {"fp32", "actnn", "division", "satchel"}) {
@@ -110,6 +128,49 @@ TEST_F(ImageTrain, MemoryIsWhatIsListed) {
   EXPECT_LT(runs["division"].saved_bytes * 4, runs["fp32"].saved_bytes);
 }
 
+TEST_F(ImageTrain, AMeanIsKept) {
+  std::map<std::string, ImageRunResult> runs;
+  for (const char* method : {"satchel", "satchel,mean=2.5", "satchel,mean=3"}) {
+    const ImageRunResult r = runs[method] = train_images(images(), small(method, 2));
+    EXPECT_EQ(r.saved_bytes, total_bytes(r.tensors)) << method;
+    EXPECT_TRUE(std::isfinite(r.loss)) << method;
+  }
+  EXPECT_LT(runs["satchel"].saved_bytes, runs["satchel,mean=2.5"].saved_bytes);
+  EXPECT_LT(runs["satchel,mean=2.5"].saved_bytes, runs["satchel,mean=3"].saved_bytes);
+  // A budget between both is kept too. It holds what a step keeps whose gradients are looked at.
+  const int64_t budget = (runs["satchel,mean=2.5"].saved_bytes + runs["satchel,mean=3"].saved_bytes) / 2;
+  const ImageRunResult r = train_images(images(), small("satchel,budget=" + std::to_string(budget), 1));
+  EXPECT_LE(r.saved_bytes, budget);
+  EXPECT_GT(r.saved_bytes, runs["satchel,mean=2.5"].saved_bytes);
+}
+
+TEST_F(ImageTrain, BitsGoWhereTheyGainAndNeverAboveTheMean) {
+  ImageTrainOptions options = small("satchel,mean=2.5");
+  const ImageShape shape = shape_of(options, 4, 3, 16, 16);
+  const auto shares = std::make_shared<ShareOut>(ShareOutOptions{32, 3});
+  ImageStep step(make_model(options, shape, at::kCPU, shares), options, at::kCPU);
+  const at::Tensor x = at::randn({32, 3, 16, 16}).contiguous(at::MemoryFormat::ChannelsLast), y = at::arange(32).remainder(4);
+  std::vector<int64_t> numbers(32);
+  for (int64_t i = 0; i < 32; ++i) numbers[static_cast<size_t>(i)] = i;
+  for (uint64_t i = 0; i < 10; ++i) {
+    StepCost cost;
+    shares->set_samples(numbers);
+    step(x, y, {0.05, 0.9}, i, &cost);
+    shares->step();
+    int64_t bits = 0, values = 0;
+    for (const SavedTensor& s : cost.tensors) {
+      if (s.kind == "shared") bits += s.bits * s.shape[0] * s.shape[1], values += s.shape[0] * s.shape[1];
+      if (s.kind == "third bits") bits += s.shape[0] * s.shape[1];
+    }
+    EXPECT_LE(2 * bits, 5 * values) << i;
+    EXPECT_GE(10 * bits, 21 * values) << i;  // few maps of this small model have samples that blocks do not fill
+  }
+  EXPECT_LE(shares->mean_bits(), 2.5);
+  double least = 3, most = 2;
+  for (const LayerShare& l : shares->layers()) least = std::min(least, l.mean_bits), most = std::max(most, l.mean_bits);
+  EXPECT_LT(least, most) << "layers differ";
+}
+
 TEST_F(ImageTrain, EqualOptionsGiveEqualRuns) {
   const ImageRunResult one = train_images(images(), small("satchel"));
   ImageTrainOptions options = small("satchel");
@@ -122,7 +183,8 @@ TEST_F(ImageTrain, EqualOptionsGiveEqualRuns) {
 }
 
 TEST_F(ImageTrain, ResumedIsOneRun) {
-  for (const char* method : {"fp32", "satchel"}) {
+  // From the third step on bits are shared out: six steps an epoch stop in the midst of it.
+  for (const char* method : {"fp32", "satchel", "actnn", "satchel,mean=2.5"}) {
     ImageTrainOptions options = small(method, 3);
     options.checkpoint = file_;
     const ImageRunResult whole = train_images(images(), options);
@@ -169,8 +231,19 @@ TEST_F(ImageTrain, NaNStopsTheRun) {
   ImageTrainOptions options = small("satchel", 3);
   options.lr = 1e30;
   options.checkpoint = file_;
-  expect_refused([&] { train_images(images(), options); }, "[train] loss must be finite, got nan at epoch 1, step ");
+  expect_refused([&] { train_images(images(), options); },
+                 "[train] loss must be finite (satchel; a smaller lr or a warm-up may help), got nan at epoch 1, step ");
   EXPECT_NE(::access(file_.c_str(), F_OK), 0) << "a run that diverged leaves no checkpoint";
+  options = small("fp32", 1);
+  options.lr = 1e30;
+  options.batch = images().train.count();  // one step, whose loss is still that of the first weights
+  options.checkpoint = file_;
+  expect_refused([&] { train_images(images(), options); },
+                 "[train] logits must be finite (fp32; a smaller lr or a warm-up may help), got nan or infinity after epoch 1, the last");
+  options.epochs = 2;
+  options.checkpoint_every = 1;
+  expect_refused([&] { train_images(images(), options); }, "got nan or infinity after epoch 1");
+  EXPECT_NE(::access(file_.c_str(), F_OK), 0) << "nor does one that did in an epoch's last step";
 }
 
 TEST_F(ImageTrain, NamesWhatDoesNotFit) {
@@ -189,6 +262,7 @@ TEST_F(ImageTrain, NamesWhatDoesNotFit) {
   refused([](O& o) { o.warmup = 3; }, "[train] warm-up must be at most 2 epochs, got 3");
   refused([](O& o) { o.milestones = {1}; }, "[train] milestones need schedule step, got cosine");
   refused([](O& o) { o.model = "resnet19"; }, "got 'resnet19'");
+  refused([](O& o) { o.model = "vgg16"; }, "[train] images must be at least 32 × 32 for vgg16, got 16 × 16");
   refused([](O& o) { o.tf32 = true; }, "[train] tf32 needs device cuda, got cpu");
   refused([](O& o) { o.loss_scale.backoff = 2; }, "[train] backoff of the loss scale must be above 0 and below 1, got 2");
   refused([](O& o) { o.resume = true; }, "[train] resume and checkpoint_every need a checkpoint, got none");

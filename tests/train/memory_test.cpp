@@ -82,18 +82,20 @@ TEST(Memory, EarlierTensorsCountAsNegativeWhereWatched) {
   EXPECT_EQ(meter.peak(), 0);
   a.reset();
   EXPECT_EQ(meter.allocated(), -5000);
-  c.reset();  // not watched: torch does not know its size
+  c.reset();  // not watched: torch does not know its size, unless an earlier test's meter saw a block there, of 64 bytes at most
   blob.reset();
-  EXPECT_EQ(meter.allocated(), -5000);
+  const int64_t now = meter.allocated();
+  EXPECT_LE(now, -5000);
+  EXPECT_GE(now, -5000 - 64);
   at::Tensor d = of_bytes(200);
-  EXPECT_EQ(meter.allocated(), -4800);
+  EXPECT_EQ(meter.allocated(), now + 200);
   meter.watch(d);  // counts anyway
   d.reset();
   b.reset();
-  EXPECT_EQ(meter.allocated(), -5700);
+  EXPECT_EQ(meter.allocated(), now - 700);
   EXPECT_EQ(meter.peak(), 0);
   meter.reset_peak();
-  EXPECT_EQ(meter.peak(), -5700);
+  EXPECT_EQ(meter.peak(), now - 700);
 }
 
 TEST(Memory, TensorsOfAnEarlierMeterCountAsNegative) {

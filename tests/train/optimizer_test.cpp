@@ -11,6 +11,8 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <cmath>
+#include <limits>
 #include <memory>
 
 #include "satchel/core/error.h"
@@ -67,6 +69,43 @@ TEST(ParameterStep, ClipsTheNormOfAllGradientsTogether) {
   // 1/(3 + 1e-6) instead of 1/3: 2·1.1e-7, and rounding.
   EXPECT_NEAR(a[0].item<double>(), -2.0 / 3, 4e-7);
   EXPECT_NEAR(b[0].item<double>(), -1.0 / 3, 4e-7);
+}
+
+/// Scaled gradients move parameters as the gradients themselves do, clipped or not; what is not finite marks this loss and all after it.
+TEST(ParameterStep, UnscalesExactlyAndMarksWhatIsNotFinite) {
+  at::manual_seed(3);
+  for (const Optimizer kind : {Optimizer::adam, Optimizer::adamw, Optimizer::sgd}) {
+    for (const double clip : {0.0, 0.5}) {
+      TrainOptions o;
+      o.optimizer = kind;
+      o.clip = clip;
+      at::Tensor plain = at::randn({6, 3}), own = plain.clone();
+      plain.requires_grad_();
+      own.requires_grad_();
+      ParameterStep one(o, {plain}), scaled(o, {own}, 0x1p17);
+      const at::Tensor loss = at::full({}, 2.5f);
+      for (int i = 0; i < 3; ++i) {
+        const at::Tensor g = at::randn({6, 3});
+        plain.mutable_grad() = g.clone();
+        own.mutable_grad() = g * 0x1p17;
+        one.step();
+        scaled.step();
+        EXPECT_TRUE(at::equal(plain, own));
+        EXPECT_TRUE(at::equal(scaled.marked(loss), loss));
+      }
+      own.mutable_grad() = at::full({6, 3}, 1.0f);
+      own.mutable_grad()[2][1] = std::numeric_limits<float>::infinity();
+      scaled.step();
+      EXPECT_FALSE(std::isfinite(scaled.marked(loss).item<float>()));
+      own.mutable_grad() = at::full({6, 3}, 1.0f);
+      scaled.step();
+      EXPECT_FALSE(std::isfinite(scaled.marked(loss).item<float>())) << "it stays so";
+      EXPECT_TRUE(one.marked(loss).is_same(loss));
+    }
+  }
+  TrainOptions o;
+  for (const double bad : {0.0, 3.0, -2.0, std::numeric_limits<double>::infinity(), std::nan("")})
+    EXPECT_THROW(ParameterStep(o, {at::zeros({1})}, bad), Error) << bad;
 }
 
 /// A state that is taken and given back continues bit for bit; another optimizer's is refused.

@@ -2,6 +2,8 @@
 #include "satchel/train/train.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include "satchel/core/error.h"
 #include "satchel/core/noise.h"
 #include "satchel/train/checkpoint.h"
+#include "satchel/train/graph_task.h"
 #include "satchel/train/names.h"
 
 namespace satchel {
@@ -283,26 +286,120 @@ TEST_F(Train, CheckpointsTellTypesAndNotCudaGraphs) {
                  "[resume] amp must be the checkpoint's, \"bf16\", got \"none\"");
 
   // A checkpoint from before there was a choice.
-  std::string old = describe_options(small("satchel", 2));
+  other = small("satchel", 2);
+  other.amp = Amp::none;
+  std::string old = describe_options(other);
   const std::string added = R"(,"tf32":false,"amp":"none")";
   ASSERT_NE(old.find(added), std::string::npos) << old;
   old.erase(old.find(added), added.size());
   EXPECT_FALSE(parse_options(old).tf32);
   EXPECT_EQ(parse_options(old).amp, Amp::none);
-  expect_refused([] { from_name<Amp>("fp16", "train"); }, "[train] amp must be none, bf16, got 'fp16'");
+  expect_refused([] { from_name<Amp>("half", "train"); }, "[train] amp must be auto, none, bf16, fp16, got 'half'");
 }
 
-TEST_F(Train, LearnsInBfloat16) {
+TEST_F(Train, AutomaticTakesFloat16WhereTf32RoundsAsMuch) {
+  TrainOptions o = small("satchel", 2);
+  o.device = "cuda";
+  o.tf32 = true;
+  const FeatureRange usual{true, 3};
+  EXPECT_EQ(o.amp, Amp::automatic);
+  EXPECT_EQ(amp_for(o, usual), Amp::fp16);
+  for (const auto& [largest, expected] : {std::pair{0x1p-8f, Amp::fp16},
+                                          {0x1p8f, Amp::fp16},
+                                          {0x1.fffp-9f, Amp::none},
+                                          {0x1.002p8f, Amp::none},
+                                          {0.0f, Amp::none},
+                                          {std::numeric_limits<float>::infinity(), Amp::none},
+                                          {std::numeric_limits<float>::quiet_NaN(), Amp::none}})
+    EXPECT_EQ(amp_for(o, {true, largest}), expected) << largest;
+  EXPECT_EQ(amp_for(o, FeatureRange{}), Amp::none) << "sparse";
+  const auto changed = [&](const std::function<void(TrainOptions&)>& change) {
+    TrainOptions other = o;
+    change(other);
+    return amp_for(other, usual);
+  };
+  for (const char* method : {"exact", "blockwise", "gact", "satchel,bits=3"})
+    EXPECT_EQ(changed([&](TrainOptions& c) { c.method = parse_method(method); }), Amp::fp16) << method;
+  for (const char* method : {"fp32", "satchel,bits=32", "projection"})
+    EXPECT_EQ(changed([&](TrainOptions& c) { c.method = parse_method(method); }), Amp::none) << method;
+  EXPECT_EQ(changed([](TrainOptions& c) { c.tf32 = false; }), Amp::none);
+  EXPECT_EQ(changed([](TrainOptions& c) { c.device = "cpu"; }), Amp::none);
+  EXPECT_EQ(changed([](TrainOptions& c) { c.shape.norm = Norm::none; }), Amp::none);
+  EXPECT_EQ(changed([](TrainOptions& c) { c.shape.norm = Norm::layer; }), Amp::fp16);
+  for (const Amp amp : {Amp::none, Amp::bf16, Amp::fp16}) EXPECT_EQ(changed([&](TrainOptions& c) { c.amp = amp; }), amp);
+
+  GraphData data = communities();
+  data.features.dense[7] = -123.5f;
+  EXPECT_EQ(range_of(data.features).largest, 123.5f);
+  data.features.dense[9] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(range_of(data.features).largest));
+}
+
+TEST_F(Train, TheScaleOfGradientsFollowsTheLossAndTheMethod) {
   const GraphData data = communities();
-  for (const Conv conv : {Conv::sage, Conv::gcn}) {
+  TrainOptions o = small("satchel", 2);
+  o.shape = shape_for(data, o.shape);
+  o.amp = Amp::fp16;
+  GraphTask task = make_task(data, o);
+  EXPECT_EQ(task.input.x.scalar_type(), at::kHalf);
+  const auto rows = static_cast<double>(task.train.numel());
+  const double scale = gradient_scale(task, o);
+  EXPECT_LE(scale, rows);
+  EXPECT_GT(2 * scale, rows);
+  task.train = at::arange(100000);
+  EXPECT_EQ(gradient_scale(task, o), 65536);
+  task.kind = Task::multi_label;
+  task.labels = at::zeros({100000, 3});
+  EXPECT_EQ(gradient_scale(task, o), 262144);
+  o.method = parse_method("fp32");
+  EXPECT_EQ(gradient_scale(task, o), 4096) << "torch's own weight gradients are float16 too";
+  o.amp = Amp::bf16;
+  EXPECT_EQ(gradient_scale(task, o), 1);
+}
+
+TEST_F(Train, Float16EndsWhereItsRangeEnds) {
+  GraphData data = communities();
+  TrainOptions o = small("satchel", 3);
+  o.amp = Amp::fp16;
+  GraphData large = data;
+  large.features.dense[5] = 1e5f;
+  expect_refused([&] { train_graph(large, o); }, "[train] features in float16 (--amp fp16) must be at most 65504 in size, got 100000");
+  for (float& x : data.features.dense) x = 6e4f;  // 16 of them, times weights up to 1/4 and means: above 65504 in some channel
+  expect_refused([&] { train_graph(data, o); }, "[train] loss and gradients must be finite (satchel; float16's range is small: --amp none");
+}
+
+/// A run that was begun in a type goes on in it, whatever `automatic` would take now.
+TEST_F(Train, AutomaticResumesInTheCheckpointsType) {
+  const GraphData data = communities();
+  TrainOptions o = small("satchel", 6);
+  o.amp = Amp::fp16;
+  const double whole = train_graph(data, o).loss;
+  o.checkpoint = file_;
+  o.epochs = 3;
+  train_graph(data, o);
+  o.epochs = 6;
+  o.resume = true;
+  o.amp = Amp::automatic;
+  const RunResult r = train_graph(data, o);
+  EXPECT_EQ(r.amp, Amp::fp16);
+  EXPECT_EQ(r.loss, whole);
+  o.amp = Amp::none;
+  expect_refused([&] { train_graph(data, o); }, "[resume] amp must be the checkpoint's, \"fp16\", got \"none\"");
+}
+
+TEST_F(Train, LearnsInHalves) {
+  const GraphData data = communities();
+  for (const auto& [conv, amp] :
+       {std::pair{Conv::sage, Amp::bf16}, {Conv::gcn, Amp::bf16}, {Conv::sage, Amp::fp16}, {Conv::gcn, Amp::fp16}}) {
     for (const char* method : {"fp32", "exact", "blockwise", "satchel"}) {
       TrainOptions o = small(method, 40);
       o.shape.conv = conv;
-      o.amp = Amp::bf16;
+      o.amp = amp;
       const RunResult r = train_graph(data, o);
+      EXPECT_EQ(r.amp, amp);
       // Chance is 25 %: far above it, a model has learnt.
       EXPECT_GT(r.test, 70.0) << method;
-      // A·X is kept in bfloat16, where a method caches it.
+      // A·X is kept in 16 bits, where a method caches it.
       EXPECT_EQ(r.cached_bytes, std::string(method) == "satchel" ? kNodes * kFeatures * 2 : 0) << method;
     }
   }
@@ -316,7 +413,21 @@ TEST_F(Train, LearnsInBfloat16) {
 TEST_F(Train, NeverTrainsOnWithALossThatIsNotFinite) {
   GraphData data = communities();
   data.features.dense[0] = std::numeric_limits<float>::quiet_NaN();
-  expect_refused([&] { train_graph(data, small("satchel", 3)); }, "[train] loss must be finite, got nan at epoch 1");
+  expect_refused([&] { train_graph(data, small("satchel", 3)); },
+                 "[train] loss must be finite (satchel; a smaller lr may help), got nan at epoch 1");
+  TrainOptions o = small("fp32", 1);
+  o.lr = 1e30;  // the one step's loss is that of the first weights; products of 1e30 are beyond float32
+  o.checkpoint = file_;
+  expect_refused([&] { train_graph(communities(), o); },
+                 "[train] logits must be finite (fp32; a smaller lr may help), got nan or infinity after epoch 1, the last");
+  o.epochs = 2;
+  o.checkpoint_every = 1;
+  expect_refused([&] { train_graph(communities(), o); }, "got nan or infinity after epoch 1");
+  o.eval_every = 10;  // nothing but the weights themselves tells
+  o.optimizer = Optimizer::sgd;
+  o.lr = 1e300;
+  expect_refused([&] { train_graph(communities(), o); }, "[checkpoint] weights must be finite (nothing goes to ");
+  EXPECT_NE(::access(file_.c_str(), F_OK), 0) << "a run that diverged leaves no checkpoint";
 }
 
 TEST_F(Train, RefusesBadOptionsAndData) {

@@ -1,8 +1,8 @@
 // Softmax and cross entropy of every row in one read and one write: a team of up to 32 threads a row, eight classes a thread in
 // registers (more are read again from the cache). Every thread writes only what it has read itself. Row losses are added in double,
 // thread by thread, then by a tree, so that a run repeats to the bit.
-#include "satchel/kernels/cuda/device.cuh"
 #include "satchel/kernels/cuda/loss.h"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace {
@@ -56,40 +56,46 @@ __device__ inline double block_sum(double v) {
 template <DType type, bool held>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const __grid_constant__ LabelledRows r, void* logits, const int64_t* labels,
                                                                bool write, int lanes, double* partial) {
-  const float share = static_cast<float>(1.0 / static_cast<double>(r.counted));
+  const float share = static_cast<float>(r.scale / static_cast<double>(r.counted));
   const int lane = static_cast<int>(threadIdx.x) % lanes, team = static_cast<int>(threadIdx.x) / lanes, teams = kThreads / lanes;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * teams;
+  const auto label_of = [&](int64_t row) { return row < r.rows ? __ldg(reinterpret_cast<const long long*>(labels) + row) : kIgnored; };
   double sum = 0;
-  // The bound is the same for a whole thread block: no thread leaves while others shuffle.
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * teams; first < r.rows; first += static_cast<int64_t>(gridDim.x) * teams) {
+  int64_t first = static_cast<int64_t>(blockIdx.x) * teams, label = label_of(first + team), next = kIgnored;
+  // The bound is the same for a whole thread block: no thread leaves while others shuffle. Labels are read a row ahead of their use.
+  for (; first < r.rows; first += stride, label = next) {
     const int64_t row = first + team, at = row * r.classes;
-    const int64_t label = row < r.rows ? __ldg(reinterpret_cast<const long long*>(labels) + row) : kIgnored;
+    next = label_of(row + stride);
     const bool counts = label != kIgnored, known = label >= 0 && label < r.classes;
-    float v[kHeld] = {};
-    const auto value = [&](int64_t c, int k) { return held ? v[k] : load(logits, type, at + c); };
-    float most = float_of(0xff800000u), total = 0.0f;
+    float v[kHeld] = {}, most = float_of(0xff800000u), total = 0.0f, own = 0.0f;
+    const auto value = [&](int64_t c, int k) { return held ? v[k] : read1<type>(logits, at + c); };
+    const auto power = [&](int64_t c, int k) { return held ? v[k] : expf(value(c, k) - most); };  // once v holds powers
     if (counts) {
       for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) {
-        if (held) v[k] = load(logits, type, at + c);
+        if (held) v[k] = read1<type>(logits, at + c);
         most = max_nan(most, value(c, k));
       });
     }
     most = team_max(most, lanes);
-    if (counts) for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) { total += expf(value(c, k) - most); });
+    if (counts) {
+      for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) {
+        const float above = value(c, k) - most, e = expf(above);
+        if (c == label) own = above;
+        if (held) v[k] = e;
+        total += e;
+      });
+    }
     total = team_sum(total, lanes);
     if (counts && !known) {
       total = float_of(0x7fc00000u);
       sum = total;
     }
-    if (counts) {
-      for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) {
-        if (c == label) sum += static_cast<double>(logf(total) - (value(c, k) - most));
-      });
-    }
+    if (known && static_cast<int>(label & (lanes - 1)) == lane) sum += static_cast<double>(logf(total) - own);
     if (!write || row >= r.rows) continue;  // what follows is each thread's own
     const float scale = share / total;
     for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) {
-      const float g = counts ? fmaf(expf(value(c, k) - most), scale, c == label ? -share : 0.0f) : 0.0f;
-      store(logits, type, at + c, g);
+      const float g = counts ? fmaf(power(c, k), scale, c == label ? -share : 0.0f) : 0.0f;
+      write1<type>(logits, at + c, g);
     });
   }
   const double all = block_sum(sum);
@@ -103,6 +109,15 @@ __global__ void __launch_bounds__(kThreads) finish_loss(const double* partial, i
   if (threadIdx.x == 0) *loss = static_cast<float>(all / static_cast<double>(counted));
 }
 
+/// Four neighbours at an aligned address.
+template <DType type>
+__device__ inline void write4(void* x, int64_t i, const float (&v)[4]) {
+  if constexpr (type == DType::f32)
+    *reinterpret_cast<float4*>(static_cast<float*>(x) + i) = make_float4(v[0], v[1], v[2], v[3]);
+  else
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(x) + i) = make_uint2(half_pair<type>(v[0], v[1]), half_pair<type>(v[2], v[3]));
+}
+
 template <DType type, bool vector>
 __global__ void __launch_bounds__(kThreads) scale_values(void* x, int64_t values, const float* factor) {
   const float f = __ldg(factor);
@@ -113,10 +128,10 @@ __global__ void __launch_bounds__(kThreads) scale_values(void* x, int64_t values
     if (vector && i + 4 <= values) {
       float v[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) v[j] = load(x, type, i + j) * f;
-      store4<type>(x, i, v);
+      for (int j = 0; j < 4; ++j) v[j] = read1<type>(x, i + j) * f;
+      write4<type>(x, i, v);
     } else {
-      for (int64_t j = i; j < i + kEach && j < values; ++j) store(x, type, j, load(x, type, j) * f);
+      for (int64_t j = i; j < i + kEach && j < values; ++j) write1<type>(x, j, read1<type>(x, j) * f);
     }
   }
 }

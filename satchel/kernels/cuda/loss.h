@@ -12,6 +12,7 @@ constexpr int64_t kIgnored = -100;
 struct LabelledRows {
   int64_t rows = 0, classes = 1;
   int64_t counted = 1;  // rows whose label is not kIgnored: the mean is over these
+  double scale = 1;     // what the gradient is multiplied by: the loss is not
 };
 
 /// *loss = mean cross entropy of the rows that count; with `write` the logits become their gradient, zero in the other rows.

@@ -3,48 +3,22 @@
 // A thread block has all pixels of `tile` neighbouring channels of one sample. A thread reads one line of one window (8 pixels)
 // for 4 channels; lanes 1, 2 and 4 rows apart add the lines up as the window's tree of sums does. The rest's least and most are
 // those of the window less its mean, because rounding keeps order: one look at x gives means and headers. The codes come from a
-// copy of the tile in shared memory that stands in the coding order (channel after channel), or, where maps are too large for
-// that, from x once more, the newest part first.
+// copy of the tile in shared memory that stands in the coding order (channel after channel). Maps too large for that are read twice
+// (low_pass_stream.h).
 #include <algorithm>
 
-#include "satchel/kernels/cuda/low_pass_last.cuh"
+#include "satchel/kernels/cuda/low_pass_stream.h"
+#include "satchel/kernels/cuda/low_pass_tile.cuh"
 
 namespace satchel::cuda {
 namespace {
 
-/// lines: the tile in shared memory, codes from quads of it; values: the same for maps of any size; again: x is read twice.
-enum class Form { lines, values, again };
+/// lines: the tile in shared memory, codes from quads of it; values: the same for maps of any size; stream: x is read twice.
+enum class Form { lines, values, stream };
 
-struct Args {
-  BlockCode code;
+struct Args : Tile {
   const void* x;
-  const uint64_t* seed;
-  uint8_t* codes;
-  void* headers;
-  uint16_t* means;
-  FastDivisor tiles, width, across, map;  // a sample's tiles, a row's pixels and windows, a map's values
-  int channels, height, windows;
-  int tile, pitch;        // channels a tile; values from one of its channels to the next, in shared memory
   int low_log, high_log;  // quads of a pixel in one warp, and such parts of the tile
-  uint32_t means_at;      // bytes of the tile in shared memory
-
-  __device__ int pixels() const { return static_cast<int>(map.divisor); }
-  __device__ int columns() const { return static_cast<int>(width.divisor); }
-};
-
-/// Shared memory: | cells, tile × pitch | means, least, most: tile × windows each | rulers |
-template <DType type>
-struct Shared {
-  Cell<type>* cells;
-  float *mean, *least, *most;
-  BlockRuler* rulers;
-
-  __device__ Shared(uint4* memory, const Args& a)
-      : cells(reinterpret_cast<Cell<type>*>(memory)),
-        mean(reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + a.means_at)),
-        least(mean + a.tile * a.windows),
-        most(least + a.tile * a.windows),
-        rulers(reinterpret_cast<BlockRuler*>(most + a.tile * a.windows)) {}
 };
 
 /// One line of a window: where it starts and how long it is.
@@ -118,7 +92,7 @@ __device__ inline void measure_windows(const Args& a, const Shared<type>& shared
         e.most = max_nan(e.most, __shfl_xor_sync(~0u, e.most, o * lane_step));
       }
       const int channel = 4 * line.quad + k;
-      if (form != Form::again && line.count > 0) put_line<type, form>(shared.cells + channel * a.pitch + at, q, k, line.count);
+      if (line.count > 0) put_line<type, form>(shared.cells + channel * a.pitch + at, q, k, line.count);
       if (line.count == 0 || line.row % kWindow != 0) continue;
       const uint16_t m = to_bf16(flush(sum / static_cast<float>(rows * columns)));
       const float mean = from_bf16(m);
@@ -127,23 +101,6 @@ __device__ inline void measure_windows(const Args& a, const Shared<type>& shared
       shared.least[channel * a.windows + line.window] = e.least - mean;
       shared.most[channel * a.windows + line.window] = e.most - mean;
     }
-  }
-}
-
-/// A warp a channel: its header and ruler from its windows.
-template <int bits, DType type>
-__device__ inline void make_rulers(const Args& a, const Shared<type>& shared, int64_t first_map) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warps = static_cast<int>(blockDim.x / 32);
-  for (int channel = static_cast<int>(threadIdx.x / 32); channel < a.tile; channel += warps) {
-    Extremes e;
-    for (int w = lane; w < a.windows; w += 32) {
-      e.least = min_nan(e.least, shared.least[channel * a.windows + w]);
-      e.most = max_nan(e.most, shared.most[channel * a.windows + w]);
-    }
-    e.reduce_warp();
-    if (lane != 0) continue;
-    shared.rulers[channel] = block_ruler<bits>(e, a.code.header);
-    store_header(a.headers, a.code.header, first_map + channel, shared.rulers[channel].header);
   }
 }
 
@@ -174,67 +131,10 @@ __device__ inline void encode_lines(const Args& a, const Shared<type>& shared, U
   }
 }
 
-/// Maps of 8 values or more: a group of codes lies in one of them, or in two.
-template <int bits, DType type>
-__device__ inline void encode_values(const Args& a, const Shared<type>& shared, UniformSeed seed, int64_t first_group) {
-  const int groups = a.tile * a.pixels() / 8, across = static_cast<int>(a.across.divisor);
-  for (int g = static_cast<int>(threadIdx.x); g < groups; g += static_cast<int>(blockDim.x)) {
-    const Words noise = group_noise(seed, a.code.rounding, first_group + g);
-    const int first = static_cast<int>(a.map.divide(static_cast<uint32_t>(g) * 8)), start = g * 8 - first * a.pixels();
-    int channel = first, row = static_cast<int>(a.width.divide(static_cast<uint32_t>(start))), column = start - row * a.columns();
-    float v[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float mean = shared.mean[channel * a.windows + row / kWindow * across + column / kWindow];
-      v[j] = number_of<type>(shared.cells[channel * a.pitch + row * a.columns() + column]) - mean;
-      if (++column == a.columns()) {
-        column = 0;
-        if (++row == a.height) row = 0, ++channel;
-      }
-    }
-    const int own = a.pixels() - start;  // values of the first map
-    float other[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      other[j] = j < own ? v[7] : v[j];
-      v[j] = j < own ? v[j] : v[0];
-    }
-    uint64_t eight = encode8<bits, true>(v, shared.rulers[first], a.code.levels, noise);
-    if (own < 8) {
-      const uint64_t mask = (uint64_t{1} << (bits * own)) - 1;
-      eight = (eight & mask) | (encode8<bits, true>(other, shared.rulers[first + 1], a.code.levels, noise) & ~mask);
-    }
-    store_codes<bits>(a.codes, first_group + g, eight, 8);
-  }
-}
-
-/// As encode_lines, from x itself.
-template <int bits, DType type>
-__device__ inline void encode_again(const Args& a, const Shared<type>& shared, UniformSeed seed, int64_t base, int64_t first_group) {
-  const int log = a.low_log + a.high_log, per_map = a.pixels() / 8, items = per_map << log;
-  for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
-    const int g = per_map - 1 - (item >> log), quad = item & ((1 << log) - 1);  // from the end, which the caches still hold
-    Quad<type> q[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) q[j] = load_quad<type>(a.x, base + static_cast<int64_t>(g * 8 + j) * a.channels + 4 * quad);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int channel = 4 * quad + k;
-      const int64_t group = first_group + static_cast<int64_t>(channel) * per_map + g;
-      const float2 mean = two_means(a, shared.mean + channel * a.windows, g * 8);
-      float v[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] = number_of<type>(cell_of<type>(q[j], k)) - (j < 4 ? mean.x : mean.y);
-      const Words noise = group_noise(seed, a.code.rounding, group);
-      store_codes<bits>(a.codes, group, encode8<bits, true>(v, shared.rulers[channel], a.code.levels, noise), 8);
-    }
-  }
-}
-
-constexpr int most_threads(Form form) { return form == Form::again ? 1024 : 512; }
+constexpr int kMostThreads = 512;
 
 template <int bits, DType type, Form form>
-__global__ void __launch_bounds__(most_threads(form), form == Form::again ? 1 : 2) encode_tile(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kMostThreads, 2) encode_tile(const __grid_constant__ Args a) {
   extern __shared__ uint4 memory[];
   const Shared<type> shared(memory, a);
   const UniformSeed seed(a.seed);
@@ -247,96 +147,90 @@ __global__ void __launch_bounds__(most_threads(form), form == Form::again ? 1 : 
   const int64_t first_group = first_map * a.pixels() / 8;  // tiles are multiples of 8 maps: whole groups
   if constexpr (form == Form::lines) encode_lines<bits, type>(a, shared, seed, first_group);
   if constexpr (form == Form::values) encode_values<bits, type>(a, shared, seed, first_group);
-  if constexpr (form == Form::again) encode_again<bits, type>(a, shared, seed, base, first_group);
 }
 
 // ---- launch ----------------------------------------------------------------------------------------------------------
 
 struct Choice {
-  Form form = Form::again;
+  Form form = Form::stream;
   int tile = 0, pitch = 0;
   int64_t cells = 0, bytes = 0;  // of shared memory: the tile, and all
 };
 
-constexpr int64_t kSmall = 32 << 10;  // tiles of this size leave a processor room for six and more
-constexpr int64_t kHalf = 112 << 10;  // half of an H200's shared memory
+constexpr int64_t kLargeMap = 512;  // values from which on two reads of whole lines of memory cost less than one of sectors
 
-int64_t most_shared() {
-  int device = 0, bytes = 48 << 10;
-  if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return bytes;
-}
-
-/// The largest tile of at most 64 channels that stays small, else whole sectors (32 bytes a pixel); without a place for these, x is
-/// read twice. Tile 0: none of these serves.
+/// The largest tile of at most 64 channels that stays small, else whole sectors (32 bytes a pixel); large maps, and those without a
+/// place for these, are read twice where that is possible. Tile 0 in another form: none of these serves.
 Choice choose(const LowPassShape& s, int64_t channels, DType type) {
-  const bool by_lines = s.width % 4 == 0 && s.map_values() % 8 == 0;
+  const bool by_lines = s.width % 4 == 0 && s.map_values() % 8 == 0, streams = low_pass_streams(s);
   const int sector = static_cast<int>(32 / size_of(type)), least = channels % sector == 0 ? sector : 8;
-  const int64_t pitch = by_lines ? s.map_values() : s.map_values() | 1, most = std::min(kHalf, most_shared());
-  const auto made = [&](Form form, int tile) {
-    Choice c{form, tile, static_cast<int>(pitch), form == Form::again ? 0 : align_up(tile * pitch * size_of(type)), 0};
-    c.bytes = c.cells + tile * (s.windows() * 12 + static_cast<int64_t>(sizeof(BlockRuler)));
+  const int64_t pitch = by_lines ? s.map_values() : s.map_values() | 1, most = std::min(kHalfShared, most_shared());
+  const auto made = [&](int tile) {
+    Choice c{by_lines ? Form::lines : Form::values, tile, static_cast<int>(pitch), align_up(tile * pitch * size_of(type)), 0};
+    c.bytes = c.cells + shared_after_cells(tile, s.windows());
     return c;
   };
-  const Form staged = by_lines ? Form::lines : Form::values;
+  if (streams && s.map_values() >= kLargeMap) return {};
   for (int tile = 64; tile > least; tile /= 2) {
-    if (const Choice c = made(staged, tile); channels % tile == 0 && c.bytes <= std::min(kSmall, most)) return c;
+    if (const Choice c = made(tile); channels % tile == 0 && c.bytes <= std::min(kSmallTile, most)) return c;
   }
-  if (const Choice c = made(staged, least); c.bytes <= most) return c;
-  if (const Choice c = made(Form::again, least); by_lines && c.bytes <= most) return c;
-  return {};
+  if (const Choice c = made(least); c.bytes <= most) return c;
+  return streams ? Choice{} : Choice{Form::values};
 }
 
 template <int bits, DType type, Form form>
 void launch(const Args& a, const Choice& c, unsigned blocks, cudaStream_t stream) {
-  const auto kernel = encode_tile<bits, type, form>;
-  if (c.bytes > 48 << 10) {
-    const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(c.bytes));
-    if (set != cudaSuccess) fail("low_pass", "the device must have the shared memory", c.bytes);
-  }
-  const int64_t items = static_cast<int64_t>(a.windows) * 8 * (c.tile / 4), turns = ceil_div(items, most_threads(form));
+  allow_shared(encode_tile<bits, type, form>, c.bytes);
+  const int64_t items = static_cast<int64_t>(a.windows) * 8 * (c.tile / 4), turns = ceil_div(items, kMostThreads);
   const unsigned threads = static_cast<unsigned>(ceil_div(ceil_div(items, turns), 32) * 32);
   encode_tile<bits, type, form><<<blocks, threads, static_cast<size_t>(c.bytes), stream>>>(a);
+}
+
+bool is_served(const Choice& c) { return c.form == Form::stream || c.tile > 0; }
+
+void encode_stream(const LowPassParts& to, const void* x, DType type, const uint64_t* seed, void* scratch, StreamHandle stream) {
+  low_pass_stream_measure(to, x, type, nullptr, scratch, stream);
+  low_pass_stream_encode(to, x, type, {nullptr, {}, nullptr, nullptr}, seed, stream);
 }
 
 }  // namespace
 
 bool low_pass_last_encodes(const LowPassShape& s, const BlockCode& code, int64_t channels, const void* x, DType type) {
-  return fits_last(s, code, channels, x) && s.map_values() >= 8 && choose(s, channels, type).tile > 0;
+  return fits_last(s, code, channels, x) && s.map_values() >= 8 && is_served(choose(s, channels, type));
+}
+
+int64_t low_pass_last_scratch_bytes(const LowPassShape& s, int64_t channels, DType type) {
+  return s.maps > 0 && choose(s, channels, type).form == Form::stream ? low_pass_stream_scratch_bytes(s, channels, false) : 0;
 }
 
 void low_pass_last_encode(const LowPassShape& s, const BlockCode& code, int64_t channels, const void* x, DType type, const uint64_t* seed,
-                          uint8_t* codes, void* headers, uint16_t* means, StreamHandle stream) {
+                          uint8_t* codes, void* headers, uint16_t* means, void* scratch, StreamHandle stream) {
   if (code.grid.values == 0) return;
   const Choice c = choose(s, channels, type);
+  if (c.form == Form::stream) return encode_stream({s, code, channels, codes, headers, means}, x, type, seed, scratch, stream);
   const int quads = c.tile / 4, low = std::min(quads, 4);
-  const Args a = {code,
-                  x,
-                  seed,
-                  codes,
-                  headers,
-                  means,
-                  FastDivisor(static_cast<uint32_t>(channels / c.tile)),
-                  FastDivisor(static_cast<uint32_t>(s.width)),
-                  FastDivisor(static_cast<uint32_t>(ceil_div(s.width, kWindow))),
-                  FastDivisor(static_cast<uint32_t>(s.map_values())),
-                  static_cast<int>(channels),
-                  static_cast<int>(s.height),
-                  static_cast<int>(s.windows()),
-                  c.tile,
-                  c.pitch,
-                  log2_up(low),
-                  log2_up(quads / low),
-                  static_cast<uint32_t>(c.cells)};
+  const Tile tile = {code,
+                     seed,
+                     codes,
+                     headers,
+                     means,
+                     FastDivisor(static_cast<uint32_t>(channels / c.tile)),
+                     FastDivisor(static_cast<uint32_t>(s.width)),
+                     FastDivisor(static_cast<uint32_t>(ceil_div(s.width, kWindow))),
+                     FastDivisor(static_cast<uint32_t>(s.map_values())),
+                     static_cast<int>(channels),
+                     static_cast<int>(s.height),
+                     static_cast<int>(s.windows()),
+                     c.tile,
+                     c.pitch,
+                     static_cast<uint32_t>(c.cells)};
+  const Args a = {tile, x, log2_up(low), log2_up(quads / low)};
   const unsigned blocks = grid_size(s.maps / c.tile);
   const auto st = static_cast<cudaStream_t>(stream);
   with_type(type, [&](auto t) {
     with_few_bits(code.levels.bits, [&](auto bits) {
-      switch (c.form) {
-        case Form::lines: return launch<bits(), t(), Form::lines>(a, c, blocks, st);
-        case Form::values: return launch<bits(), t(), Form::values>(a, c, blocks, st);
-        case Form::again: return launch<bits(), t(), Form::again>(a, c, blocks, st);
-      }
+      if (c.form == Form::lines) return launch<bits(), t(), Form::lines>(a, c, blocks, st);
+      return launch<bits(), t(), Form::values>(a, c, blocks, st);
     });
   });
   check_launch("low_pass");

@@ -44,6 +44,17 @@ __device__ inline float tree8(const float (&v)[8]) { return ((v[0] + v[1]) + (v[
 
 constexpr int kMostBits = 4;  // more are rare: they take the copy
 
+/// 1 + code / 2^bits of value j of 8: a code in the mantissa's first bits is a number without a conversion.
+template <int bits>
+__device__ inline float level_of(uint32_t eight, int j) {
+  constexpr int kPlace = 23 - bits;
+  const uint32_t there = j * bits <= kPlace ? eight << (kPlace - j * bits) : eight >> (j * bits - kPlace);
+  return __uint_as_float((there & ((1u << bits) - 1) << kPlace) | 0x3f800000u);
+}
+
+/// Of usual size: make_ruler()'s scale is 1, a subnormal cannot be told from 0, and no value of the block is subnormal or overflows.
+__device__ inline bool is_usual(const Header& h) { return h.step >= 0x1p-40f && h.step <= 0x1p60f && fabsf(h.low) <= 0x1p61f; }
+
 /// Calls f with `bits` (1..kMostBits) as an integral constant.
 template <class F>
 void with_few_bits(int bits, F&& f) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "satchel/kernels/cuda/low_pass_last.cuh"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace {
@@ -29,10 +30,29 @@ __device__ inline float value_at(uint32_t code, const Header& h, float mean) {
   return is_poisoned(h) || v != v ? __uint_as_float(kCanonicalNaN) : v;
 }
 
+/// The same where the header is of usual size, from level_of().
 template <int bits>
-__device__ inline uint64_t load_eight(const uint8_t* codes, int64_t group) {
+__device__ inline float usual_value(float level, const Header& h, float mean) {
+  constexpr float kCodes = 1 << bits;
+  return fmaf(fmaf(level, kCodes, -kCodes), h.step, h.low) + mean;  // the inner product is exact: the code
+}
+
+template <int bits>
+__device__ inline uint32_t load_eight(const uint8_t* codes, int64_t group) {
   if constexpr (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(codes) + group);
-  return load_four<bits>(codes, 2 * group) | static_cast<uint64_t>(load_four<bits>(codes, 2 * group + 1)) << (4 * bits);
+  return load_four<bits>(codes, 2 * group) | load_four<bits>(codes, 2 * group + 1) << (4 * bits);
+}
+
+/// Four channels of a pixel. `usual`: all of them finite.
+template <DType type>
+__device__ inline void put_quad(void* x, int64_t i, const float (&v)[4], bool usual) {
+  if constexpr (type == DType::bf16) {
+    if (usual) {  // the processor's own rounding
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(x) + i) = make_uint2(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]));
+      return;
+    }
+  }
+  store4<type>(x, i, v);
 }
 
 /// Windows of the 8 pixels from p on.
@@ -61,21 +81,27 @@ __global__ void __launch_bounds__(kThreads) decode_groups(const __grid_constant_
   int window[8];
   windows_from<by_fours>(a, g * 8, window);
   float v[8][4];
+  bool all_usual = true;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const Header h = load_header(a.headers, a.header, map + k);
-    const uint64_t eight = load_eight<bits>(a.codes, (map + k) * static_cast<int64_t>(a.groups.divisor) + g);
+    const uint32_t eight = load_eight<bits>(a.codes, (map + k) * static_cast<int64_t>(a.groups.divisor) + g);
     const uint16_t* means = a.means + (map + k) * a.windows();
-    float mean = 0.0f;
+    float mean[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      if (!by_fours || j % 4 == 0) mean = from_bf16(__ldg(means + window[j]));
-      v[j][k] = value_at(static_cast<uint32_t>(eight >> (bits * j)) & ((1u << bits) - 1), h, mean);
+    for (int j = 0; j < 8; ++j) mean[j] = by_fours && j % 4 != 0 ? mean[j - 1] : from_bf16(__ldg(means + window[j]));
+    if (is_usual(h)) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j][k] = usual_value<bits>(level_of<bits>(eight, j), h, mean[j]);
+    } else {
+      all_usual = false;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j][k] = value_at(eight >> (bits * j) & ((1u << bits) - 1), h, mean[j]);
     }
   }
   const int64_t at = (static_cast<int64_t>(sample) * a.pixels + g * 8) * a.channels + channel;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) store4<type>(a.x, at + static_cast<int64_t>(j) * a.channels, v[j]);
+  for (int j = 0; j < 8; ++j) put_quad<type>(a.x, at + static_cast<int64_t>(j) * a.channels, v[j], all_usual);
 }
 
 /// All pixels of a tile of channels a thread block, for maps of any size: codes and means through shared memory.
@@ -97,6 +123,7 @@ __global__ void __launch_bounds__(kThreads) decode_tile(const __grid_constant__ 
   Header h[4];
 #pragma unroll
   for (int k = 0; k < 4; ++k) h[k] = load_header(a.headers, a.header, first_map + 4 * quad + k);
+  const bool usual = is_usual(h[0]) && is_usual(h[1]) && is_usual(h[2]) && is_usual(h[3]);
   __syncthreads();
   const int64_t base = sample * a.pixels * a.channels + (first_map - sample * a.channels) + 4 * quad;
   for (int p = me >> a.quad_log; p < a.pixels; p += threads >> a.quad_log) {
@@ -106,9 +133,10 @@ __global__ void __launch_bounds__(kThreads) decode_tile(const __grid_constant__ 
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const float own = k == 0 ? m.x : k == 1 ? m.y : k == 2 ? m.z : m.w;
-      v[k] = value_at(get_code(codes, bits, (4 * quad + k) * a.pixels + p), h[k], own);
+      const uint32_t code = get_code(codes, bits, (4 * quad + k) * a.pixels + p);
+      v[k] = usual ? usual_value<bits>(level_of<bits>(code, 0), h[k], own) : value_at(code, h[k], own);
     }
-    store4<type>(a.x, base + static_cast<int64_t>(p) * a.channels, v);
+    put_quad<type>(a.x, base + static_cast<int64_t>(p) * a.channels, v, usual);
   }
 }
 

@@ -224,8 +224,14 @@ void mixed_measure(const MixedCode& code, const void* x, DType type, F32Header* 
       measure_blocks<t(), false><<<blocks_for(blocks * 32), kThreads, 0, s>>>(Sizes(code), x, ranges, blocks);
   });
   check_launch("mixed_measure");
+  mixed_squares(code, ranges, squares, stream);
+}
+
+void mixed_squares(const MixedCode& code, const F32Header* ranges, double* squares, StreamHandle stream) {
+  if (code.samples == 0) return;
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   sum_ranges<<<blocks_for(code.samples * 32), kThreads, 0, s>>>(ranges, code.samples, code.blocks(), squares);
-  check_launch("mixed_measure");
+  check_launch("mixed_squares");
 }
 
 void mixed_encode(const MixedCode& code, const void* x, DType type, const uint64_t* seed, const F32Header* ranges, uint8_t* bytes,

@@ -11,6 +11,8 @@ namespace satchel::cuda {
 
 /// Extremes of every block, as F32Header, and ‖R_n‖² of every sample.
 void mixed_measure(const MixedCode&, const void* x, DType, F32Header* ranges, double* squares, StreamHandle);
+/// ‖R_n‖² from extremes that stand already.
+void mixed_squares(const MixedCode&, const F32Header* ranges, double* squares, StreamHandle);
 /// The samples' shares into `bytes`; `weights` may be null. One thread block.
 void mixed_share(const MixedCode&, const double* squares, const float* weights, uint8_t* bytes, StreamHandle);
 /// Codes and headers; the shares stand in `bytes`, which starts at a multiple of 16.

@@ -7,6 +7,8 @@
 #include "satchel/kernels/cuda/norm_act_product.h"
 #include "satchel/kernels/cuda/norm_add.h"
 #include "satchel/kernels/cuda/norm_block.h"
+#include "satchel/kernels/cuda/norm_low_pass.h"
+#include "satchel/kernels/cuda/norm_map.h"
 #include "satchel/kernels/cuda/norm_rows.h"
 #include "satchel/kernels/cuda/pool.h"
 #include "satchel/kernels/cuda/project_product.h"
@@ -25,6 +27,9 @@ void side_encode(const SideCode&, const void*, DType, Channel*, const uint64_t*,
   missing("side_encode");
 }
 void side_decode(const SideCode&, const uint8_t*, const Channel*, const void*, void*, DType, StreamHandle) { missing("side_decode"); }
+void side_decode_third(const SideCode&, const ThirdBits&, const uint8_t*, const void*, int64_t, int64_t, void*, DType, StreamHandle) {
+  missing("side_decode");
+}
 void mask(const void*, DType, int64_t, uint8_t*, StreamHandle) { missing("mask"); }
 void unmask(const uint8_t*, int64_t, uint8_t*, StreamHandle) { missing("unmask"); }
 int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&, const void*) { missing("low_pass"); }
@@ -56,18 +61,19 @@ void column_moments(const void*, DType, int64_t, int64_t, const Moments&, void*,
 bool norm_act_fits(const SideCode&) { return false; }
 int64_t norm_act_scratch_bytes(const SideCode&) { missing("norm_act_encode"); }
 void norm_act_encode(const SideCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, uint8_t*, void*, void*,
-                     StreamHandle) {
+                     StreamHandle, const ThirdBits&) {
   missing("norm_act_encode");
 }
-void norm_act_sums(const SideCode&, const Chain&, const void*, DType, const uint8_t*, const uint64_t*, float*, float*, void*,
-                   StreamHandle) {
+void norm_act_sums(const SideCode&, const Chain&, const void*, DType, const uint8_t*, const uint64_t*, float*, float*, void*, StreamHandle,
+                   const ThirdBits&) {
   missing("norm_act_sums");
 }
 void norm_act_back(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, const float*, const float*, const float*, void*, DType,
-                   StreamHandle) {
+                   StreamHandle, const ThirdBits&) {
   missing("norm_act_back");
 }
-void norm_act_input(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, int64_t, int64_t, void*, DType, StreamHandle) {
+void norm_act_input(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, int64_t, int64_t, void*, DType, StreamHandle,
+                    const ThirdBits&) {
   missing("norm_act_input");
 }
 int64_t cross_entropy_scratch_bytes() { missing("cross_entropy"); }
@@ -87,7 +93,18 @@ void norm_block_back(const BlockCode&, const Chain&, const NormParameters&, cons
                      const float*, void*, DType, StreamHandle) {
   missing("norm_block");
 }
-bool project_product_fits(const Projection&, const BlockCode&, DType, int64_t) { return false; }
+bool norm_map_fits(const NormMapCode&) { return false; }
+int64_t norm_map_scratch_bytes() { missing("norm_map"); }
+void norm_map_measure(const NormMapCode&, const void*, DType, const NormParameters&, F32Header*, StreamHandle) { missing("norm_map"); }
+void norm_map_encode(const NormMapCode&, const NormMapPass&, DType, const NormParameters&, const uint64_t*, StreamHandle) {
+  missing("norm_map");
+}
+void norm_map_sums(const NormMapCode&, const uint8_t*, const void*, DType, float*, float*, void*, StreamHandle) { missing("norm_map"); }
+void norm_map_back(const NormMapCode&, const uint8_t*, const void*, DType, const float*, const float*, const float*, const float*,
+                   const NormMapGradients&, StreamHandle) {
+  missing("norm_map");
+}
+bool project_product_fits(const Projection&, const BlockCode&, int64_t) { return false; }
 int64_t project_product_scratch_bytes(const Projection&, int64_t) { missing("project_product"); }
 void project_product(const Projection&, const BlockCode&, const uint8_t*, const void*, const uint64_t*, const void*, DType, int64_t, float*,
                      void*, StreamHandle) {
@@ -100,9 +117,25 @@ void norm_act_product(const SideCode&, const Chain&, const uint8_t*, const uint6
 }
 void advance_seed(uint64_t*, StreamHandle) { missing("advance_seed"); }
 bool low_pass_last_encodes(const LowPassShape&, const BlockCode&, int64_t, const void*, DType) { missing("low_pass"); }
+int64_t low_pass_last_scratch_bytes(const LowPassShape&, int64_t, DType) { missing("low_pass"); }
 void low_pass_last_encode(const LowPassShape&, const BlockCode&, int64_t, const void*, DType, const uint64_t*, uint8_t*, void*, uint16_t*,
-                          StreamHandle) {
+                          void*, StreamHandle) {
   missing("low_pass");
+}
+bool norm_low_pass_fits(const LowPassParts&, DType) { return false; }
+int64_t norm_low_pass_scratch_bytes(const LowPassParts&) { missing("norm_low_pass"); }
+void norm_low_pass_measure(const LowPassParts&, const void*, DType, const Moments&, void*, StreamHandle) { missing("norm_low_pass"); }
+void norm_low_pass_encode(const LowPassParts&, const void*, const void*, DType, const NormParameters&, const uint64_t*, uint8_t*, void*,
+                          StreamHandle) {
+  missing("norm_low_pass");
+}
+void norm_low_pass_sums(const LowPassParts&, const void*, DType, const uint8_t*, const NormParameters&, float*, float*, void*,
+                        StreamHandle) {
+  missing("norm_low_pass");
+}
+void norm_low_pass_back(const LowPassParts&, const void*, DType, const uint8_t*, const NormParameters&, const float*, const float*, void*,
+                        void*, StreamHandle) {
+  missing("norm_low_pass");
 }
 bool low_pass_last_decodes(const LowPassShape&, const BlockCode&, int64_t, const void*, DType) { missing("low_pass"); }
 void low_pass_last_decode(const LowPassShape&, const BlockCode&, int64_t, const uint8_t*, const void*, const uint16_t*, void*, DType,
@@ -112,6 +145,7 @@ void low_pass_last_decode(const LowPassShape&, const BlockCode&, int64_t, const 
 void low_pass_means(const LowPassShape&, const void*, DType, uint16_t*, StreamHandle) { missing("low_pass"); }
 void low_pass_spread(const LowPassShape&, const uint16_t*, void*, DType, StreamHandle) { missing("low_pass"); }
 void mixed_measure(const MixedCode&, const void*, DType, F32Header*, double*, StreamHandle) { missing("pack_mixed"); }
+void mixed_squares(const MixedCode&, const F32Header*, double*, StreamHandle) { missing("pack_mixed"); }
 void mixed_share(const MixedCode&, const double*, const float*, uint8_t*, StreamHandle) { missing("pack_mixed"); }
 void mixed_encode(const MixedCode&, const void*, DType, const uint64_t*, const F32Header*, uint8_t*, StreamHandle) {
   missing("pack_mixed");

@@ -1,11 +1,13 @@
-// What the fused passes of norm → activation → dropout share (theory.md 10): one-sided codes of 2 bits, rows × channels of fp32, bf16 or
-// f16.
+// What the fused passes of norm → activation → dropout share (theory.md 10): one-sided codes of 2 or 3 bits, rows × channels of fp32, bf16
+// or f16.
 //
 //   block of 256 values = one warp and step    lane   0        1              31
 //                                              value 0 … 7   8 … 15   …   248 … 255
 //
 // A thread block takes blocks b, b + grid, b + 2·grid, … and 256·grid is a multiple of the channels: whatever the warp and the step,
 // lane l always meets the same eight channels. Their numbers stand in a table in shared memory or in registers.
+//
+// `wide` kernels serve 3 bits, and samples of 3 bits among those of 2 (ThirdBits): a warp's block has one or the other.
 #pragma once
 
 #include "satchel/kernels/cuda/side.cuh"
@@ -26,6 +28,14 @@ inline int64_t walk_blocks(int64_t channels, int64_t blocks) {
   return wanted < most ? wanted : most;
 }
 
+/// Throws unless blocks fill the samples, of which some have 3 bits in place of 2.
+inline void check_third(const SideCode& code, const ThirdBits& third, const char* op) {
+  if (code.table.bits != 2 || third.table.bits != 3) fail(op, "third bits stand beside codes of 2", code.table.bits);
+  if (third.sample < kBlock || third.sample % kBlock != 0 || code.grid.values % third.sample != 0) {
+    fail(op, "a sample must be whole blocks of 256 values", third.sample);
+  }
+}
+
 /// Parts of the packed bytes.
 struct Parts {
   uint8_t* codes;
@@ -39,8 +49,9 @@ inline Parts parts_of(const SideCode& code, const uint8_t* bytes) {
   return {start + at.codes, start + at.headers, reinterpret_cast<Channel*>(start + at.channels)};
 }
 
-inline void check_fit(const SideCode& code, const void* bytes, const char* op) {
+inline void check_fit(const SideCode& code, const void* bytes, const char* op, const ThirdBits& third = {}) {
   if (!norm_act_fits(code)) fail(op, "norm_act_fits must be true of the code");
+  if (third.slots != nullptr) check_third(code, third, op);
   if (!is_aligned(bytes)) fail(op, "packed bytes must start at a multiple of 16");
 }
 
@@ -69,6 +80,79 @@ __device__ inline uint32_t load_eight(const uint8_t* codes, int64_t group, int64
   uint32_t eight = 0;
   for (int k = 0; k * 4 < rest; ++k) eight |= static_cast<uint32_t>(__ldg(codes + group * 2 + k)) << (8 * k);
   return eight;
+}
+
+/// Codes of eight values: bits 0 and 1 of each, two a value, and bit 2 of each.
+struct Codes {
+  uint32_t two = 0, third = 0;
+  bool three = false;  // they have 3 bits
+
+  /// The same as a stream of 3 bits a value, and out of one.
+  __device__ inline uint32_t joined() const {
+    uint32_t eight = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) eight |= at(j) << (3 * j);
+    return eight;
+  }
+  __device__ inline void split(uint32_t eight) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) put(j, eight >> (3 * j) & 7);
+  }
+  __device__ inline uint32_t at(int j) const { return (two >> (2 * j) & 3) | (third >> j & 1) << 2; }
+  __device__ inline void put(int j, uint32_t code) { two |= (code & 3) << (2 * j), third |= code >> 2 << j; }
+  __device__ inline bool is_on(int j) const { return three ? at(j) >= 2 : (two >> (2 * j) & 3) != 0; }
+};
+
+/// Where codes of 3 bits stand.
+struct Wide {
+  SideTable table;
+  const int32_t* slots;  // null: a stream of 3 bits, no plane
+  uint8_t* plane;
+  uint32_t sample;  // blocks of 256
+
+  __host__ __device__ inline Wide(const SideTable& own, const ThirdBits& third)
+      : table(third.slots == nullptr ? own : third.table),
+        slots(third.slots),
+        plane(third.plane),
+        sample(static_cast<uint32_t>(third.sample / kBlock)) {}
+
+  /// The place of a block's sample; −1: it has 2 bits.
+  __device__ inline int32_t slot(uint32_t block) const { return slots == nullptr ? 0 : __ldg(slots + block / sample); }
+  /// Bit 2 of eight codes of that sample.
+  __device__ inline uint8_t* at(int64_t group, uint32_t block, int32_t slot) const {
+    return plane + (static_cast<int64_t>(slot) - block / sample) * sample * (kBlock / 8) + group;
+  }
+
+  __device__ inline Codes load(const uint8_t* codes, int64_t group, uint32_t block, int64_t values) const {
+    Codes c;
+    const int32_t own = slot(block);
+    c.three = own >= 0;
+    if (slots == nullptr) {
+      const int64_t rest = values - group * 8;
+      const int bytes = rest >= 8 ? 3 : static_cast<int>(ceil_div(rest * 3, 8));
+      uint32_t eight = 0;
+#pragma unroll
+      for (int k = 0; k < 3; ++k) eight |= k < bytes ? static_cast<uint32_t>(__ldg(codes + group * 3 + k)) << (8 * k) : 0;
+      c.split(eight);
+    } else {
+      c.two = load_eight(codes, group, values);
+      if (c.three) c.third = __ldg(at(group, block, own));
+    }
+    return c;
+  }
+  /// All eight exist.
+  __device__ inline void store(uint8_t* codes, int64_t group, uint32_t block, const Codes& c) const {
+    if (slots == nullptr) return store_codes<3>(codes, group, c.joined(), 8);
+    store_codes<2>(codes, group, c.two, 8);
+    if (c.three) *at(group, block, slot(block)) = static_cast<uint8_t>(c.third);
+  }
+};
+
+/// Eight codes, of 2 bits in kernels that are not wide.
+template <bool wide>
+__device__ inline Codes load_codes(const Wide& w, const uint8_t* codes, int64_t group, uint32_t block, int64_t values) {
+  if constexpr (wide) return w.load(codes, group, block, values);
+  return {load_eight(codes, group, values), 0, false};
 }
 
 /// chain_factor() of kernels/chain.h, eight at a time. Every thread of the warp must construct it.
@@ -108,7 +192,8 @@ struct Dropout {
 /// Four channels as decoding needs them: side_value_of() of core/side.h for one off code and three on.
 struct Decoder {
   float threshold[4], off[4];
-  uint32_t falling;  // a bit a channel: γ < 0
+  uint32_t falling;   // a bit a channel: γ < 0
+  uint32_t flat = 0;  // … γ = 0; read by wide kernels alone
 
   /// Value j of the four whose codes stand in `codes` from bit 0 on; `poisoned` where the block's range is.
   __device__ inline float value(int j, uint32_t codes, const side::Bounds& b, bool poisoned, const SideTable& t) const {
@@ -117,6 +202,31 @@ struct Decoder {
     const float middle = fabsf(length) > b.usual ? t.on_long[1] : t.on_short[1];
     const float v = flush(fmaf(code == 1 ? 0.0f : code == 2 ? middle : 1.0f, length, from));
     return poisoned ? __uint_as_float(kCanonicalNaN) : code == 0 ? off[j] : v;
+  }
+
+  /// The same for two off codes and six on.
+  __device__ inline float wide_value(int j, uint32_t code, const side::Bounds& b, bool poisoned, const SideTable& t) const {
+    const bool up = (flat >> j & 1) != 0 || (code >= 2) != ((falling >> j & 1) != 0);
+    const float from = fminf(fmaxf(threshold[j], b.low), b.high), length = (up ? b.high : b.low) - from;
+    const bool is_long = fabsf(length) > b.usual;
+    float level = code == 1 || code == 2 ? 0.0f : 1.0f;
+#pragma unroll
+    for (int i = 1; i < 5; ++i) level = code == static_cast<uint32_t>(i + 2) ? (is_long ? t.on_long[i] : t.on_short[i]) : level;
+    const float v = flush(fmaf(level, length, from));
+    return poisoned ? __uint_as_float(kCanonicalNaN) : v;
+  }
+
+  /// Values 4·half … 4·half + 3 of eight codes.
+  template <bool wide>
+  __device__ inline void decode(const Codes& c, int half, const side::Bounds& b, bool poisoned, const SideTable& t, const Wide& w,
+                                float (&x)[4]) const {
+    if (wide && c.three) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[k] = wide_value(k, c.at(4 * half + k), b, poisoned, w.table);
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[k] = value(k, c.two >> (8 * half), b, poisoned, t);
+    }
   }
 };
 
@@ -147,12 +257,22 @@ struct ChannelTables {
     for (int j = 0; j < 8; ++j) bits |= (own[j] < 0.0f ? 1u : 0u) << j;
     return bits;
   }
+  /// … is zero.
+  __device__ inline uint32_t flat(int lane) const {
+    float own[8];
+    gamma.get(lane, own);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) bits |= (own[j] == 0.0f ? 1u : 0u) << j;
+    return bits;
+  }
 
-  __device__ inline Decoder decoder(int lane, int half, uint32_t falling) const {
+  __device__ inline Decoder decoder(int lane, int half, uint32_t falling, uint32_t flat = 0) const {
     Decoder d;
     threshold.get_half(lane, half, d.threshold);
     off.get_half(lane, half, d.off);
     d.falling = falling >> (4 * half);
+    d.flat = flat >> (4 * half);
     return d;
   }
 };

@@ -20,6 +20,7 @@ struct Forward {
   float2* partial;  // off sums and counts, 256 a thread block
   float* tail;      // x̂ of the last, broken block
   DType type;       // of h and z
+  Wide wide;
 };
 
 /// −β/γ as pack_side() has it.
@@ -89,19 +90,45 @@ __device__ inline void encode4(const float (&x)[8], const Gates& g, const side::
   }
 }
 
-/// The same four: codes into `eight`, then z in the place of x.
-template <int half>
+/// … for two off codes and six on codes.
+template <bool usual, int half>
+__device__ inline void encode4_wide(const float (&x)[8], const Gates& g, const side::Bounds& b, const SideTable& t, const Words& noise,
+                                    Codes& c, side::OffSums& s) {
+#pragma unroll
+  for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+    const float v = flush_signed(x[j]), u = side::uniform_at(noise, j);
+    const bool on = fmaf(g.gamma[k], v, g.beta[k]) > 0.0f;
+    const side::Reach r =
+        usual ? side::Reach{g.threshold[k], on ? b.high : b.low} : side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, on);
+    const float d = fabsf(v - r.from), length = fabsf(r.far - r.from);
+    const bool is_long = length > b.usual;
+    const uint32_t passing = side::level_code<6>(2, 1, d, length, is_long, t.on_short, t.on_long, u);
+    const uint32_t blocked = side::level_code<2>(1, ~0u, d, length, is_long, t.off_short, t.off_long, u);
+    c.put(j, on ? passing : blocked);
+    s.sum[j] += on ? 0.0f : v;
+    s.count[j] += on ? 0.0f : 1.0f;
+  }
+}
+
+/// The same four: their codes, then z in the place of x.
+template <bool wide, int half>
 __device__ inline void code_and_pass(const ForwardTables& table, int lane, bool is_usual, const side::Bounds& b, const SideTable& t,
-                                     const Words& noise, const Dropout& dropout, const Words& kept, float (&x)[8], uint32_t& eight,
+                                     const Wide& w, const Words& noise, const Dropout& dropout, const Words& kept, float (&x)[8], Codes& c,
                                      side::OffSums& s) {
   Gates g;
   table.threshold.get_half(lane, half, g.threshold);
   table.gamma.get_half(lane, half, g.gamma);
   table.beta.get_half(lane, half, g.beta);
-  if (is_usual)
-    encode4<true, half>(x, g, b, t, noise, eight, s);
-  else
-    encode4<false, half>(x, g, b, t, noise, eight, s);
+  if (wide && c.three) {
+    if (is_usual)
+      encode4_wide<true, half>(x, g, b, w.table, noise, c, s);
+    else
+      encode4_wide<false, half>(x, g, b, w.table, noise, c, s);
+  } else if (is_usual) {
+    encode4<true, half>(x, g, b, t, noise, c.two, s);
+  } else {
+    encode4<false, half>(x, g, b, t, noise, c.two, s);
+  }
 #pragma unroll
   for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
     const float y = fmaf(g.gamma[k], x[j], g.beta[k]);
@@ -137,7 +164,7 @@ __device__ inline void keep_tail(const Forward& a) {
 }
 
 /// Blocks of 256 values, one a warp and step, whole ones only; thread blocks, warps and steps as side_encode.cu has them.
-template <DType type, bool vector>
+template <DType type, bool vector, bool wide>
 __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_constant__ Forward a) {
   __shared__ ForwardTables table;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -165,10 +192,15 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     const side::Bounds b(r);
     const bool is_usual = usual.covers(b);
     const Words noise = group_noise(seed, a.code.rounding, group), kept = dropout.draw(group);
-    uint32_t eight = 0;
-    code_and_pass<0>(table, lane, is_usual, b, a.code.table, noise, dropout, kept, x, eight, off);
-    code_and_pass<1>(table, lane, is_usual, b, a.code.table, noise, dropout, kept, x, eight, off);
-    store_codes<2>(a.to.codes, group, is_poisoned(r) ? 0 : eight, 8);
+    Codes c;
+    if constexpr (wide) c.three = a.wide.slot(block) >= 0;
+    code_and_pass<wide, 0>(table, lane, is_usual, b, a.code.table, a.wide, noise, dropout, kept, x, c, off);
+    code_and_pass<wide, 1>(table, lane, is_usual, b, a.code.table, a.wide, noise, dropout, kept, x, c, off);
+    if (is_poisoned(r)) c.two = c.third = 0;
+    if constexpr (wide)
+      a.wide.store(a.to.codes, group, block, c);
+    else
+      store_codes<2>(a.to.codes, group, c.two, 8);
     write8<type, vector>(a.z, group * 8, x);
   }
   write_sums(off, a.partial + static_cast<int64_t>(blockIdx.x) * kBlock);
@@ -177,8 +209,9 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
 /// The broken block by the definition, and zeros between the parts of the packed bytes. One warp.
 __device__ inline void finish_tail(const Forward& a) {
   const int lane = static_cast<int>(threadIdx.x);
+  const int bits = a.code.table.bits;
   const int64_t n = a.code.grid.values, whole = n / kBlock * kBlock, blocks = a.code.grid.blocks();
-  for (int64_t i = code_bytes(n, 2) + lane; i < a.at.headers; i += 32) a.bytes[i] = 0;
+  for (int64_t i = code_bytes(n, bits) + lane; i < a.at.headers; i += 32) a.bytes[i] = 0;
   for (int64_t i = a.at.headers + blocks * header_bytes(a.code.header) + lane; i < a.at.channels; i += 32) a.bytes[i] = 0;
   if (whole == n) return;
   const UniformSeed seed(a.seed);
@@ -199,10 +232,13 @@ __device__ inline void finish_tail(const Forward& a) {
     const int64_t at = channel_of(first + j, a.code.channels);
     const float x = a.tail[first + j - whole], gamma = a.affine.gamma[at], beta = a.affine.beta[at], y = fmaf(gamma, x, beta);
     const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
-    if (!is_poisoned(r)) eight |= side_code_of(x, c, r, a.code.table, noise_of(noise, j)) << (2 * j);
+    if (!is_poisoned(r)) eight |= side_code_of(x, c, r, a.code.table, noise_of(noise, j)) << (bits * j);
     write_any(a.z, a.type, first + j, chain_output(y, dropout.factor(kept, j, y > 0.0f)));
   }
-  store_codes<2>(a.to.codes, group, eight, count);
+  if (bits == 2)
+    store_codes<2>(a.to.codes, group, eight, count);
+  else
+    store_codes<3>(a.to.codes, group, eight, count);
 }
 
 constexpr int kFinishWarps = 32;
@@ -237,7 +273,7 @@ __global__ void __launch_bounds__(kFinishWarps * 32) finish_encode(const __grid_
   __syncthreads();
   if (warp != 0 || c >= channels) return;
   for (int w = 1; w < kFinishWarps; ++w) total.x += shared[w][lane].x, total.y += shared[w][lane].y;
-  own.off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
+  if (a.code.table.off == 1) own.off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
   a.to.channels[c] = own;
 }
 
@@ -245,7 +281,7 @@ __global__ void __launch_bounds__(kFinishWarps * 32) finish_encode(const __grid_
 }  // namespace norm_act
 
 bool norm_act_fits(const SideCode& code) {
-  return code.table.side == Side::one_sided && code.table.bits == 2 && code.table.off == 1 && code.channels > 0 &&
+  return code.table.side == Side::one_sided && (code.table.bits == 2 || code.table.bits == 3) && code.channels > 0 &&
          (code.inner == 1 || code.channels == 1) && code.grid.values % code.channels == 0 &&
          side::fixed_blocks(code, true, norm_act::kBlock, norm_act::kWalkBlocks) > 0;
 }
@@ -257,19 +293,24 @@ int64_t norm_act_scratch_bytes(const SideCode&) {
 }
 
 void norm_act_encode(const SideCode& code, const Chain& chain, const void* h, DType type, const NormParameters& affine,
-                     const uint64_t* seed, uint8_t* bytes, void* z, void* scratch, StreamHandle stream) {
+                     const uint64_t* seed, uint8_t* bytes, void* z, void* scratch, StreamHandle stream, const ThirdBits& third) {
   constexpr const char* op = "norm_act_encode";
   using namespace norm_act;
-  check_fit(code, bytes, op);
+  check_fit(code, bytes, op, third);
   if (code.grid.values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
   const Layout at = layout_of(code.grid, code.table.bits, code.header, 0, code.channels);
   float* tail = reinterpret_cast<float*>(partial + kCodeBlocks * kBlock);
-  const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail, type};
+  const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail, type, {code.table, third}};
   const int64_t blocks = side::fixed_blocks(code, true, kBlock, kCodeBlocks);
-  with_values(type, is_aligned(h) && is_aligned(z),
-              [&](auto t, auto vector) { encode_blocks<t(), vector()><<<grid_size(blocks), kCodeThreads, 0, s>>>(a); });
+  const bool wide = code.table.bits == 3 || third.slots != nullptr;
+  with_values(type, is_aligned(h) && is_aligned(z), [&](auto t, auto vector) {
+    if (wide)
+      encode_blocks<t(), vector(), true><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);
+    else
+      encode_blocks<t(), vector(), false><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);
+  });
   check_launch(op);
   finish_encode<<<grid_size(ceil_div(code.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, blocks * kBlock);
   check_launch(op);

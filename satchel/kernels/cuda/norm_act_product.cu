@@ -103,13 +103,17 @@ void with_tile(int width, F&& f) {
   return f(Tile<4, 4>());
 }
 
-Math math_of(const ProductGradients& p) { return p.type == DType::bf16 ? Math::bf16 : p.tf32 ? Math::tf32 : Math::full; }
+Math math_of(const ProductGradients& p) {
+  if (p.type == DType::f32) return p.tf32 ? Math::tf32 : Math::full;
+  return p.type == DType::bf16 ? Math::bf16 : Math::f16;
+}
 
 template <class F>
 void with_math(Math math, F&& f) {
   if (math == Math::full) return f(std::integral_constant<Math, Math::full>());
   if (math == Math::tf32) return f(std::integral_constant<Math, Math::tf32>());
-  return f(std::integral_constant<Math, Math::bf16>());
+  if (math == Math::bf16) return f(std::integral_constant<Math, Math::bf16>());
+  return f(std::integral_constant<Math, Math::f16>());
 }
 
 /// Tiles of a product, and thread blocks a tile.
@@ -148,9 +152,8 @@ bool norm_act_product_fits(const SideCode& code, const ProductGradients& p) {
   constexpr int kMostShared = 160 << 10;
   static_assert(Tile<4, 4>::bytes(Math::full) + sizeof(norm_act::ChannelTables) <= kMostShared);
   const int64_t channels = code.channels, padded = ceil_div(channels, kChannels) * kChannels;
-  return norm_act_fits(code) && code.grid.values > 0 && channels % 8 == 0 && channels <= 512 && 2 * padded <= 3 * channels &&
-         (p.type == DType::f32 || p.type == DType::bf16) && (p.count == 1 || p.count == 2) && p.width >= 1 && p.width <= 256 &&
-         has_shared_memory(kMostShared);
+  return norm_act_fits(code) && code.table.bits == 2 && code.grid.values > 0 && channels % 8 == 0 && channels <= 512 &&
+         2 * padded <= 3 * channels && (p.count == 1 || p.count == 2) && p.width >= 1 && p.width <= 256 && has_shared_memory(kMostShared);
 }
 
 int64_t norm_act_product_scratch_bytes(const SideCode& code, const ProductGradients& p) {

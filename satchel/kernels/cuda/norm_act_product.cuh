@@ -14,10 +14,13 @@ constexpr int64_t kBlocks = 132;       // all resident at once on an H200
 constexpr int kPitch = kChannels + 8;  // floats a row of Z: lanes of a fragment meet 32 banks
 static_assert(kRows * kChannels == kBlockThreads * 8);
 
-enum class Math { full, tf32, bf16 };  // float32 by FMA; float32 as tf32; bf16, which tf32 holds exactly
+enum class Math { full, tf32, bf16, f16 };  // float32 by FMA; float32 as tf32; 16 bits, which tf32 holds exactly
 
+constexpr bool is_half(Math math) { return math == Math::bf16 || math == Math::f16; }
 template <Math math>
-using Raw = std::conditional_t<math == Math::bf16, uint16_t, float>;
+using Raw = std::conditional_t<is_half(math), uint16_t, float>;
+template <Math math>
+constexpr DType kHalfType = math == Math::f16 ? DType::f16 : DType::bf16;
 
 /// `across` warps side by side, each of `fragments` times 16 columns.
 template <int fragments, int across>
@@ -29,7 +32,7 @@ struct Tile {
 
   /// Shared memory: G and Z while steps are multiplied, then a team's sums.
   static constexpr int bytes(Math math) {
-    const int g = kStages * kRows * kPitch * (math == Math::bf16 ? 2 : 4), z = 2 * kRows * product::kPitch * 4;
+    const int g = kStages * kRows * kPitch * (is_half(math) ? 2 : 4), z = 2 * kRows * product::kPitch * 4;
     return std::max(g + z, kTeams == 1 ? 0 : kTeamThreads * kSums * 4);
   }
 };
@@ -141,8 +144,8 @@ __device__ inline float4 factors(const float (&x)[4]) {
   } else {
 #pragma unroll
     for (int k = 0; k < 4; k += 2) {
-      const uint32_t pair = bf16_pair(x[k], x[k + 1]);
-      w[k] = pair << 16, w[k + 1] = pair & 0xffff0000u;
+      const uint32_t pair = half_pair<kHalfType<math>>(x[k], x[k + 1]);
+      w[k] = __float_as_uint(low_half<kHalfType<math>>(pair)), w[k + 1] = __float_as_uint(high_half<kHalfType<math>>(pair));
     }
   }
   return make_float4(__uint_as_float(w[0]), __uint_as_float(w[1]), __uint_as_float(w[2]), __uint_as_float(w[3]));
@@ -236,7 +239,7 @@ requires(math != Math::full) struct Sums<T, math> {
   __device__ inline Sums(int lane, int column0, int channel0) : lane(lane), column(column0), channel(channel0) {}
 
   __device__ static inline uint32_t factor(float x) { return rounded_tf32(x); }
-  __device__ static inline uint32_t factor(uint16_t x) { return static_cast<uint32_t>(x) << 16; }
+  __device__ static inline uint32_t factor(uint16_t x) { return __float_as_uint(low_half<kHalfType<math>>(x)); }
 
   __device__ static inline void multiply(float* c, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -8,8 +8,10 @@
 namespace satchel::cuda::norm_add {
 
 using norm_act::channel_of;
+using norm_act::Codes;
 using norm_act::kBlock;
 using norm_act::Table;
+using norm_act::Wide;
 
 constexpr int kWarps = 8;
 constexpr int64_t kFewBlocks = 132 * 3;   // thread blocks of the encoder and of the sums, all resident at once on an H200
@@ -26,6 +28,7 @@ inline bool is_straight_256(const Grid& g) { return g.block == kBlock && g.is_st
 
 inline void check_fit(const NormAddCode& code, const char* op) {
   if (!norm_add_fits(code)) fail(op, "norm_add_fits must be true of the codes");
+  if (code.third.slots != nullptr) norm_act::check_third(code.sum, code.third, op);
   for (const CodeParts& at : {code.norm_at, code.sum_at}) {
     if (!is_aligned(at.codes) || !is_aligned(at.headers)) fail(op, "codes and headers must start at a multiple of 16");
   }
@@ -35,11 +38,11 @@ inline void check_values(const void* x, const char* op) {
   if (!is_aligned(x)) fail(op, "activations must start at a multiple of 16");
 }
 
-/// Calls f with the bits of both codes as integral constants.
+/// Calls f with the bits of both codes as integral constants; 3 of the sum: `wide`, samples of 2 bits may be among them.
 template <class F>
 void with_both_bits(const NormAddCode& code, F&& f) {
   const auto with_sum = [&](auto bits) {
-    if (code.sum.table.bits == 2) return f(bits, std::integral_constant<int, 2>());
+    if (code.sum.table.bits == 2 && code.third.slots == nullptr) return f(bits, std::integral_constant<int, 2>());
     return f(bits, std::integral_constant<int, 3>());
   };
   switch (code.norm.levels.bits) {

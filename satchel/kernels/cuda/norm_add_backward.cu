@@ -15,6 +15,7 @@ struct Backward {
   const void* headers;        // the norm's
   HeaderType header;
   float level[kMaxLevels];
+  Wide wide;  // of the sum
 };
 
 /// Codes of 8 values; those that do not exist as 0.
@@ -46,12 +47,20 @@ struct Piece {
     if (count == 0) return;
     g = read8_until<type, true>(from, group * 8, a.values);
     norm = load_codes<bits>(a.norm, group, count);
-    sum = load_codes<sum_bits>(a.sum, group, count);
+    if constexpr (sum_bits == 2) {
+      sum = load_codes<2>(a.sum, group, count);
+    } else {
+      const Codes c = a.wide.load(a.sum, group, static_cast<uint32_t>(group / 32), a.values);
+      sum = c.two | c.third << 16;
+    }
     header = load_header(a.headers, a.header, group / 32);
   }
 
   /// g where z is above 0; NaN and infinity stay visible.
-  __device__ inline float passed(int j) const { return g[j] * ((sum >> (sum_bits * j) & ((1u << sum_bits) - 1)) != 0 ? 1.0f : 0.0f); }
+  __device__ inline float passed(int j) const {
+    const uint32_t code = sum_bits == 2 ? sum >> (2 * j) & 3 : (sum >> (2 * j) & 3) | (sum >> (16 + j) & 1);  // 0 or not
+    return g[j] * (code != 0 ? 1.0f : 0.0f);
+  }
 };
 
 /// What a block's codes stand for: NaN where it is poisoned, as 0·NaN is NaN too.
@@ -192,7 +201,9 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 }
 
 Backward backward_of(const NormAddCode& code) {
-  Backward a = {code.norm.grid.values, code.channels, code.norm_at.codes, code.sum_at.codes, code.norm_at.headers, code.norm.header, {}};
+  Backward a = {
+      code.norm.grid.values,       code.channels, code.norm_at.codes, code.sum_at.codes, code.norm_at.headers, code.norm.header, {},
+      {code.sum.table, code.third}};
   for (int k = 0; k < kMaxLevels; ++k) a.level[k] = code.norm.levels.even ? static_cast<float>(k) : code.norm.levels.at[k];
   return a;
 }

@@ -13,6 +13,7 @@ struct Forward {
   const void *x, *skip;
   const uint64_t *norm_seed, *sum_seed;
   void* z;
+  Wide wide;
 };
 
 /// The channels of the 256 values of a step.
@@ -114,6 +115,27 @@ __device__ inline void put8(const CodeParts& at, int64_t group, uint64_t eight, 
   if (count > 0) store_codes<bits>(at.codes, group, eight & ((uint64_t{1} << (bits * count)) - 1), count);
 }
 
+/// Codes of a block of z. `sum_bits` 3: of 3 bits, or of 2 where its sample has no place.
+template <int sum_bits, bool whole>
+__device__ inline void put_sum(const Warp& w, int64_t block, int64_t group, const float (&z)[8], Range r, int count) {
+  const SideCode& sum = w.a.code.sum;
+  const CodeParts& at = w.a.code.sum_at;
+  const Words noise = group_noise(w.sum_seed, sum.rounding, group);
+  if constexpr (sum_bits == 3) {
+    const int32_t slot = w.a.wide.slot(static_cast<uint32_t>(block));
+    if (slot >= 0) {
+      const uint32_t eight = is_poisoned(r) ? 0 : Marks<3>(side::Bounds(r), w.a.wide.table).encode8(z, noise);
+      if (w.a.wide.slots == nullptr) return put8<3, whole>(at, group, eight, count);
+      Codes c;
+      c.three = true;
+      c.split(eight);
+      return w.a.wide.store(at.codes, group, static_cast<uint32_t>(block), c);
+    }
+  }
+  const uint32_t eight = is_poisoned(r) ? 0 : Marks<2>(side::Bounds(r), sum.table).encode8(z, noise);
+  put8<2, whole>(at, group, eight, count);
+}
+
 /// One block of a warp, its values read already. `whole`: all of them exist.
 template <DType type, int bits, bool even, int sum_bits, bool whole>
 __device__ inline void encode_block(const Warp& w, int64_t block, const Eight<type>& x, const Eight<type>& skip) {
@@ -144,9 +166,7 @@ __device__ inline void encode_block(const Warp& w, int64_t block, const Eight<ty
 
   const Range r = extremes_of<whole>(z, count).range(sum.header);
   if (w.lane == 0) store_range(w.a.code.sum_at.headers, sum.header, block, r);
-  const Marks<sum_bits> marks(side::Bounds(r), sum.table);
-  const uint32_t eight = marks.encode8(z, group_noise(w.sum_seed, sum.rounding, group));
-  put8<sum_bits, whole>(w.a.code.sum_at, group, is_poisoned(r) ? 0 : eight, count);
+  put_sum<sum_bits, whole>(w, block, group, z, r, count);
 }
 
 /// Zeros between codes and headers.
@@ -162,7 +182,7 @@ __global__ void __launch_bounds__(kWarps * 32, 3) encode_blocks(const __grid_con
   const int64_t n = a.code.norm.grid.values;
   const uint32_t blocks = static_cast<uint32_t>(n / kBlock), step = gridDim.x * kWarps;  // whole ones
   table.fill(a.with, a.code.channels, static_cast<int64_t>(blockIdx.x) * kBlock);
-  if (blockIdx.x == 0) zero_gap(a.code.norm_at, n, bits), zero_gap(a.code.sum_at, n, sum_bits);
+  if (blockIdx.x == 0) zero_gap(a.code.norm_at, n, bits), zero_gap(a.code.sum_at, n, a.code.sum.table.bits);
   const Warp w = {a, table, lane, UniformSeed(a.norm_seed), UniformSeed(a.sum_seed)};
   __syncthreads();
   const auto first_of = [lane](uint32_t block) { return (static_cast<int64_t>(block) * 32 + lane) * 8; };
@@ -202,7 +222,7 @@ void norm_add_encode(const NormAddCode& code, const void* x, const void* skip, D
   using namespace norm_add;
   check_fit(code, op);
   for (const void* p : {x, skip, static_cast<const void*>(z)}) check_values(p, op);
-  const Forward a = {code, with, x, skip, norm_seed, sum_seed, z};
+  const Forward a = {code, with, x, skip, norm_seed, sum_seed, z, {code.sum.table, code.third}};
   const unsigned grid = grid_size(walk_blocks(code.norm.grid.values, code.channels, kFewBlocks));
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   with_type(type, [&](auto t) {

@@ -49,6 +49,24 @@ struct Table {
   }
 };
 
+/// Steps of one warp: start, start + every, …, `count` of them.
+struct Walk {
+  int lane, warp;
+  uint32_t start, every;
+  int count;
+
+  __device__ inline explicit Walk(int64_t values)
+      : lane(static_cast<int>(threadIdx.x) % 32),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        start(blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x),
+        every(gridDim.x * kWarps) {
+    const uint32_t steps = static_cast<uint32_t>(ceil_div(values, kStep));
+    count = start < steps ? static_cast<int>((steps - 1 - start) / every) + 1 : 0;
+  }
+  /// The lane's group in turn k.
+  __device__ inline int64_t group(int k) const { return (static_cast<int64_t>(start) + static_cast<int64_t>(k) * every) * 32 + lane; }
+};
+
 /// Eight values of a buffer that the same launch may write.
 template <DType type>
 __device__ inline void read8(const void* x, int64_t i, float (&v)[8]) {

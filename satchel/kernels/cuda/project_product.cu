@@ -9,8 +9,8 @@
 #include <bit>
 #include <cmath>
 
-#include "satchel/kernels/cuda/device.cuh"
 #include "satchel/kernels/cuda/project_product.h"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace project_back {
@@ -45,8 +45,8 @@ __device__ inline void load_columns(const void* g, int64_t i, float (&v)[count])
   } else {
     const uint16_t* p = static_cast<const uint16_t*>(g) + i;
     const uint2 w = count == 4 ? __ldg(reinterpret_cast<const uint2*>(p)) : make_uint2(__ldg(reinterpret_cast<const uint32_t*>(p)), 0u);
-    v[0] = __uint_as_float(w.x << 16), v[1] = __uint_as_float(w.x & 0xffff0000u);
-    if constexpr (count == 4) v[2] = __uint_as_float(w.y << 16), v[3] = __uint_as_float(w.y & 0xffff0000u);
+    v[0] = low_half<type>(w.x), v[1] = high_half<type>(w.x);
+    if constexpr (count == 4) v[2] = low_half<type>(w.y), v[3] = high_half<type>(w.y);
   }
 }
 
@@ -204,7 +204,7 @@ void launch(const Product& a, const Tiling& t, cudaStream_t stream) {
 template <int width>
 void launch_both(const Product& a, const Tiling& t, const Projection& p, const uint64_t* seed, DType type, float* out,
                  cudaStream_t stream) {
-  type == DType::f32 ? launch<width, DType::f32>(a, t, stream) : launch<width, DType::bf16>(a, t, stream);
+  with_type(type, [&](auto known) { launch<width, known()>(a, t, stream); });
   check_launch("project_product");
   multiply_signs<width><<<grid_size(ceil_div(a.columns, kFinishColumns)), kFinishThreads, 0, stream>>>(
       seed, a.partial, static_cast<int>(t.parts), a.columns, p.columns, 1.0f / std::sqrt(static_cast<float>(width)), out);
@@ -214,10 +214,10 @@ void launch_both(const Product& a, const Tiling& t, const Projection& p, const u
 }  // namespace
 }  // namespace project_back
 
-bool project_product_fits(const Projection& p, const BlockCode& code, DType type, int64_t columns) {
+bool project_product_fits(const Projection& p, const BlockCode& code, int64_t columns) {
   const int64_t block = code.grid.block;
   if (p.hadamard || p.per_matrix < p.rows || (p.width != 16 && p.width != 32) || p.rows < 1 || columns < 1) return false;
-  return code.levels.bits == 2 && block >= p.width && (block & (block - 1)) == 0 && code.grid.is_straight() && type != DType::f16 &&
+  return code.levels.bits == 2 && block >= p.width && (block & (block - 1)) == 0 && code.grid.is_straight() &&
          columns % (64 / p.width) == 0 && columns < int64_t{1} << 20;  // CUDA takes fewer than 2^16 thread blocks upwards
 }
 
@@ -229,7 +229,7 @@ void project_product(const Projection& p, const BlockCode& code, const uint8_t* 
                      const void* g, DType type, int64_t columns, float* out, void* scratch, StreamHandle stream) {
   constexpr const char* op = "project_product";
   using namespace project_back;
-  if (!project_product_fits(p, code, type, columns)) fail(op, "project_product_fits must be true of projection, code and columns");
+  if (!project_product_fits(p, code, columns)) fail(op, "project_product_fits must be true of projection, code and columns");
   if (!is_aligned(codes) || !is_aligned(headers) || !is_aligned(g)) fail(op, "codes, headers and g must start at a multiple of 16");
   const Tiling t(p.rows, columns, p.width);
   Product a = {p.rows,

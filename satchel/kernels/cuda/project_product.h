@@ -8,9 +8,9 @@
 
 namespace satchel::cuda {
 
-/// Fits: one matrix of independent signs, 16 or 32 wide, codes of 2 bits in straight blocks of a power of two (8 at least), and g of
-/// float32 or bf16 whose columns are a multiple of 4 (width 16) or 2 (width 32).
-bool project_product_fits(const Projection&, const BlockCode&, DType, int64_t columns);
+/// Fits: one matrix of independent signs, 16 or 32 wide, codes of 2 bits in straight blocks of a power of two (8 at least), and g
+/// whose columns are a multiple of 4 (width 16) or 2 (width 32).
+bool project_product_fits(const Projection&, const BlockCode&, int64_t columns);
 int64_t project_product_scratch_bytes(const Projection&, int64_t columns);
 /// out = P·(Zᵀ·g), p.columns × columns of fp32, in fp32; the order of the sums depends on the sizes alone. Codes, headers and g (rows ×
 /// columns) start at a multiple of 16.

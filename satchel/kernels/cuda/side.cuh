@@ -74,6 +74,21 @@ __device__ inline float uniform_at(const Words& noise, int slot) {
   return __uint_as_float(__byte_perm(noise.w[slot / 2], 0x4300u, slot % 2 == 0 ? 0x5410 : 0x5432)) - 127.99999237060547f;
 }
 
+/// side_level() of core/side.h as a code: first, first + step, … for every mark, moved towards the next by u, that lies below d.
+template <int count>
+__device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, float length, bool is_long, const float* usual,
+                                      const float* longer, float u) {
+  float mark = 0.0f;
+  uint32_t code = first;
+#pragma unroll
+  for (int i = 1; i < count; ++i) {
+    const float next = i + 1 == count ? length : (is_long ? longer[i] : usual[i]) * length;  // the last level is 1
+    code = d > fmaf(u, next - mark, mark) ? first + step * i : code;                         // marks rise: the last one passed decides
+    mark = next;
+  }
+  return code;
+}
+
 /// What the sums of a thread's channels' off values have come to; in fp32, so they overflow where values reach 1e34.
 struct OffSums {
   float sum[8] = {}, count[8] = {};

@@ -1,5 +1,5 @@
 // Decode of side codes: four neighbouring values a thread and step, the thread's four channels in registers.
-#include "satchel/kernels/cuda/side.cuh"
+#include "satchel/kernels/cuda/norm_act.cuh"
 
 namespace satchel::cuda {
 namespace side {
@@ -55,8 +55,48 @@ __global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ A
   store(x, type, i, side_value_of(get_code(a.codes, a.code.table.bits, i), c, r, a.code.table));
 }
 
+/// Eight values a thread of a ReLU code of 2 bits with samples of 3.
+template <DType type>
+__global__ void __launch_bounds__(kThreads)
+    decode_third(const __grid_constant__ Args a, const __grid_constant__ norm_act::Wide w, int64_t first, int64_t last, void* x) {
+  const int64_t group = first / 8 + thread_index();
+  if (group * 8 >= last) return;
+  const uint32_t block = static_cast<uint32_t>(group / 32);
+  const norm_act::Codes c = w.load(a.codes, group, block, a.code.grid.values);
+  const Range r = load_range(a.headers, a.code.header, block);
+  const Bounds b(r);
+  const Gate g = {0.0f, 1.0f, 0.0f, 0.0f};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float v[4];
+#pragma unroll
+    for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+      v[k] = c.three ? side_value_at<3, 1>(c.at(j), g, b, w.table) : side_value_at<2, 1>(c.at(j), g, b, a.code.table);
+      if (is_poisoned(r)) v[k] = __uint_as_float(kCanonicalNaN);
+    }
+    store4<type>(x, group * 8 - first + 4 * half, v);
+  }
+}
+
 }  // namespace
 }  // namespace side
+
+void side_decode_third(const SideCode& code, const ThirdBits& third, const uint8_t* codes, const void* headers, int64_t first, int64_t last,
+                       void* x, DType type, StreamHandle stream) {
+  constexpr const char* op = "side_decode";
+  norm_act::check_third(code, third, op);
+  if (code.table.side != Side::relu || code.grid.block != norm_act::kBlock || !code.grid.is_straight()) {
+    fail(op, "third bits are decoded of ReLU codes in blocks of 256", code.grid.block);
+  }
+  if (first % 8 != 0 || last % 8 != 0 || first < 0 || last > code.grid.values) fail(op, "values must exist, multiples of 8", last);
+  if (!is_aligned(x)) fail(op, "values must start at a multiple of 16");
+  if (first >= last) return;
+  const side::Args a = {code, nullptr, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), nullptr};
+  const norm_act::Wide w(code.table, third);
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  with_type(type, [&](auto t) { side::decode_third<t()><<<blocks_for((last - first) / 8), kThreads, 0, s>>>(a, w, first, last, x); });
+  check_launch(op);
+}
 
 void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType type,
                  StreamHandle stream) {

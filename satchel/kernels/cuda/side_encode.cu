@@ -9,21 +9,6 @@ constexpr int kEncodeThreads = 128, kEncodeEach = 6;  // threads a block, blocks
 constexpr int64_t kEncodeBlocks =
     132 * kEncodeEach;  // all resident at once on an H200; a constant, so that the off means' order never changes
 
-/// side_level() of core/side.h as a code: first, first + step, … for every mark, moved towards the next by u, that lies below d.
-template <int count>
-__device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, float length, bool is_long, const float* usual,
-                                      const float* longer, float u) {
-  float mark = 0.0f;
-  uint32_t code = first;
-#pragma unroll
-  for (int i = 1; i < count; ++i) {
-    const float next = i + 1 == count ? length : (is_long ? longer[i] : usual[i]) * length;  // the last level is 1
-    code = d > fmaf(u, next - mark, mark) ? first + step * i : code;                         // marks rise: the last one passed decides
-    mark = next;
-  }
-  return code;
-}
-
 /// Codes of 8 values, packed. Sums are wanted only where the off side has a single code.
 template <int bits, int off, bool sums, bool usual>
 __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const SideTable& t, const Words& noise,

@@ -36,7 +36,7 @@ struct Raw {
     if constexpr (type == DType::f32)
       return __uint_as_float(part(j));
     else
-      return __uint_as_float(j % 2 == 0 ? part(j / 2) << 16 : part(j / 2) & 0xffff0000u);
+      return j % 2 == 0 ? low_half<type>(part(j / 2)) : high_half<type>(part(j / 2));
   }
 };
 
@@ -51,7 +51,7 @@ __device__ inline void put(void* y, int64_t i, const float (&v)[wide]) {
     if constexpr (type == DType::f32)
       part[j] = __float_as_uint(v[j]);
     else
-      part[j / 2] = bf16_pair(v[j], j + 1 < wide ? v[j + 1] : 0.0f);
+      part[j / 2] = half_pair<type>(v[j], j + 1 < wide ? v[j + 1] : 0.0f);
   }
   Word* to = static_cast<Word*>(y) + i;
   if constexpr (kParts == 4)
@@ -290,8 +290,9 @@ void multiply(const Sparse& a, const ProductSides& sides, float* scratch, Stream
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   switch (sides.type) {
     case DType::f32: return launch<DType::f32>(a, o, s);
+    case DType::f16: return launch<DType::f16>(a, o, s);
     case DType::bf16: return launch<DType::bf16>(a, o, s);
-    default: fail("multiply", "x must be float32 or bfloat16");
+    default: fail("multiply", "x must be float32, float16 or bfloat16");
   }
 }
 

@@ -25,16 +25,27 @@ __device__ inline float float_of_f16(uint16_t h) {
   return x;
 }
 
+/// Both for a type of 16 bits, and the way back.
+template <DType type>
+__device__ inline uint32_t half_pair(float low, float high) {
+  return type == DType::bf16 ? bf16_pair(low, high) : f16_pair(low, high);
+}
+template <DType type>
+__device__ inline float low_half(uint32_t pair) {
+  return type == DType::bf16 ? __uint_as_float(pair << 16) : float_of_f16(static_cast<uint16_t>(pair));
+}
+template <DType type>
+__device__ inline float high_half(uint32_t pair) {
+  return type == DType::bf16 ? __uint_as_float(pair & 0xffff0000u) : float_of_f16(static_cast<uint16_t>(pair >> 16));
+}
+
 /// Eight values as they stand in memory: halves become floats where they are used, so that nobody waits for a read ahead of its time.
 template <DType type>
 struct Eight {
   using Raw = uint16_t;
   uint32_t w[4];
 
-  __device__ inline float operator[](int j) const {
-    if constexpr (type == DType::bf16) return __uint_as_float(j % 2 == 0 ? w[j / 2] << 16 : w[j / 2] & 0xffff0000u);
-    return float_of_f16(static_cast<uint16_t>(j % 2 == 0 ? w[j / 2] : w[j / 2] >> 16));
-  }
+  __device__ inline float operator[](int j) const { return j % 2 == 0 ? low_half<type>(w[j / 2]) : high_half<type>(w[j / 2]); }
   /// One after the other, from j = 0 on.
   __device__ inline void put(int j, Raw x) { w[j / 2] = j % 2 == 0 ? x : w[j / 2] | static_cast<uint32_t>(x) << 16; }
   __device__ inline Raw raw(int j) const { return static_cast<Raw>(j % 2 == 0 ? w[j / 2] : w[j / 2] >> 16); }
@@ -46,7 +57,7 @@ struct Eight {
   /// v rounded.
   __device__ inline void set(const float (&v)[8]) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) w[k] = type == DType::bf16 ? bf16_pair(v[2 * k], v[2 * k + 1]) : f16_pair(v[2 * k], v[2 * k + 1]);
+    for (int k = 0; k < 4; ++k) w[k] = half_pair<type>(v[2 * k], v[2 * k + 1]);
   }
 };
 
@@ -74,11 +85,19 @@ struct Eight<DType::f32> {
 };
 
 template <DType type>
+__device__ inline float read1(const void* x, int64_t i) {
+  if constexpr (type == DType::f32)
+    return static_cast<const float*>(x)[i];
+  else
+    return low_half<type>(static_cast<const uint16_t*>(x)[i]);
+}
+
+template <DType type>
 __device__ inline void write1(void* x, int64_t i, float v) {
   if constexpr (type == DType::f32)
     static_cast<float*>(x)[i] = v;
   else
-    static_cast<uint16_t*>(x)[i] = static_cast<uint16_t>(type == DType::bf16 ? bf16_pair(v, 0.0f) : f16_pair(v, 0.0f));
+    static_cast<uint16_t*>(x)[i] = static_cast<uint16_t>(half_pair<type>(v, 0.0f));
 }
 
 /// For places where the type is not worth a constant.

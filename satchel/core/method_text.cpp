@@ -1,0 +1,230 @@
+// Methods as text: a preset's name and its options.
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "satchel/core/error.h"
+#include "satchel/core/method.h"
+#include "satchel/core/text_items.h"
+
+namespace satchel {
+namespace {
+
+using Items = std::vector<std::string_view>;
+
+bool is_option(std::string_view item) { return item.find('=') != item.npos; }
+std::string_view key_of(std::string_view item) { return item.substr(0, item.find('=')); }
+std::string_view value_of(std::string_view item) { return item.substr(item.find('=') + 1); }
+
+/// The option of this key; empty where it is not given.
+std::string_view given(const Items& options, std::string_view key) {
+  const auto found = std::ranges::find_if(options, [key](std::string_view o) { return key_of(o) == key; });
+  return found == options.end() ? std::string_view{} : *found;
+}
+
+[[noreturn]] void refuse(const std::string& rule, std::string_view text) { fail("method", rule, "'" + std::string(text) + "'"); }
+
+/// Runs `make`; what a spec's grammar refuses becomes `[method] rule, got 'text'`.
+template <class Make>
+auto in_words_of(std::string_view text, const Make& make) {
+  try {
+    return make();
+  } catch (const Error& e) {
+    const std::string what = e.what();
+    const size_t rule = what.find("] ") + 2;
+    refuse(what.substr(rule, what.find(", got ") - rule), text);
+  }
+}
+
+/// `base` with these options in place of its own.
+CodecSpec changed(const CodecSpec& base, const Items& options) {
+  const bool unprojected = given(options, "project") == "project=none";
+  const std::string base_text = to_string(base);
+  std::string text;
+  for (const std::string_view item : split(base_text, ',')) {
+    const std::string_view key = key_of(item);
+    if (is_option(item) && (!given(options, key).empty() || (unprojected && (key == "rows" || key == "hadamard")))) continue;
+    text += (text.empty() ? "" : ",") + std::string(item);
+  }
+  for (const std::string_view option : options) text += (text.empty() ? "" : ",") + std::string(option);
+  return parse_spec(text);
+}
+
+/// The options but for those of these keys.
+template <size_t count>
+Items without(const Items& options, const std::array<std::string_view, count>& keys) {
+  Items rest;
+  std::ranges::copy_if(options, std::back_inserter(rest),
+                       [&](std::string_view o) { return std::ranges::find(keys, key_of(o)) == keys.end(); });
+  return rest;
+}
+
+/// What differs from a preset. A projection ends the sharing, and sharing alone has side codes; 32 bits have none either.
+Method changed(const MethodPreset& preset, const Items& options) {
+  Method m = preset.method;
+  if (options.empty()) return m;
+  const bool side_given = !given(options, "side").empty();
+  m.input = changed(m.input, without(options, std::array<std::string_view, 1>{"side"}));
+  m.shared = m.shared && std::holds_alternative<Identity>(m.input.transform);
+  if (!side_given && (m.input.bits == kKeep || !m.shared)) m.norm.side = Side::none;
+  const bool filtered = std::holds_alternative<LowPass>(m.norm.transform);  // division: norms as inputs
+  m.norm = filtered ? changed(m.norm, options)
+                    : changed(m.norm, without(options, std::array<std::string_view, 5>{"project", "rows", "hadamard", "lowpass", "part"}));
+  return m;
+}
+
+int digit_of(std::string_view option, int least, int most, std::string_view text) {
+  const std::string_view value = value_of(option);
+  const int digit = value.size() == 1 ? value[0] - '0' : -1;
+  if (digit < least || digit > most) {
+    refuse(std::string(key_of(option)) + " must be " + std::to_string(least) + " to " + std::to_string(most), text);
+  }
+  return digit;
+}
+
+constexpr std::array<std::string_view, 5> kMethodKeys = {"level", "adaptive", "residual", "mean", "budget"};
+
+/// The number that a value starts with, and what stands behind it; NaN where there is none.
+std::pair<double, std::string_view> number_of(std::string_view value) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number, std::chars_format::fixed);
+  if (error != std::errc()) return {std::nan(""), value};
+  return {number, value.substr(static_cast<size_t>(end - value.data()))};
+}
+
+double mean_of(std::string_view option, std::string_view text) {
+  const auto [mean, rest] = number_of(value_of(option));
+  if (!(mean >= 2 && mean <= 3) || !rest.empty()) refuse("mean must be 2 to 3", text);
+  return mean;
+}
+
+int64_t budget_of(std::string_view option, std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits = {{{"", 1},
+                                                                           {"B", 1},
+                                                                           {"KB", 1e3},
+                                                                           {"MB", 1e6},
+                                                                           {"GB", 1e9},
+                                                                           {"TB", 1e12},
+                                                                           {"KiB", 0x1p10},
+                                                                           {"MiB", 0x1p20},
+                                                                           {"GiB", 0x1p30},
+                                                                           {"TiB", 0x1p40}}};
+  const auto [number, rest] = number_of(value_of(option));
+  const auto unit = std::ranges::find(kUnits, rest, &std::pair<std::string_view, double>::first);
+  const double bytes = unit == kUnits.end() ? 0 : number * unit->second;
+  if (!(bytes >= 1 && bytes <= 0x1p55)) refuse("budget must be 1 to 2^55 bytes, as in 1.2GiB, 900MB or 1000", text);
+  return static_cast<int64_t>(bytes);
+}
+
+/// ActNN's levels, as data: bits of inputs and norms, shared out or not, swapped or not.
+void set_level(Method& m, int level) {
+  if (level == 0) {
+    m = std::ranges::find(method_presets(), "fp32", &MethodPreset::name)->method;
+    return;
+  }
+  m.adaptive = level >= 3;
+  m.swap = level >= 4;
+  if (level <= 2) m.input.bits = m.norm.bits = 4;
+  if (level == 1) m.norm.bits = kKeep;
+}
+
+/// A preset with the options that are a method's own.
+Method with_own_options(const MethodPreset& preset, const Items& options, std::string_view text) {
+  Method m = preset.method;
+  for (const std::string_view key : kMethodKeys) {
+    if (std::ranges::count(options, key, key_of) > 1) refuse(std::string(key) + " is given twice", text);
+  }
+  if (const auto level = given(options, "level"); !level.empty()) {
+    if (preset.name != "actnn") refuse("level is an option of actnn", text);
+    set_level(m, digit_of(level, 0, 5, text));
+  }
+  if (const auto adaptive = given(options, "adaptive"); !adaptive.empty()) {
+    if (preset.name != "actnn" || m.plain) refuse("adaptive is an option of actnn", text);
+    if (value_of(adaptive) != "yes" && value_of(adaptive) != "no") refuse("adaptive must be yes or no", text);
+    m.adaptive = value_of(adaptive) == "yes";
+  }
+  if (const auto residual = given(options, "residual"); !residual.empty()) {
+    if (!m.shared) refuse("residual is an option of shared methods", text);
+    m.residual = digit_of(residual, 1, 8, text);
+  }
+  const auto mean = given(options, "mean"), budget = given(options, "budget");
+  for (const std::string_view option : {mean, budget}) {
+    if (!option.empty() && !m.shared) refuse(std::string(key_of(option)) + " is an option of satchel", text);
+  }
+  if (!mean.empty() && !budget.empty()) refuse("mean and budget exclude each other", text);
+  if (!mean.empty()) m.mean = mean_of(mean, text);
+  if (!budget.empty()) m.budget = budget_of(budget, text);
+  return m;
+}
+
+/// A spec alone: shared saves of it, where it can be shared.
+Method alone(const CodecSpec& spec) {
+  Method m;
+  m.input = m.norm = spec;
+  m.input.side = Side::none;
+  m.norm.transform = Identity{};
+  m.shared = std::holds_alternative<Identity>(spec.transform);
+  return m;
+}
+
+std::string names_of_all() {
+  std::string text;
+  for (const MethodPreset& preset : method_presets()) text += std::string(preset.name) + ", ";
+  for (const Preset& preset : presets()) {
+    if (text.find(std::string(preset.name) + ", ") == text.npos) text += std::string(preset.name) + ", ";
+  }
+  return text + "or options (key=value)";
+}
+
+}  // namespace
+
+Method parse_method(std::string_view given_text) {
+  const std::string_view text = trim(given_text);
+  const Items items = split(text, ',');
+  const auto& known = method_presets();
+  const auto preset = std::ranges::find(known, items[0], &MethodPreset::name);
+  const auto codec = std::ranges::find(presets(), items[0], &Preset::name);
+  if (preset == known.end() && codec == presets().end() && !is_option(items[0])) refuse("a method must be one of " + names_of_all(), text);
+  const Items options(items.begin() + (is_option(items[0]) ? 0 : 1), items.end());
+  for (const std::string_view option : options) {
+    if (!is_option(option)) refuse("after a method's name come options (key=value)", text);
+  }
+  if (preset != known.end() && preset->method.plain && !options.empty()) refuse("fp32 takes no options", text);
+  Method m = in_words_of(text, [&] {
+    if (preset == known.end()) {
+      const Method made = alone(parse_spec(text));
+      validate(made, "method");
+      return made;
+    }
+    MethodPreset base = *preset;
+    base.method = with_own_options(base, options, text);
+    const Items codec_options = without(options, kMethodKeys);
+    if (base.method.plain && !codec_options.empty()) refuse("level=0 takes no other options", text);
+    Method made = changed(base, codec_options);
+    validate(made, "method");
+    return made;
+  });
+  m.name = text;
+  return m;
+}
+
+std::vector<Method> parse_methods(std::string_view text) {
+  std::vector<Method> methods;
+  for (const std::string_view part : split(text, ';')) {
+    std::vector<std::string> texts;
+    for (const std::string_view item : split(part, ',')) {
+      if (texts.empty() || !is_option(item)) {
+        texts.emplace_back(item);
+      } else {
+        texts.back() += "," + std::string(item);
+      }
+    }
+    for (const std::string& one : texts) methods.push_back(parse_method(one));
+  }
+  return methods;
+}
+
+}  // namespace satchel

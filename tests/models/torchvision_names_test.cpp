@@ -1,0 +1,156 @@
+// State dicts are torchvision's: every name and shape, from what torchvision's own sources build (pytorch/vision, torchvision/models/
+// resnet.py, vgg.py, densenet.py), written down here apart from our models.
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "satchel/models/image_model.h"
+
+namespace satchel {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+using State = std::map<std::string, Sizes>;
+
+constexpr int64_t kClasses = 1000;
+
+void add_conv(State& state, const std::string& name, int64_t in, int64_t out, int64_t kernel, bool bias = false) {
+  state[name + ".weight"] = {out, in, kernel, kernel};
+  if (bias) state[name + ".bias"] = {out};
+}
+
+void add_norm(State& state, const std::string& name, int64_t channels) {
+  for (const char* part : {".weight", ".bias", ".running_mean", ".running_var"}) state[name + part] = {channels};
+  state[name + ".num_batches_tracked"] = {};
+}
+
+void add_linear(State& state, const std::string& name, int64_t in, int64_t out) {
+  state[name + ".weight"] = {out, in};
+  state[name + ".bias"] = {out};
+}
+
+/// BasicBlock: two 3×3. Bottleneck: 1×1, 3×3, and 1×1 to four times the planes.
+State resnet(const std::vector<int64_t>& blocks, bool bottleneck) {
+  State state;
+  add_conv(state, "conv1", 3, 64, 7);
+  add_norm(state, "bn1", 64);
+  int64_t in = 64, planes = 64;
+  for (size_t layer = 0; layer < blocks.size(); ++layer, planes *= 2) {
+    const int64_t out = bottleneck ? 4 * planes : planes;
+    for (int64_t block = 0; block < blocks[layer]; ++block) {
+      const std::string name = "layer" + std::to_string(layer + 1) + "." + std::to_string(block) + ".";
+      add_conv(state, name + "conv1", in, planes, bottleneck ? 1 : 3);
+      add_norm(state, name + "bn1", planes);
+      add_conv(state, name + "conv2", planes, planes, 3);
+      add_norm(state, name + "bn2", planes);
+      if (bottleneck) add_conv(state, name + "conv3", planes, out, 1);
+      if (bottleneck) add_norm(state, name + "bn3", out);
+      if (block == 0 && (layer > 0 || in != out)) {  // a stride, or other channels
+        add_conv(state, name + "downsample.0", in, out, 1);
+        add_norm(state, name + "downsample.1", out);
+      }
+      in = out;
+    }
+  }
+  add_linear(state, "fc", in, kClasses);
+  return state;
+}
+
+/// Configuration D; 0 is a pool. ReLUs and pools take a number each.
+State vgg16(bool norms) {
+  State state;
+  int64_t in = 3, at = 0;
+  for (const int64_t out : {64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0}) {
+    if (out == 0) {
+      ++at;
+      continue;
+    }
+    add_conv(state, "features." + std::to_string(at), in, out, 3, /*bias=*/true);
+    if (norms) add_norm(state, "features." + std::to_string(at + 1), out);
+    at += norms ? 3 : 2;
+    in = out;
+  }
+  add_linear(state, "classifier.0", 512 * 7 * 7, 4096);
+  add_linear(state, "classifier.3", 4096, 4096);
+  add_linear(state, "classifier.6", 4096, kClasses);
+  return state;
+}
+
+/// Growth 32, bottlenecks of 4 times that, transitions to half the channels.
+State densenet121() {
+  State state;
+  add_conv(state, "features.conv0", 3, 64, 7);
+  add_norm(state, "features.norm0", 64);
+  const Sizes blocks{6, 12, 24, 16};
+  int64_t channels = 64;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const std::string number = std::to_string(b + 1);
+    for (int64_t l = 1; l <= blocks[b]; ++l, channels += 32) {
+      const std::string name = "features.denseblock" + number + ".denselayer" + std::to_string(l) + ".";
+      add_norm(state, name + "norm1", channels);
+      add_conv(state, name + "conv1", channels, 128, 1);
+      add_norm(state, name + "norm2", 128);
+      add_conv(state, name + "conv2", 128, 32, 3);
+    }
+    if (b + 1 == blocks.size()) break;
+    add_norm(state, "features.transition" + number + ".norm", channels);
+    add_conv(state, "features.transition" + number + ".conv", channels, channels / 2, 1);
+    channels /= 2;
+  }
+  add_norm(state, "features.norm5", channels);
+  add_linear(state, "classifier", channels, kClasses);
+  return state;
+}
+
+State state_of(const std::string& name) {
+  ImageModelOptions o;
+  o.name = name;
+  o.classes = kClasses;
+  const ImageModel model = make_image_model(o);
+  State state;
+  for (const auto& item : model->named_parameters()) state[item.key()] = item.value().sizes().vec();
+  for (const auto& item : model->named_buffers()) state[item.key()] = item.value().sizes().vec();
+  return state;
+}
+
+int64_t parameters_of(const State& state) {
+  int64_t count = 0;
+  for (const auto& [name, sizes] : state) {
+    if (name.ends_with("running_mean") || name.ends_with("running_var") || name.ends_with("num_batches_tracked")) continue;
+    int64_t values = 1;
+    for (const int64_t size : sizes) values *= size;
+    count += values;
+  }
+  return count;
+}
+
+struct Published {
+  const char* name;
+  State state;
+  int64_t parameters;  // num_params of torchvision's weights
+};
+
+TEST(Torchvision, EveryNameAndShape) {
+  const Published models[] = {{"resnet18", resnet({2, 2, 2, 2}, false), 11689512},
+                              {"resnet50", resnet({3, 4, 6, 3}, true), 25557032},
+                              {"vgg16", vgg16(false), 138357544},
+                              {"vgg16_bn", vgg16(true), 138365992},
+                              {"densenet121", densenet121(), 7978856}};
+  for (const Published& model : models) {
+    ASSERT_EQ(parameters_of(model.state), model.parameters) << model.name << ": the list above is wrong";
+    const State got = state_of(model.name);
+    for (const auto& [name, sizes] : model.state) {
+      const auto found = got.find(name);
+      ASSERT_TRUE(found != got.end()) << model.name << " lacks " << name;
+      EXPECT_EQ(found->second, sizes) << model.name << ' ' << name;
+    }
+    for (const auto& [name, sizes] : got) EXPECT_TRUE(model.state.contains(name)) << model.name << " has " << name << " beside them";
+  }
+}
+
+}  // namespace
+}  // namespace satchel

@@ -1,0 +1,38 @@
+// What the values on a command line are read and checked with, for all commands that train or measure.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "satchel/core/method.h"
+#include "satchel/train/names.h"
+
+namespace satchel::tool {
+
+/// A number as strtod() reads it all; CLI11 itself takes '' for 0.
+CLI::Validator real_number();
+/// Throws UsageError where two names are of one file, which may not be there yet.
+void check_apart(const char* op, const char* name, const std::string& path, const char* other_name, const std::string& other);
+
+/// '' is what a script's unset variable gives: not "no file".
+CLI::Validator file_name();
+/// What parse_bytes() reads.
+CLI::Validator byte_size();
+
+/// A whole number from least to most, in decimal digits.
+CLI::Validator whole_number(uint64_t least, uint64_t most = INT64_MAX);
+
+/// The words for a kind of thing: sage, gcn.
+template <class Enum>
+CLI::IsMember members() {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : Names<Enum>::all) names.emplace_back(name);
+  return CLI::IsMember(names);
+}
+
+/// parse_methods() and a check of each, with UsageError for what they refuse; every method once.
+std::vector<Method> methods_from(const std::string& text, void (*check)(const Method&, const char*) = validate_for_graph);
+
+}  // namespace satchel::tool
