@@ -109,20 +109,28 @@ class Setting:
 
     def name(self):
         a = self.about
-        name = f"h{a['hidden']}_tf32_{'on' if a['tf32'] else 'off'}"
-        name = f"n{a['nodes']}_{name}" if a["nodes"] else name
-        name += "".join(f"_{key}_{a[key]}" for key, usual in self.USUAL.items() if a[key] != usual)
+        name = self.stem() + "".join(f"_{key}_{a[key]}" for key, usual in self.USUAL.items() if a[key] != usual)
         name += f"_cap{a['cap'] / 1e9:g}GB" if a["cap"] else ""
         return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
 
     def title(self):
-        a = self.about
         machine = self.machine.get("gpu") or f"{self.machine.get('threads', '')} CPU threads".strip()
-        shape = f"{a['model']} {a['layers']} × {a['hidden']}"
-        if a["nodes"]:
-            shape += f", {a['nodes']:,} nodes, {a['entries']:,} edges"
-        cap = f", memory capped at {a['cap'] / 1e9:g} GB" if a["cap"] else ""
-        return f"{machine}, {shape}, TF32 {'on' if a['tf32'] else 'off'}{cap}"
+        cap = f", memory capped at {self.about['cap'] / 1e9:g} GB" if self.about["cap"] else ""
+        return f"{machine}, {self.shape()}{cap}"
+
+    def tf32(self):
+        return "on" if self.about["tf32"] else "off"
+
+    def stem(self):
+        """What a picture's file name starts with."""
+        a = self.about
+        return (f"n{a['nodes']}_" if a["nodes"] else "") + f"h{a['hidden']}_tf32_{self.tf32()}"
+
+    def shape(self):
+        """Model, data and types in words."""
+        a = self.about
+        data = f", {a['nodes']:,} nodes, {a['entries']:,} edges" if a["nodes"] else ""
+        return f"{a['model']} {a['layers']} × {a['hidden']}{data}, TF32 {self.tf32()}"
 
     def captions(self):
         """Who beats whom in both time and peak."""
@@ -148,21 +156,15 @@ class ImageSetting(Setting):
     def __init__(self, file):
         super().__init__({"batch": file["results"][0].get("batch"), **file})
 
-    def name(self):
+    def stem(self):
         a = self.about
         types = a["amp"] if a["amp"] not in (None, "none") else "tf32" if a["tf32"] else "fp32"
-        name = f"{a['model']}_b{a['batch']}_{types}"
-        name += f"_image{a['image']}" if a["image"] != 224 else ""
-        name += "".join(f"_{key}_{a[key]}" for key, usual in self.USUAL.items() if a[key] != usual)
-        name += f"_cap{a['cap'] / 1e9:g}GB" if a["cap"] else ""
-        return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+        return f"{a['model']}_b{a['batch']}_{types}" + (f"_image{a['image']}" if a["image"] != 224 else "")
 
-    def title(self):
+    def shape(self):
         a = self.about
-        machine = self.machine.get("gpu") or f"{self.machine.get('threads', '')} CPU threads".strip()
-        types = f"autocast to {a['amp']}" if a["amp"] not in (None, "none") else f"TF32 {'on' if a['tf32'] else 'off'}"
-        cap = f", memory capped at {a['cap'] / 1e9:g} GB" if a["cap"] else ""
-        return f"{machine}, {a['model']}, {a['batch']} images of {a['image']} × {a['image']}, {types}{cap}"
+        types = f"autocast to {a['amp']}" if a["amp"] not in (None, "none") else f"TF32 {self.tf32()}"
+        return f"{a['model']}, {a['batch']} images of {a['image']} × {a['image']}, {types}"
 
 
 def setting_of(file):
