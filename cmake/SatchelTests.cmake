@@ -107,6 +107,8 @@ if(SATCHEL_TORCH)
     tests/train/optimizer_test.cpp
     tests/train/schedule_test.cpp
     tests/train/step_test.cpp
+    tests/train/train_checkpoint_test.cpp
+    tests/train/train_f16_test.cpp
     tests/train/train_test.cpp)
   target_precompile_headers(test_train REUSE_FROM test_autograd)
 

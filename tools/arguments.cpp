@@ -5,12 +5,25 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <optional>
+#include <system_error>
 
-#include "tools/bench_graph.h"
+#include "satchel/core/text_items.h"
 #include "tools/tool.h"
 
 namespace satchel::tool {
 namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 62;
+constexpr const char* kSizeRule = "must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000";
+
+/// All of a text as a number in decimal digits.
+template <class Number>
+std::errc read_all(const std::string& text, Number& number) {
+  const char* end = text.data() + text.size();
+  const auto [stop, code] = std::from_chars(text.data(), end, number);
+  return code == std::errc() && stop != end ? std::errc::invalid_argument : code;
+}
 
 /// Two names of one file, which may not be there yet.
 bool same_file(const std::string& a, const std::string& b) {
@@ -45,26 +58,23 @@ CLI::Validator file_name() {
   return CLI::Validator([](std::string& text) -> std::string { return text.empty() ? "must name a file, got ''" : ""; }, "", "file name");
 }
 
+int64_t parse_bytes(const std::string& text, const char* op) {
+  const std::optional<int64_t> bytes = byte_count(text, kMostBytes);
+  if (!bytes) fail(op, std::string("size ") + kSizeRule, "'" + text + "'");
+  return *bytes;
+}
+
 CLI::Validator byte_size() {
   return CLI::Validator(
-      [](std::string& text) -> std::string {
-        try {
-          parse_bytes(text, "size");
-        } catch (const Error&) {
-          return "must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '" + text + "'";
-        }
-        return "";
-      },
-      "", "size");
+      [](std::string& text) { return byte_count(text, kMostBytes) ? std::string() : fmt::format("{}, got '{}'", kSizeRule, text); }, "",
+      "size");
 }
 
 CLI::Validator whole_number(uint64_t least, uint64_t most) {
   return CLI::Validator(
       [least, most](std::string& text) -> std::string {
         uint64_t number = 0;
-        const char* stop_at = text.data() + text.size();
-        const auto [stop, code] = std::from_chars(text.data(), stop_at, number);
-        if (text.empty() || code != std::errc() || stop != stop_at || number < least || number > most) {
+        if (read_all(text, number) != std::errc() || number < least || number > most) {
           const std::string end = most == UINT64_MAX ? "2^64 - 1" : most == INT64_MAX ? "2^63 - 1" : std::to_string(most);
           return fmt::format("must be a whole number from {} to {}, got '{}'", least, end, text);
         }
@@ -72,6 +82,19 @@ CLI::Validator whole_number(uint64_t least, uint64_t most) {
         return "";
       },
       "", "whole number");
+}
+
+CLI::Validator any_whole_number() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        int64_t number = 0;
+        const std::errc code = read_all(text, number);
+        if (code == std::errc::result_out_of_range) return fmt::format("must be a whole number below 2^63, got '{}'", text);
+        if (code != std::errc()) return fmt::format("must be a whole number, got '{}'", text);
+        text = std::to_string(number);  // CLI11 itself reads 010 as 8
+        return "";
+      },
+      "", "count");
 }
 
 std::vector<Method> methods_from(const std::string& text, void (*check)(const Method&, const char*)) {

@@ -18,11 +18,15 @@ void check_apart(const char* op, const char* name, const std::string& path, cons
 
 /// '' is what a script's unset variable gives: not "no file".
 CLI::Validator file_name();
+/// As byte_count() of core reads it. Throws `[op] rule, got 'text'` unless it is 1 to 2^62 bytes.
+int64_t parse_bytes(const std::string& text, const char* op);
 /// What parse_bytes() reads.
 CLI::Validator byte_size();
 
 /// A whole number from least to most, in decimal digits.
 CLI::Validator whole_number(uint64_t least, uint64_t most = INT64_MAX);
+/// Any whole number below 2^63, negative ones too, for whoever checks it further in words of its own.
+CLI::Validator any_whole_number();
 
 /// The words for a kind of thing: sage, gcn.
 template <class Enum>

@@ -1,7 +1,6 @@
 // The pieces of `bench codec`: what is run, on which data, how it is checked, and the two devices.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <new>
@@ -110,10 +109,5 @@ void set_off_means(std::vector<Channel>& channels, const std::vector<double>& su
 void check_off_means(const std::string& who, const SideCode& code, Source x, const std::vector<Channel>& channels);
 
 double root_mean_square(const std::vector<float>& x);
-
-inline double median(std::vector<double> x) {
-  std::nth_element(x.begin(), x.begin() + static_cast<int64_t>(x.size() / 2), x.end());
-  return x[x.size() / 2];
-}
 
 }  // namespace satchel::tool

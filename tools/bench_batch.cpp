@@ -13,7 +13,7 @@
 #include "satchel/train/image_options.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/options.h"
-#include "tools/bench_graph.h"
+#include "tools/arguments.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
 #include "tools/train_commands.h"

@@ -1,4 +1,5 @@
 // Checks before times: what a kernel made must be what the scalar kernel and theory say.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 

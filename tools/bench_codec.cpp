@@ -1,9 +1,9 @@
 // bench codec: builds what is run, prints the table, writes the JSON.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numbers>
 
@@ -11,6 +11,7 @@
 #include "satchel/kernels/cuda/cuda.h"
 #include "tools/bench.h"
 #include "tools/tool.h"
+#include "tools/train_report.h"
 
 namespace satchel::tool {
 namespace {
@@ -118,20 +119,6 @@ class Table {
   std::vector<Result> results_;
 };
 
-void write_json(const std::string& path, const ordered_json& json) {
-  if (path == "-") {
-    fmt::print("{}\n", json.dump(2));
-    return;
-  }
-  const std::string temporary = path + ".part";
-  std::ofstream file(temporary);
-  file << json.dump(2) << '\n';
-  file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
-  std::remove(temporary.c_str());
-  fail("bench", "--json must name a file that can be written", path);
-}
-
 std::vector<const CpuKernels*> chosen_kernels(const std::string& name) {
   if (name == "best") return {&best_cpu_kernel()};
   std::vector<const CpuKernels*> chosen;
@@ -204,7 +191,7 @@ void run_bench_codec(const BenchOptions& asked) {
   Table table(options.json == "-");
   if (options.device != "cuda") run_device(options, false, table);
   if (on_gpu) run_device(options, true, table);
-  if (!options.json.empty()) write_json(options.json, table.json(options));
+  if (!options.json.empty()) write_json(options.json, table.json(options), "bench");
 }
 
 }  // namespace satchel::tool

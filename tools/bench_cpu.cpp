@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "satchel/core/median.h"
 #include "satchel/tensor/chunks.h"
 #include "satchel/tensor/pack.h"
 #include "satchel/tensor/project.h"

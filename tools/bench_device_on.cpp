@@ -2,9 +2,11 @@
 // stream, so that both see the same clocks and the copy washes the op's data out of the second-level cache.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/core/median.h"
 #include "satchel/kernels/cuda/cuda.h"
 #include "tools/bench.h"
 #include "tools/tool.h"

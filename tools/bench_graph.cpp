@@ -3,18 +3,16 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string_view>
 
 #include "satchel/core/error.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
+#include "tools/arguments.h"
 #include "tools/bench_graph_entries.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
@@ -187,26 +185,6 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
 }
 
 }  // namespace
-
-int64_t parse_bytes(const std::string& text, const char* op) {
-  constexpr std::string_view kLetters = "KMGT";
-  const auto refuse = [&] { fail(op, "size must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000", "'" + text + "'"); };
-  double number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, code] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
-  if (code != std::errc()) refuse();
-  std::string_view unit(stop, static_cast<size_t>(end - stop));
-  double scale = 1;
-  if (!unit.empty() && unit != "B") {
-    const size_t power = kLetters.find(unit.front());
-    const bool binary = unit.substr(1) == "iB";
-    if (power == kLetters.npos || (!binary && unit.substr(1) != "B")) refuse();
-    scale = std::pow(binary ? 1024.0 : 1000.0, static_cast<double>(power + 1));
-  }
-  const double bytes = number * scale;
-  if (!(bytes >= 1 && bytes <= 0x1p62)) refuse();
-  return static_cast<int64_t>(bytes);
-}
 
 void run_bench_graph(const BenchGraphCommand& c) {
   const std::vector<Method> methods = methods_from(c.methods);

@@ -25,8 +25,4 @@ struct BenchGraphCommand {
 void add_bench_graph(CLI::App& bench);
 void run_bench_graph(const BenchGraphCommand& command);
 
-/// "12GB" (10⁹ bytes), "12GiB" (2³⁰), also of K, M and T, "1.5GB", or a plain number of bytes. Throws `[op] rule, got 'text'` unless it is
-/// 1 to 2^62 bytes.
-int64_t parse_bytes(const std::string& text, const char* op);
-
 }  // namespace satchel::tool

@@ -5,13 +5,13 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/core/median.h"
 #include "satchel/core/noise.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/options.h"
@@ -35,11 +35,7 @@ GraphModel seeded_model(const TrainOptions& options) {
 
 }  // namespace
 
-double BenchResult::median() const {
-  std::vector<double> sorted = seconds;
-  std::sort(sorted.begin(), sorted.end());
-  return sorted.empty() ? 0 : sorted[sorted.size() / 2];
-}
+double BenchResult::median() const { return satchel::median(seconds); }
 
 /// Model, optimizer and data of one entry, on its device while it lives. It stays where it is: the step's parts refer to it.
 class GraphBench::Entry {
@@ -119,7 +115,7 @@ GraphBench::GraphBench(const GraphData& data, const TrainOptions& options)
 Amp GraphBench::amp_of(const Method* method) const {
   TrainOptions options = options_;
   options.method = method == nullptr ? parse_method("fp32") : *method;
-  return amp_for(options, range_);
+  return amp_for(options, range_, "bench");
 }
 
 BenchResult GraphBench::run_alone(const Method* method, int64_t steps) const {

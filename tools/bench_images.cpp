@@ -17,6 +17,7 @@
 #include <optional>
 
 #include "satchel/core/error.h"
+#include "satchel/core/median.h"
 #include "satchel/core/noise.h"
 #include "satchel/plan/image_plan.h"
 #include "satchel/plan/share_out.h"
@@ -24,7 +25,7 @@
 #include "satchel/train/image_step.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/options.h"
-#include "tools/bench_graph.h"
+#include "tools/arguments.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
 #include "tools/train_commands.h"
@@ -175,11 +176,7 @@ void write_results(const BenchImagesCommand& c, const ordered_json& about, const
 
 }  // namespace
 
-double ImageBenchResult::median() const {
-  std::vector<double> sorted = seconds;
-  std::sort(sorted.begin(), sorted.end());
-  return sorted.empty() ? 0 : sorted[sorted.size() / 2];
-}
+double ImageBenchResult::median() const { return satchel::median(seconds); }
 
 ImageBenchResult measure(const ImageBenchSetting& setting, const Method& method, int64_t batch, int64_t steps) {
   const at::Device device = device_of(setting.options.device);

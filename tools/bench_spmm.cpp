@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
+#include "satchel/core/median.h"
 #include "satchel/data/graph_data.h"
 #include "satchel/train/graph_task.h"
 #include "satchel/train/options.h"
-#include "tools/bench.h"
 #include "tools/tool.h"
 #include "tools/torch_model.h"
 #include "tools/train_commands.h"

@@ -3,12 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <numbers>
+#include <utility>
 #include <vector>
 
+#include "satchel/core/median.h"
 #include "satchel/core/noise.h"
 #include "satchel/tensor/pack.h"
 #include "tools/quality.h"
@@ -53,8 +54,7 @@ double median_seconds(const std::string& device, const Work& work) {
     wait_for(device);
     if (i > 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
+  return median(std::move(seconds));
 }
 
 void print_row(const Preset& preset, const at::Tensor& x, const std::string& device) {

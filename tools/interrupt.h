@@ -2,6 +2,7 @@
 #pragma once
 
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -28,16 +29,26 @@ class StopOnInterrupt {
   struct sigaction before_ {};
 };
 
-/// Calls run(method, s) for all methods of seed s, then of the next: pairs stay together. True where it was stopped on the way.
-template <class Method, class Run>
-bool for_pairs(int64_t seeds, const std::vector<Method>& methods, const Run& run) {
-  for (int64_t s = 0; s < seeds; ++s) {
-    for (const Method& method : methods) {
-      run(method, static_cast<uint64_t>(s));
-      if (stop_asked != 0) return true;
+/// Calls run(method, s) for all methods of seed s, then of the next: pairs stay together. Then report(interrupted), also of
+/// those that ended before one that throws. True where SIGINT came on the way.
+template <class Method, class Run, class Report>
+bool run_pairs(int64_t seeds, const std::vector<Method>& methods, const Run& run, const Report& report) {
+  const StopOnInterrupt guard;
+  bool any = false;
+  try {
+    for (int64_t s = 0; s < seeds && stop_asked == 0; ++s) {
+      for (size_t i = 0; i < methods.size() && stop_asked == 0; ++i) {
+        run(methods[i], static_cast<uint64_t>(s));
+        any = true;
+      }
     }
+  } catch (...) {
+    if (any) report(false);
+    throw;
   }
-  return false;
+  const bool interrupted = stop_asked != 0;
+  report(interrupted);
+  return interrupted;
 }
 
 }  // namespace satchel::tool

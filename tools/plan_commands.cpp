@@ -6,8 +6,6 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <memory>
@@ -15,6 +13,7 @@
 #include "tools/plan_image.h"
 #include "tools/plan_text.h"
 #include "tools/tool.h"
+#include "tools/train_report.h"
 
 namespace satchel::tool {
 namespace {
@@ -98,16 +97,6 @@ ImagePlanOptions image_options(const PlanOptions& o, std::vector<Method> methods
   return images;
 }
 
-void write_json(const std::string& path, const nlohmann::ordered_json& json) {
-  const std::string temporary = path + ".part";
-  std::ofstream file(temporary);
-  file << json.dump(2) << '\n';
-  file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
-  std::remove(temporary.c_str());
-  fail("plan", "--json must name a file that can be written", path);
-}
-
 struct Output {
   std::string text;
   nlohmann::ordered_json json;
@@ -140,7 +129,7 @@ void run_plan(const PlanOptions& o) {
   const Output output = make_output(o);
   if (to_file) check_output(o.json, "plan");
   fmt::print("{}", o.json == "-" ? output.json.dump(2) + "\n" : output.text);
-  if (to_file) write_json(o.json, output.json);
+  if (to_file) write_json(o.json, output.json, "plan");
 }
 
 }  // namespace

@@ -4,12 +4,12 @@
 
 #include <CLI/App.hpp>
 #include <array>
-#include <charconv>
 #include <cmath>
 
 #include "satchel/plan/published_images.h"
-#include "tools/bench_graph.h"
+#include "tools/arguments.h"
 #include "tools/tool.h"
+#include "tools/train_report.h"
 
 namespace satchel::tool {
 namespace {
@@ -151,15 +151,6 @@ std::string fit_text(const ImagePlanOptions& o, int64_t budget) {
          kFitText;
 }
 
-ordered_json lines_json(const std::vector<SavedTensor>& lines) {
-  ordered_json list = ordered_json::array();
-  for (const SavedTensor& s : lines) {
-    list.push_back(
-        {{"name", s.name}, {"kind", s.kind}, {"shape", s.shape}, {"bits", s.bits}, {"bytes", s.bytes}, {"fp32_bytes", s.fp32_bytes}});
-  }
-  return list;
-}
-
 ordered_json memory_json(const ImageMemory& m) {
   return {{"saved_bytes", m.saved},     {"host_bytes", m.swapped}, {"parameter_bytes", m.parameters}, {"image_bytes", m.images},
           {"fullest_bytes", m.fullest}, {"step_bytes", m.total()}, {"slack_bytes", m.slack}};
@@ -185,7 +176,7 @@ ordered_json method_json(const ImagePlanOptions& o, const Method& method, int64_
           {"times_smaller", ratio(fp32, total_bytes(lines))},
           {"parts", parts_json(kParts, lines)},
           {"memory", memory_json(memory_of(o.shape, batch_of(o), method))},
-          {"tensors", lines_json(lines)}};
+          {"tensors", tensors_json(lines)}};
 }
 
 ordered_json fit_json(const ImagePlanOptions& o, int64_t budget) {
@@ -205,21 +196,10 @@ ordered_json model_json(const ImagePlanOptions& o) {
           {"width", s.width}, {"image", o.image},     {"dropout", dropout_of(o.shape)}};
 }
 
-/// CLI11's own conversion reads 010 as 8: it gets the digits of what was read here.
-std::string read_count(std::string& text) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, code] = std::from_chars(text.data(), end, value);
-  if (code == std::errc::result_out_of_range) return "must be a whole number below 2^63, got '" + text + "'";
-  if (text.empty() || code != std::errc() || stop != end) return "must be a whole number, got '" + text + "'";
-  text = std::to_string(value);
-  return "";
-}
-
 }  // namespace
 
 CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, const std::string& help) {
-  return app.add_option(name, to, help)->transform(CLI::Validator(read_count, "", "count"))->type_name("N");
+  return app.add_option(name, to, help)->transform(any_whole_number())->type_name("N");
 }
 
 std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOptions& o) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tools/tool.h"
+#include "tools/train_report.h"
 
 namespace satchel::tool {
 namespace {
@@ -88,15 +89,6 @@ std::string comparison_text(const ModelPlan& plan) {
   return text;
 }
 
-ordered_json lines_json(const std::vector<SavedTensor>& lines) {
-  ordered_json list = ordered_json::array();
-  for (const SavedTensor& s : lines) {
-    list.push_back(
-        {{"name", s.name}, {"kind", s.kind}, {"shape", s.shape}, {"bits", s.bits}, {"bytes", s.bytes}, {"fp32_bytes", s.fp32_bytes}});
-  }
-  return list;
-}
-
 ordered_json model_json(const GraphShape& s, int64_t nodes, int64_t training_nodes, bool sparse) {
   return {{"conv", s.conv == Conv::sage ? "sage" : "gcn"},
           {"layers", s.layers},
@@ -157,8 +149,8 @@ ordered_json plan_json(const ModelPlan& plan) {
                        {"loss_bytes", total_bytes(p.loss)},
                        {"times_smaller", times_json(total_bytes(plan.fp32.saved), total_bytes(p.saved))},
                        {"times_smaller_with_loss", times_json(with_loss(plan.fp32), with_loss(p))},
-                       {"tensors", lines_json(p.saved)},
-                       {"loss", lines_json(p.loss)}});
+                       {"tensors", tensors_json(p.saved)},
+                       {"loss", tensors_json(p.loss)}});
   }
   return {{"model", model_json(plan.shape, plan.nodes, plan.training_nodes, plan.sparse)},
           {"fp32_saved_bytes", total_bytes(plan.fp32.saved)},
@@ -195,7 +187,7 @@ ordered_json published_json(const std::string& table, const std::vector<Method>&
                     {"published_mib", row.published_mib},
                     {"model_bytes", total_bytes(row.parts)},
                     {"parts", parts},
-                    {"tensors", lines_json(row.parts)},
+                    {"tensors", tensors_json(row.parts)},
                     {"method", row.method},
                     {"own_bytes", own_bytes(model, parse_method(row.method))}});
   }

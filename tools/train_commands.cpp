@@ -11,7 +11,6 @@
 #include "satchel/train/image_options.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
-#include "tools/bench_graph.h"
 #include "tools/interrupt.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
@@ -253,19 +252,16 @@ void run_train(const TrainCommand& c) {
   const TrainOptions common = options_of(c, methods.front());
   RunsAbout about{data.name, data.task, common.shape, common.tf32, common.cuda_graph, false};
   std::vector<RunResult> runs;
-  const StopOnInterrupt guard;
-  try {
-    about.interrupted = for_pairs(c.seeds, methods, [&](const Method& method, uint64_t s) {
-      TrainOptions options = options_of(c, method);
-      options.seed += s;
-      runs.push_back(run_one(data, options, silent));
-    });
-  } catch (...) {
-    if (!runs.empty()) report_end(c, runs, about);
-    throw;
-  }
-  report_end(c, runs, about);
-  if (about.interrupted) throw Interrupted();
+  const auto run = [&](const Method& method, uint64_t s) {
+    TrainOptions options = options_of(c, method);
+    options.seed += s;
+    runs.push_back(run_one(data, options, silent));
+  };
+  const auto report = [&](bool interrupted) {
+    about.interrupted = interrupted;
+    report_end(c, runs, about);
+  };
+  if (run_pairs(c.seeds, methods, run, report)) throw Interrupted();
 }
 
 void run_predict(const PredictCommand& c) {

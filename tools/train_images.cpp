@@ -293,19 +293,16 @@ void run_train_images(const ImageTrainCommand& c) {
 
   ImageRunsAbout about{data.train.name, data.train.count(), data.test.count(), data.train.classes, options_of(c, methods.front()), false};
   std::vector<ImageRunResult> runs;
-  const StopOnInterrupt guard;
-  try {
-    about.interrupted = for_pairs(c.seeds, methods, [&](const Method& method, uint64_t s) {
-      ImageTrainOptions options = options_of(c, method);
-      options.seed += s;
-      runs.push_back(run_one(data, options, silent));
-    });
-  } catch (...) {
-    if (!runs.empty()) report_end(c, runs, about);
-    throw;
-  }
-  report_end(c, runs, about);
-  if (about.interrupted) throw Interrupted();
+  const auto run = [&](const Method& method, uint64_t s) {
+    ImageTrainOptions options = options_of(c, method);
+    options.seed += s;
+    runs.push_back(run_one(data, options, silent));
+  };
+  const auto report = [&](bool interrupted) {
+    about.interrupted = interrupted;
+    report_end(c, runs, about);
+  };
+  if (run_pairs(c.seeds, methods, run, report)) throw Interrupted();
 }
 
 }  // namespace satchel::tool

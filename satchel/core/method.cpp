@@ -136,6 +136,8 @@ void validate(const Method& method, const char* op) {
   if (method.plain) return;
   if (method.mean != 0 && !(method.mean >= 2 && method.mean <= 3)) fail(op, "mean must be 2 to 3", method.mean);
   if (method.budget < 0) fail(op, "budget must be 1 byte or more, or 0 for none", method.budget);
+  if (method.mean > 0 && method.budget > 0)
+    fail(op, "mean and budget exclude each other", "a budget of " + std::to_string(method.budget) + " beside a mean");
   if ((method.mean > 0 || method.budget > 0) && !(method.shared && method.norm.side == Side::one_sided && method.norm.bits == 2)) {
     fail(op, "mean and budget need shared saves in one-sided codes of 2 bits", to_string(method.norm));
   }

@@ -1,10 +1,8 @@
 // Methods as text: a preset's name and its options.
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
 #include <iterator>
-#include <utility>
+#include <optional>
 
 #include "satchel/core/error.h"
 #include "satchel/core/method.h"
@@ -87,36 +85,16 @@ int digit_of(std::string_view option, int least, int most, std::string_view text
 
 constexpr std::array<std::string_view, 5> kMethodKeys = {"level", "adaptive", "residual", "mean", "budget"};
 
-/// The number that a value starts with, and what stands behind it; NaN where there is none.
-std::pair<double, std::string_view> number_of(std::string_view value) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number, std::chars_format::fixed);
-  if (error != std::errc()) return {std::nan(""), value};
-  return {number, value.substr(static_cast<size_t>(end - value.data()))};
-}
-
 double mean_of(std::string_view option, std::string_view text) {
-  const auto [mean, rest] = number_of(value_of(option));
+  const auto [mean, rest] = leading_number(value_of(option));
   if (!(mean >= 2 && mean <= 3) || !rest.empty()) refuse("mean must be 2 to 3", text);
   return mean;
 }
 
 int64_t budget_of(std::string_view option, std::string_view text) {
-  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits = {{{"", 1},
-                                                                           {"B", 1},
-                                                                           {"KB", 1e3},
-                                                                           {"MB", 1e6},
-                                                                           {"GB", 1e9},
-                                                                           {"TB", 1e12},
-                                                                           {"KiB", 0x1p10},
-                                                                           {"MiB", 0x1p20},
-                                                                           {"GiB", 0x1p30},
-                                                                           {"TiB", 0x1p40}}};
-  const auto [number, rest] = number_of(value_of(option));
-  const auto unit = std::ranges::find(kUnits, rest, &std::pair<std::string_view, double>::first);
-  const double bytes = unit == kUnits.end() ? 0 : number * unit->second;
-  if (!(bytes >= 1 && bytes <= 0x1p55)) refuse("budget must be 1 to 2^55 bytes, as in 1.2GiB, 900MB or 1000", text);
-  return static_cast<int64_t>(bytes);
+  const std::optional<int64_t> bytes = byte_count(value_of(option), int64_t{1} << 55);
+  if (!bytes) refuse("budget must be 1 to 2^55 bytes, as in 1.2GiB, 900MB or 1000", text);
+  return *bytes;
 }
 
 /// ActNN's levels, as data: bits of inputs and norms, shared out or not, swapped or not.
@@ -154,7 +132,6 @@ Method with_own_options(const MethodPreset& preset, const Items& options, std::s
   for (const std::string_view option : {mean, budget}) {
     if (!option.empty() && !m.shared) refuse(std::string(key_of(option)) + " is an option of satchel", text);
   }
-  if (!mean.empty() && !budget.empty()) refuse("mean and budget exclude each other", text);
   if (!mean.empty()) m.mean = mean_of(mean, text);
   if (!budget.empty()) m.budget = budget_of(budget, text);
   return m;

@@ -117,10 +117,10 @@ FeatureRange range_of(const Features& features) {
   return range;
 }
 
-Amp amp_for(const TrainOptions& o, const FeatureRange& features) {
+Amp amp_for(const TrainOptions& o, const FeatureRange& features, const char* op) {
   constexpr float kLeast = 0x1p-8f, kMost = 0x1p8f, kLargestHalf = 65504;
   if (o.amp == Amp::fp16 && std::isfinite(features.largest) && features.largest > kLargestHalf)
-    fail("train", "features in float16 (--amp fp16) must be at most 65504 in size", features.largest);
+    fail(op, "features in float16 (--amp fp16) must be at most 65504 in size", features.largest);
   if (o.amp != Amp::automatic) return o.amp;
   const bool packs = !o.method.plain && o.method.input.bits < 32 && o.method.norm.bits < 32;
   const bool fits = features.dense && features.largest >= kLeast && features.largest <= kMost;

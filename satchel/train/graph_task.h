@@ -39,13 +39,13 @@ FeatureRange range_of(const Features& features);
 
 /// The type of a run's features and activations. What was asked for, but for `automatic`: fp16 with tf32 on CUDA, where a method packs
 /// (less than 32 bits), a norm follows every hidden layer, and features are dense with the largest of 2^−8 to 2^8; else none.
-/// Throws `[train] …` where features do not fit into the float16 that was asked for.
+/// Throws `[op] …` where features do not fit into the float16 that was asked for.
 ///
 /// TF32 products round their factors to 10 bits of mantissa, as many as float16 has; what float16 lacks is range, 2^−24 to 2^16. A mean
 /// over neighbours is no larger than the largest feature, and 2·columns products with first weights up to 1/√columns are at most
 /// 2·√columns·2^8: 2^15 for 2^12 columns. gcn's sums are up to √neighbours times the largest feature: 2^16 for 2^16 neighbours of one each.
 /// Values below float16's normal ones are off by 2^−25, of 2^−8 no more than 2^−17. A norm gives the next layer rows of size 1 again.
-Amp amp_for(const TrainOptions& options, const FeatureRange& features);
+Amp amp_for(const TrainOptions& options, const FeatureRange& features, const char* op);
 
 /// What gradients of a loss are multiplied by on their way back: 1 but for fp16 (`amp` decided), else the largest power of two up to the
 /// number of terms that the loss is a mean of.

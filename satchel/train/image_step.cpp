@@ -71,7 +71,7 @@ ImageStep::ImageStep(ImageModel model, const ImageTrainOptions& options, at::Dev
 
 at::Tensor ImageStep::operator()(const at::Tensor& images, const at::Tensor& labels, const Rates& rates, uint64_t seed, StepCost* cost) {
   at::manual_seed(seed);
-  const int64_t stood = clear_gradients();  // those of the step before: new ones take their place
+  const int64_t stood = clear_gradients(parameters_);  // those of the step before: new ones take their place
   std::optional<MemoryMeter> meter;
   if (cost != nullptr) meter.emplace(device_);
   std::optional<SeedBank> bank;
@@ -132,15 +132,6 @@ at::Tensor ImageStep::evaluate(const at::Tensor& images) {
   const at::Tensor logits = model_->forward(images).to(at::kFloat);
   model_->train();
   return logits;
-}
-
-int64_t ImageStep::clear_gradients() {
-  int64_t bytes = 0;
-  for (at::Tensor& p : parameters_) {
-    if (p.grad().defined()) bytes += static_cast<int64_t>(p.grad().nbytes());
-    p.mutable_grad() = at::Tensor();
-  }
-  return bytes;
 }
 
 int64_t ImageStep::parameter_bytes() const {

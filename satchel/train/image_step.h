@@ -63,7 +63,6 @@ class ImageStep {
   void restore(const std::map<std::string, at::Tensor>& state);
 
  private:
-  int64_t clear_gradients();
   at::Tensor forward_to_optimizer(const at::Tensor& images, const at::Tensor& labels, const Rates& rates, MemoryMeter* meter,
                                   StepCost* cost);
   void move(const Rates& rates);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/core/median.h"
 #include "satchel/core/noise.h"
 #include "satchel/plan/image_plan.h"
 #include "satchel/plan/share_out.h"
@@ -37,13 +38,6 @@ constexpr auto kBetweenReports = std::chrono::milliseconds(250);
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 ImageTrainOptions checked(const ImageSets& data, const ImageTrainOptions& options) {
   validate(options);
   validate(data);
@@ -67,6 +61,13 @@ struct Losses {
   double mean() const { return sum / static_cast<double>(count); }
 };
 
+/// The model's shape for the images of the feed, which must fit it.
+ImageShape checked_shape(const ImageTrainOptions& options, const ImageData& data, const ImageLoader& images) {
+  const ImageShape shape = shape_of(options, data.classes, data.channels, images.height(), images.width());
+  check_side(shape, images.height(), images.width(), "train");
+  return shape;
+}
+
 /// A budget becomes the mean that the plan finds for it.
 ImageTrainOptions with_mean(ImageTrainOptions options, const ImageShape& shape, int64_t height, int64_t width) {
   options.method = satchel::with_mean(shape, {options.batch, height, width}, options.method);
@@ -79,12 +80,11 @@ class Run {
       : options_(checked(data, asked)),
         device_(device_of(options_.device)),
         train_(data.train, training_options(data, options_), device_, options_.channels_last),
-        shape_(shape_of(options_, data.train.classes, data.train.channels, train_.loader().height(), train_.loader().width())),
+        shape_(checked_shape(options_, data.train, train_.loader())),
         shares_(shares_out(options_.method) ? std::make_shared<ShareOut>(ShareOutOptions{data.train.count()}) : nullptr),
         step_(make_model(with_mean(options_, shape_, train_.loader().height(), train_.loader().width()), shape_, device_, shares_),
               options_, device_) {
     if (shares_) shares_->set_gradient_scale(step_.loss_scale());
-    check_side(shape_, train_.loader().height(), train_.loader().width(), "train");
     if (data.test.count() > 0)
       test_ = std::make_unique<ImageFeed>(data.test, testing_options(data, options_), device_, options_.channels_last);
     schedule_ = schedule_of(options_, train_.loader().batches());

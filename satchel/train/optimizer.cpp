@@ -26,6 +26,15 @@ constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8;
 
 }  // namespace
 
+int64_t clear_gradients(std::vector<at::Tensor>& parameters) {
+  int64_t bytes = 0;
+  for (at::Tensor& p : parameters) {
+    if (p.grad().defined()) bytes += static_cast<int64_t>(p.grad().nbytes());
+    p.mutable_grad() = at::Tensor();
+  }
+  return bytes;
+}
+
 ParameterStep::ParameterStep(const TrainOptions& options, std::vector<at::Tensor> parameters, double scale)
     : options_(options), parameters_(std::move(parameters)) {
   if (parameters_.empty()) fail("train", "a model must have parameters", 0);
@@ -40,15 +49,6 @@ ParameterStep::ParameterStep(const TrainOptions& options, std::vector<at::Tensor
   if (int exponent = 0; !std::isfinite(scale) || std::frexp(scale, &exponent) != 0.5) fail("train", "scale must be a power of two", scale);
   inverse_ = at::full({1}, 1 / scale, parameters_.front().options().requires_grad(false));
   found_ = at::zeros_like(inverse_);
-}
-
-int64_t ParameterStep::clear_gradients() {
-  int64_t bytes = 0;
-  for (at::Tensor& p : parameters_) {
-    if (p.grad().defined()) bytes += static_cast<int64_t>(p.grad().nbytes());
-    p.mutable_grad() = at::Tensor();
-  }
-  return bytes;
 }
 
 void ParameterStep::clip(std::vector<at::Tensor>& gradients) const {

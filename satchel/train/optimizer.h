@@ -12,6 +12,9 @@
 
 namespace satchel {
 
+/// Of all parameters; returns the bytes that it lets go.
+int64_t clear_gradients(std::vector<at::Tensor>& parameters);
+
 /// torch's own fused kernels: the same formulas and constants (β .9 and .999, ε 1e-8) as torch.optim's.
 class ParameterStep {
  public:
@@ -19,7 +22,7 @@ class ParameterStep {
   ParameterStep(const TrainOptions& options, std::vector<at::Tensor> parameters, double scale = 1);
 
   /// Returns the bytes that it lets go.
-  int64_t clear_gradients();
+  int64_t clear_gradients() { return satchel::clear_gradients(parameters_); }
   /// Clips where the options say so, and moves the parameters that have a gradient.
   void step();
   /// The loss, or infinity or NaN from the first step on whose scaled gradients were not all finite: who reads the loss learns of it

@@ -37,7 +37,7 @@ Prediction predict_graph(const GraphData& data, const std::string& checkpoint, c
   options.device = device;
   options.tf32 = options.tf32 && device == "cuda";
   validate(options);
-  options.amp = amp_for(options, range_of(data.features));
+  options.amp = amp_for(options, range_of(data.features), "predict");
   const Tf32Guard tf32(options);
   if (options.shape.features != data.features.columns)
     fail("predict", "data must have the " + std::to_string(options.shape.features) + " features of the checkpoint", data.features.columns);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/core/median.h"
 #include "satchel/core/noise.h"
 #include "satchel/tensor/output.h"
 #include "satchel/train/checkpoint.h"
@@ -23,13 +24,6 @@ namespace satchel {
 namespace {
 
 constexpr uint32_t kWeights = 1;  // rank of the seed of initial weights; steps have rank 0
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 GraphModel make_model(const TrainOptions& options, at::Device device) {
   at::manual_seed(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
@@ -54,7 +48,7 @@ TrainOptions checked(const GraphData& data, TrainOptions options) {
   if (!options.checkpoint.empty()) check_replaceable(options.checkpoint, "train");
   // A run that goes on does so in the type that it has: what decided may have been another version's.
   if (options.resume && options.amp == Amp::automatic) options.amp = parse_options(read_checkpoint(options.checkpoint).options).amp;
-  options.amp = amp_for(options, range_of(data.features));
+  options.amp = amp_for(options, range_of(data.features), "train");
   return options;
 }
 

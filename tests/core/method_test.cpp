@@ -165,16 +165,21 @@ TEST(Method, SharedMapsMayHaveAMeanOrABudget) {
   EXPECT_EQ(parse_method("satchel,budget=2GB").budget, 2'000'000'000);
   EXPECT_EQ(parse_method("satchel,budget=7").budget, 7);
   EXPECT_EQ(parse_method("satchel,budget=1TiB").budget, int64_t{1} << 40);
+  EXPECT_EQ(parse_method("satchel,budget=32768TiB").budget, int64_t{1} << 55);
   EXPECT_TRUE(shares_out(parse_method("satchel,mean=2")) && shares_out(parse_method("satchel,budget=1GB")));
   EXPECT_TRUE(shares_out(parse_method("actnn")) && !shares_out(parse_method("satchel")) && !shares_out(parse_method("actnn,level=0")));
   for (const char* text :
        {"satchel,mean=1.9", "satchel,mean=3.5", "satchel,mean=two", "satchel,mean=2.5x", "satchel,mean=", "satchel,mean=nan"}) {
     EXPECT_EQ(parse_error(text), "[method] mean must be 2 to 3, got '" + std::string(text) + "'");
   }
-  for (const char* text : {"satchel,budget=0", "satchel,budget=-1GB", "satchel,budget=1XB", "satchel,budget=1e30", "satchel,budget=inf"}) {
+  for (const char* text : {"satchel,budget=0", "satchel,budget=-1GB", "satchel,budget=1XB", "satchel,budget=1e30",
+                           "satchel,budget=32769TiB", "satchel,budget=inf"}) {
     EXPECT_EQ(parse_error(text), "[method] budget must be 1 to 2^55 bytes, as in 1.2GiB, 900MB or 1000, got '" + std::string(text) + "'");
   }
   EXPECT_EQ(parse_error("satchel,mean=2,budget=1GB"), "[method] mean and budget exclude each other, got 'satchel,mean=2,budget=1GB'");
+  Method both = parse_method("satchel,mean=2.25");
+  both.budget = 1000;
+  EXPECT_EQ(error_of([&] { validate(both, "train"); }), "[train] mean and budget exclude each other, got a budget of 1000 beside a mean");
   EXPECT_EQ(parse_error("satchel,mean=2,mean=3"), "[method] mean is given twice, got 'satchel,mean=2,mean=3'");
   EXPECT_EQ(parse_error("actnn,mean=2"), "[method] mean is an option of satchel, got 'actnn,mean=2'");
   for (const char* text : {"satchel,mean=2.5,bits=3", "satchel,budget=1GB,side=both", "satchel,mean=2.5,side=none"}) {

@@ -25,9 +25,12 @@
 #include "satchel/train/image_step.h"
 #include "satchel/train/loss_scale.h"
 #include "satchel/train/safetensors.h"
+#include "tests/train/train_common.h"
 
 namespace satchel {
 namespace {
+
+using train_test::expect_refused;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -60,15 +63,6 @@ class ImageTrain : public testing::Test {
   void TearDown() override { std::remove(file_.c_str()); }
   std::string file_ = testing::TempDir() + "satchel_images_" + std::to_string(getpid()) + ".safetensors";
 };
-
-void expect_refused(const std::function<void()>& run, const std::string& part) {
-  try {
-    run();
-    ADD_FAILURE() << "nothing was thrown, but " << part;
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
-  }
-}
 
 TEST_F(ImageTrain, EveryMethodLearns) {
   for (const char* method : {"fp32", "actnn", "division", "satchel"}) {
@@ -263,6 +257,12 @@ TEST_F(ImageTrain, NamesWhatDoesNotFit) {
   refused([](O& o) { o.milestones = {1}; }, "[train] milestones need schedule step, got cosine");
   refused([](O& o) { o.model = "resnet19"; }, "got 'resnet19'");
   refused([](O& o) { o.model = "vgg16"; }, "[train] images must be at least 32 × 32 for vgg16, got 16 × 16");
+  refused(
+      [](O& o) {
+        o.model = "vgg16";
+        o.method = parse_method("satchel,budget=1GB");  // which asks the plan, that would refuse in its own name
+      },
+      "[train] images must be at least 32 × 32 for vgg16, got 16 × 16");
   refused([](O& o) { o.tf32 = true; }, "[train] tf32 needs device cuda, got cpu");
   refused([](O& o) { o.loss_scale.backoff = 2; }, "[train] backoff of the loss scale must be above 0 and below 1, got 2");
   refused([](O& o) { o.resume = true; }, "[train] resume and checkpoint_every need a checkpoint, got none");
