@@ -82,6 +82,7 @@ setting() {
 
 if [[ -n $codec ]]; then run "$satchel" bench codec --device cuda --json "$out/codec.json"; fi
 run "$satchel" bench spmm --json "$out/spmm.json"
+run "$satchel" bench product --json "$out/product.json"
 "$satchel" data --data synthetic:arxiv --out "$data/arxiv"
 for hidden in $widths; do
   for mode in $modes; do setting "$hidden" "$mode"; done

@@ -40,6 +40,15 @@ function(satchel_choose_architectures)
   set(CMAKE_CUDA_ARCHITECTURES ${architectures} CACHE STRING "GPU architectures to compile for")
 endfunction()
 
+# Sets `variable` to Hopper's architecture with the instructions of its own: compiled where such a GPU is present or asked for, else as PTX.
+function(satchel_hopper_architecture variable)
+  if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)(90a?(-real)?|all|all-major|native)(;|$)")
+    set(${variable} 90a-real PARENT_SCOPE)
+  else()
+    set(${variable} 90a-virtual PARENT_SCOPE)
+  endif()
+endfunction()
+
 # Sets `reason` where CUDA cannot be used.
 macro(satchel_enable_cuda)
   satchel_find_nvcc()

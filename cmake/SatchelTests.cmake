@@ -163,6 +163,8 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/pool_cuda_test.cpp
     tests/cuda/project_product_cuda_test.cpp
     tests/cuda/sparse_cuda_test.cpp
+    tests/cuda/split_layer_cuda_test.cpp
+    tests/cuda/split_product_cuda_test.cpp
     tests/cuda/stream_cuda_test.cpp
     tests/cuda/third_cuda_test.cpp
     tests/cuda/torch_rules_cuda_test.cpp

@@ -14,6 +14,7 @@
 #include "tools/bench_batch.h"
 #include "tools/bench_graph.h"
 #include "tools/bench_images.h"
+#include "tools/bench_product.h"
 #include "tools/bench_spmm.h"
 #include "tools/data_commands.h"
 #include "tools/plan_commands.h"
@@ -135,6 +136,7 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
   codec->callback([&o] { satchel::tool::run_bench_codec(o); });
   satchel::tool::add_bench_graph(*bench);
   satchel::tool::add_bench_spmm(*bench);
+  satchel::tool::add_bench_product(*bench);
   satchel::tool::add_bench_images(*bench);
   satchel::tool::add_bench_batch(*bench);
 }

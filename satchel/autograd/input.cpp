@@ -15,6 +15,7 @@
 #include "satchel/tensor/norm_act_product.h"
 #include "satchel/tensor/pack.h"
 #include "satchel/tensor/project.h"
+#include "satchel/tensor/split_product.h"
 
 namespace satchel {
 
@@ -151,7 +152,7 @@ int64_t InputSave::columns() const { return shared_ != nullptr ? shared_->channe
 
 std::vector<at::Tensor> InputSave::products_from_codes(const std::vector<at::Tensor>& gs) const {
   if (shared_ == nullptr || gs.empty() || shared_->share.third.defined() || !fuses_norm_act_product(shared_->code, gs)) return {};
-  // From 256 columns on decoded stretches and cuBLAS are quicker (docs/results.md).
+  // From 256 columns on decoded stretches are multiplied faster (docs/results.md).
   if (gs.front().size(1) > 128) return {};
   return norm_act_product(shared_->code, shared_->seed, shared_->chain, gs);
 }
@@ -265,7 +266,9 @@ at::ScalarType precise_type(const at::Tensor& x) {
 }
 
 void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() == at::kFloat) {
+  if (splits_gradient(a, b)) {
+    split_gradient_(sums, a, b, /*add=*/true);
+  } else if (a.scalar_type() == at::kFloat) {
     sums.addmm_(a, b);
   } else {
     sums.add_(product(a, b));
@@ -273,6 +276,11 @@ void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor&
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (splits_gradient(a, b)) {
+    const at::Tensor sums = at::empty({a.size(0), b.size(1)}, a.options());
+    split_gradient_(sums, a, b, /*add=*/false);
+    return sums;
+  }
   if (a.scalar_type() == at::kFloat) return at::mm(a, b);
   return a.is_cuda() ? at::mm(a, b, at::kFloat) : at::mm(a.to(at::kFloat), b.to(at::kFloat));
 }

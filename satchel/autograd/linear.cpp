@@ -1,14 +1,32 @@
 #include "satchel/autograd/linear.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/tensor/check.h"
+#include "satchel/tensor/split_product.h"
 
 namespace satchel {
 namespace {
+
+/// Rows of x's last dimension times a factor, plus a bias where there is one: by tensor cores where these serve, else `otherwise`.
+template <class F>
+at::Tensor rows_times(const at::Tensor& x, const at::Tensor& factor, const at::Tensor& bias, F&& otherwise) {
+  const int64_t depth = x.size(-1), rows = x.numel() / std::max<int64_t>(depth, 1);
+  if (factor.dim() != 2 || factor.size(0) != depth || !splits_product(factor, depth, rows)) return otherwise();
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = factor.size(1);
+  const at::Tensor out = at::empty(sizes, x.options());  // no view: what follows may work in place
+  at::Tensor to = out.view({rows, factor.size(1)});
+  RowProduct({factor}, bias, rows).write(to, {x.reshape({rows, depth})});
+  return out;
+}
 
 class LinearNode : public SavingNode {
  public:
@@ -30,7 +48,10 @@ class LinearNode : public SavingNode {
     variable_list gradients(3);
     if (needs(1)) input.fetch();
     const at::Tensor rows = g.reshape({-1, g.size(-1)});
-    if (needs(0)) gradients[0] = at::matmul(g, weight.unpack().to(g.scalar_type())).to(input_type);
+    if (needs(0)) {
+      const at::Tensor w = weight.unpack().detach().to(g.scalar_type());
+      gradients[0] = rows_times(g, w, {}, [&] { return at::matmul(g, w); }).to(input_type);
+    }
     if (needs(1)) {
       input.gradient_seen(g);
       gradients[1] = input.transposed_products({g})[0].t().to(weight_type);
@@ -63,7 +84,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   if (bias.defined()) node->bias_type = bias.scalar_type();
   if (weight.requires_grad()) node->input = InputSave(x, saving, {Reads::rows, values, 1});
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
-  return attach(at::linear(values, as_type(weight.detach()), bias.defined() ? as_type(bias.detach()) : bias), node);
+  const at::Tensor w = as_type(weight.detach()), b = bias.defined() ? as_type(bias.detach()) : bias;
+  return attach(rows_times(values, w.t(), b, [&] { return at::linear(values, w, b); }), node);
 }
 
 }  // namespace satchel

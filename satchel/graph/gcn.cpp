@@ -1,13 +1,12 @@
 #include "satchel/graph/gcn.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
 
 #include <algorithm>
+#include <optional>
 #include <ostream>
 
 #include "satchel/autograd/input.h"
@@ -16,6 +15,7 @@
 #include "satchel/graph/check.h"
 #include "satchel/graph/product_rows.h"
 #include "satchel/graph/spmm.h"
+#include "satchel/tensor/split_product.h"
 
 namespace satchel {
 namespace {
@@ -46,13 +46,13 @@ class GcnNode : public SavingNode {
     }
     const at::Tensor w = needs(0) ? weight.unpack().to(g.scalar_type()) : at::Tensor();
     if (!needs(1) && needs(0) && w.size(1) < w.size(0)) {
-      gradients[0] = multiply(transpose, at::mm(g, w));
+      gradients[0] = multiply(transpose, RowProduct({w}, {}, g.size(0))({g}));
       return gradients;
     }
     if (needs(1) && by_rows(g, w, gradients)) return gradients;
     const at::Tensor ag = needs(0) || needs(1) ? multiply(transpose, g) : at::Tensor();
     if (needs(1)) gradients[1] = x.transposed_products({ag})[0].t();
-    if (needs(0)) gradients[0] = at::mm(ag, w);
+    if (needs(0)) gradients[0] = RowProduct({w}, {}, ag.size(0))({ag});
     return gradients;
   }
 
@@ -68,7 +68,8 @@ class GcnNode : public SavingNode {
     if (!x.has_rows() || g.size(0) == 0) return false;
     const int64_t in = x.columns();
     ProductRows product(transpose, g, needs(0) ? in : 0);
-    const auto write = [&](int64_t, int64_t, const at::Tensor& ag, at::Tensor& dx) { at::mm_out(dx, ag, w); };
+    const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{w}, at::Tensor(), g.size(0)) : std::nullopt;
+    const auto write = [&](int64_t, int64_t, const at::Tensor& ag, at::Tensor& dx) { weights->write(dx, {ag}); };
     if (g.is_cuda()) {
       if (const std::vector<at::Tensor> products = x.products_from_codes({product.read(0, g.size(0))}); !products.empty()) {
         gradients[1] = products.front();
@@ -92,13 +93,12 @@ at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& we
   const at::Tensor w = weight.detach().to(x.scalar_type());
   const at::Tensor bias = given_bias.defined() ? given_bias.detach().to(x.scalar_type()) : given_bias;
   if (w.size(0) >= w.size(1)) {
+    const RowProduct weights({w.t()}, bias, x.size(0));
     ProductRows product(a.matrix, x, w.size(0));
-    product.write_all([&](int64_t, int64_t, const at::Tensor& ax, at::Tensor& to) {
-      bias.defined() ? at::addmm_out(to, bias, ax, w.t()) : at::mm_out(to, ax, w.t());
-    });
+    product.write_all([&](int64_t, int64_t, const at::Tensor& ax, at::Tensor& to) { weights.write(to, {ax}); });
     return product.result();
   }
-  at::Tensor out = multiply(a.matrix, at::mm(x, w.t()));
+  at::Tensor out = multiply(a.matrix, RowProduct({w.t()}, {}, x.size(0))({x}));
   return bias.defined() ? out.add_(bias) : out;
 }
 
@@ -126,10 +126,11 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   const auto forward = [&] {
     if (!aggregated) return combine(input.x.contiguous(), a, weight, bias);
     const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.detach().to(input.x.scalar_type()) : t; };
-    if (input.aggregated.size(0) == a.nodes()) return at::linear(input.aggregated, as_x(weight), as_x(bias));
-    at::Tensor out = at::empty({a.nodes(), weight.size(0)}, input.x.options());
+    const RowProduct weights({as_x(weight).t()}, as_x(bias), a.nodes());
+    const at::Tensor out = at::empty({a.nodes(), weight.size(0)}, input.x.options());
     for_aggregated(input.aggregated, input.x.contiguous(), a.matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
-      out.narrow(0, first, last - first).copy_(at::linear(rows, as_x(weight), as_x(bias)));
+      at::Tensor to = out.narrow(0, first, last - first);
+      weights.write(to, {rows});
     });
     return out;
   };

@@ -1,14 +1,13 @@
 #include "satchel/graph/sage.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <optional>
 #include <ostream>
 
 #include "satchel/autograd/input.h"
@@ -17,6 +16,7 @@
 #include "satchel/graph/check.h"
 #include "satchel/graph/product_rows.h"
 #include "satchel/graph/spmm.h"
+#include "satchel/tensor/split_product.h"
 
 namespace satchel {
 namespace {
@@ -67,9 +67,9 @@ class SageNode : public SavingNode {
     const at::Tensor wl = needs(0) ? neighbour.unpack().to(g.scalar_type()) : at::Tensor();
     const at::Tensor wr = needs(0) ? self.unpack().to(g.scalar_type()) : at::Tensor();
     ProductRows product(transpose, g, needs(0) ? in : 0);
+    const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{wl, wr}, at::Tensor(), g.size(0)) : std::nullopt;
     const auto write = [&](int64_t first, int64_t last, const at::Tensor& ag, at::Tensor& dx) {
-      at::mm_out(dx, ag, wl);
-      dx.addmm_(g.narrow(0, first, last - first), wr);
+      weights->write(dx, {ag, g.narrow(0, first, last - first)});
     };
     if (g.is_cuda()) {
       std::vector<at::Tensor> gs;
@@ -116,9 +116,9 @@ class SageNode : public SavingNode {
 
   /// Aᵀ·g·Wl + g·Wr; `ag` is undefined where aggregating after the product is narrower and nothing else needed it.
   at::Tensor input_gradient(const at::Tensor& ag, const at::Tensor& g) const {
-    const at::Tensor wl = neighbour.unpack().to(g.scalar_type());
-    at::Tensor out = ag.defined() ? at::mm(ag, wl) : multiply(transpose, at::mm(g, wl));
-    return out.addmm_(g, self.unpack().to(g.scalar_type()));
+    const at::Tensor wl = neighbour.unpack().to(g.scalar_type()), wr = self.unpack().to(g.scalar_type());
+    if (ag.defined()) return RowProduct({wl, wr}, {}, g.size(0))({ag, g});
+    return multiply(transpose, RowProduct({wl}, {}, g.size(0))({g})).addmm_(g, wr);
   }
 };
 
@@ -126,26 +126,27 @@ class SageNode : public SavingNode {
 at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adjacency& a, const SageWeights& w) {
   const auto as_x = [&](const at::Tensor& t) { return t.detach().to(x.scalar_type()); };
   const at::Tensor bias = w.bias.defined() ? as_x(w.bias) : w.bias;
+  const int64_t out = w.self.size(0), in = w.self.size(1);
+  if (out < in && !aggregated.defined()) {
+    const at::Tensor weights = as_x(at::cat({w.neighbour.detach(), w.self.detach()})).t();
+    const at::Tensor biases = bias.defined() ? at::cat({at::zeros_like(bias), bias}) : bias;
+    const at::Tensor both = RowProduct({weights}, biases, x.size(0))({x});
+    return multiply_plus(a.matrix, both.narrow(1, 0, out), both.narrow(1, out, out));
+  }
+  const RowProduct weights({as_x(w.self).t(), as_x(w.neighbour).t()}, bias, x.size(0));
+  const auto write = [&](int64_t first, int64_t last, const at::Tensor& ax, at::Tensor& to) {
+    weights.write(to, {x.narrow(0, first, last - first), ax});
+  };
   if (aggregated.defined()) {
-    at::Tensor sum = at::linear(x, as_x(w.self), bias);
+    const at::Tensor sum = at::empty({x.size(0), out}, x.options());
     for_aggregated(aggregated, x, a.matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
-      sum.narrow(0, first, last - first).addmm_(rows, as_x(w.neighbour).t());
+      at::Tensor to = sum.narrow(0, first, last - first);
+      write(first, last, rows, to);
     });
     return sum;
   }
-  const int64_t out = w.self.size(0), in = w.self.size(1);
-  if (out < in) {
-    const at::Tensor weights = as_x(at::cat({w.neighbour.detach(), w.self.detach()})).t();
-    const at::Tensor both = bias.defined() ? at::addmm(at::cat({at::zeros_like(bias), bias}), x, weights) : at::mm(x, weights);
-    return multiply_plus(a.matrix, both.narrow(1, 0, out), both.narrow(1, out, out));
-  }
-  const at::Tensor wl = as_x(w.neighbour).t(), wr = as_x(w.self).t();
   ProductRows product(a.matrix, x, out);
-  product.write_all([&](int64_t first, int64_t last, const at::Tensor& ax, at::Tensor& to) {
-    const at::Tensor rows = x.narrow(0, first, last - first);
-    bias.defined() ? at::addmm_out(to, bias, rows, wr) : at::mm_out(to, rows, wr);
-    to.addmm_(ax, wl);
-  });
+  product.write_all(write);
   return product.result();
 }
 

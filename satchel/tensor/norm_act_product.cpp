@@ -1,6 +1,5 @@
 #include "satchel/tensor/norm_act_product.h"
 
-#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
 #include "satchel/core/error.h"
@@ -9,6 +8,7 @@
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"
 #include "satchel/tensor/norm_act.h"
+#include "satchel/tensor/split_product.h"
 
 namespace satchel {
 namespace {
@@ -33,7 +33,7 @@ bool match(const Packed& code, const std::vector<at::Tensor>& gs) {
 cuda::ProductGradients gradients_of(const std::vector<at::Tensor>& gs) {
   cuda::ProductGradients p;
   p.type = dtype_of(gs[0].scalar_type());
-  p.tf32 = at::globalContext().allowTF32CuBLAS();
+  p.tf32 = allows_tf32();
   p.count = static_cast<int>(gs.size());
   p.width = gs[0].size(1);
   for (size_t i = 0; i < gs.size(); ++i) {

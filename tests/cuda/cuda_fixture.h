@@ -18,6 +18,18 @@ class Cuda : public testing::Test {
   }
 };
 
+/// While it lives, torch's own products of float32 matrices are in TF32, or not.
+class Tf32 {
+ public:
+  explicit Tf32(bool on) : before_(at::globalContext().allowTF32CuBLAS()) { at::globalContext().setAllowTF32CuBLAS(on); }
+  ~Tf32() { at::globalContext().setAllowTF32CuBLAS(before_); }
+  Tf32(const Tf32&) = delete;
+  Tf32& operator=(const Tf32&) = delete;
+
+ private:
+  bool before_;
+};
+
 /// The same packed tensor on another device.
 inline Packed moved(Packed packed, at::Device device) {
   packed.bytes = packed.bytes.to(device);

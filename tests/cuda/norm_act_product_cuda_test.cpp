@@ -1,7 +1,5 @@
 // Weight gradients straight from the codes: within rounding the products of the rows that norm_act_input() decodes, and those rows to the
 // bit where the product only picks them.
-#include <ATen/Context.h>
-
 #include <limits>
 #include <string>
 #include <vector>
@@ -20,18 +18,6 @@ namespace {
 using reference::normal;
 using reference::same;
 using Gradients = std::vector<at::Tensor>;
-
-/// torch's flag for float32 products, as long as it lives.
-class Tf32 {
- public:
-  explicit Tf32(bool on) : before_(at::globalContext().allowTF32CuBLAS()) { at::globalContext().setAllowTF32CuBLAS(on); }
-  ~Tf32() { at::globalContext().setAllowTF32CuBLAS(before_); }
-  Tf32(const Tf32&) = delete;
-  Tf32& operator=(const Tf32&) = delete;
-
- private:
-  bool before_;
-};
 
 at::Tensor gaussian(int64_t rows, int64_t columns, uint64_t seed, at::ScalarType type = at::kFloat) {
   at::manual_seed(seed);

@@ -12,6 +12,7 @@
 #include "satchel/kernels/cuda/norm_rows.h"
 #include "satchel/kernels/cuda/pool.h"
 #include "satchel/kernels/cuda/project_product.h"
+#include "satchel/kernels/cuda/split_product.h"
 
 namespace satchel::cuda {
 namespace {
@@ -166,5 +167,14 @@ void norm_rows_back(void*, const void*, DType, int64_t, int64_t, const ChannelLi
 bool max_pool_fits(const MaxPool&) { return false; }
 void max_pool(const MaxPool&, const void*, DType, void*, uint8_t*, StreamHandle) { missing("max_pool"); }
 void max_pool_back(const MaxPool&, const void*, DType, const uint8_t*, void*, StreamHandle) { missing("max_pool"); }
+
+bool split_fits() { return false; }
+int64_t split_factor_bytes(const SplitFactor&) { missing("split_product"); }
+void split_factor(const SplitFactor&, void*, StreamHandle) { missing("split_product"); }
+void split_product(const SplitRows&, const SplitFactor&, const void*, const float*, float*, int64_t, StreamHandle) {
+  missing("split_product");
+}
+int64_t split_gradient_scratch_bytes(const TallPair&) { missing("split_gradient"); }
+void split_gradient(const TallPair&, bool, float*, void*, StreamHandle) { missing("split_gradient"); }
 
 }  // namespace satchel::cuda

@@ -11,6 +11,7 @@
 
 #include "satchel/kernels/cuda/norm_act_product.cuh"
 #include "satchel/kernels/cuda/norm_act_product.h"
+#include "satchel/kernels/cuda/shares.cuh"
 
 namespace satchel::cuda {
 namespace norm_act::product {
@@ -65,26 +66,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_
     const int64_t m = column0 + column, c = channel0 + channel;
     if (m < a.columns && c < a.code.channels) *reinterpret_cast<float2*>(out + m * a.code.channels + c) = make_float2(x, y);
   });
-}
-
-constexpr int kFinishWarps = 8;
-
-/// A lane a result; the shares are dealt out to the warps, always in the same order.
-__global__ void __launch_bounds__(kFinishWarps * 32)
-    add_shares(const float* partial, int64_t shares, int64_t each, int64_t values, float* out0, float* out1) {
-  __shared__ float sums[kFinishWarps][32];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * 32 + lane;
-  float total = 0.0f;
-  if (i < values) {
-#pragma unroll 8
-    for (int64_t s = warp; s < shares; s += kFinishWarps) total += __ldg(partial + s * values + i);
-  }
-  sums[warp][lane] = total;
-  __syncthreads();
-  if (warp != 0 || i >= values) return;
-  for (int w = 1; w < kFinishWarps; ++w) total += sums[w][lane];
-  (i < each ? out0[i] : out1[i - each]) = total;
 }
 
 /// Columns of the tiles there are, and those that cost least: decoding is worth about 40 columns of FMAs, or 160 of tensor cores.
@@ -186,9 +167,7 @@ void norm_act_product(const SideCode& code, const Chain& chain, const uint8_t* b
     });
   });
   check_launch(op);
-  add_shares<<<grid_size(ceil_div(columns * code.channels, 32)), kFinishWarps * 32, 0, s>>>(
-      partial, split.shares, each, columns * code.channels, p.out[0], p.out[other]);
-  check_launch(op);
+  add_up(partial, split.shares, columns * code.channels, /*add=*/false, each, p.out[0], p.out[other], s, op);
 }
 
 }  // namespace satchel::cuda
