@@ -14,7 +14,7 @@ import pathlib
 import sys
 from html import escape
 
-from points import MIB, front, read
+from points import MIB, drawn, front, read
 
 COLOURS = {"Satchel": "#00796b", "PyTorch": "#d95f02", "torch.compile": "#7b3fa0", "PyG": "#5f6b7a"}
 
@@ -198,7 +198,7 @@ def legend(points, frame):
 
 
 def svg(setting, date):
-    points, width, height = setting.fitting, 960, 560
+    points, width, height = drawn(setting.fitting), 960, 560
     frame = Box(84, 82, width - 84 - 28, height - 82 - 60)
     captions = [part for line in setting.captions() for part in wrapped(line, 138)]
     full = height + 18 * len(captions) + 10

@@ -36,7 +36,7 @@ data=build/bench_data
 satchel=build/bin/satchel
 methods=fp32,exact,blockwise,satchel,satchel,bits=32
 failed=()
-declare -A some=([128]=36MiB [256]=60MiB)
+declare -A some=([128]=17MiB [256]=36MiB)
 mkdir -p "$out" "$data"
 rm -f "$out"/satchel_*.json "$out"/torch_*.json "$out"/results.* "$out"/*.svg  # of a run before this
 
