@@ -64,6 +64,7 @@ if(SATCHEL_TORCH)
     tests/tensor/ops_test.cpp
     tests/tensor/pack_test.cpp
     tests/tensor/side_test.cpp
+    tests/tensor/split_product_test.cpp
     tests/tensor/third_test.cpp
     tests/tensor/transform_test.cpp)
   target_link_libraries(test_tensor PRIVATE ZLIB::ZLIB)

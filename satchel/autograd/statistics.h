@@ -44,8 +44,8 @@ Affine folded(const Statistics& s, const at::Tensor& gamma, const at::Tensor& be
 
 using Stretches = std::function<void(const std::function<void(int64_t first, int64_t last)>&)>;
 
-/// What the gradient needs to know; `values` gives normalised rows first to last, or x's own where there is a mean, to be written over; `type` is
-/// what they are wanted in, another does too.
+/// What the gradient needs to know; `values` gives normalised rows first to last, or x's own where there is a mean, to be written over;
+/// `type` is what they are wanted in, another does too.
 struct NormBack {
   NormAxes axes;
   bool training;
