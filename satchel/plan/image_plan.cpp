@@ -167,7 +167,7 @@ class Lines {
     const ImageMap& m = map_of(map);
     const bool out = method_.mean > 0 && !m.row;
     const int64_t three = out ? samples_of_three(method_.mean, images_) : 0;
-    if (three == images_) spec.bits = 3;
+    if (three > 0 && three == images_) spec.bits = 3;
     add_packed("shared", spec, rows_of(map), channels);
     if (three > 0 && three < images_ && spec.block == kThirdBlock && m.values() % kThirdBlock == 0) {
       add("third bits", {three * m.height * m.width, m.channels}, 1, three * (m.values() / 8) + 4 * images_, 0);
