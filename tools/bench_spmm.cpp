@@ -8,9 +8,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randperm.h>
 #include <fmt/core.h>
-#include <torch/cuda.h>
 
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -18,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "satchel/core/median.h"
 #include "satchel/data/graph_data.h"
 #include "satchel/train/graph_task.h"
 #include "satchel/train/options.h"
+#include "tools/time_of.h"
 #include "tools/tool.h"
 #include "tools/torch_model.h"
 #include "tools/train_commands.h"
@@ -55,23 +53,6 @@ Adjacency adjacency_named(const std::string& name) {
   TrainOptions options;
   options.amp = Amp::none;
   return make_task(load_graph(name), options).a;
-}
-
-/// Seconds of one call; on CUDA many stand in the queue at a time.
-template <class F>
-double time_of(const F& run, at::Device device, int repeat) {
-  const int each = device.is_cuda() ? 20 : 1;
-  const auto finish = [&] {
-    if (device.is_cuda()) torch::cuda::synchronize();
-  };
-  std::vector<double> seconds;
-  for (int i = -2; i < repeat; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int k = 0; k < each; ++k) run();
-    finish();
-    if (i >= 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / each);
-  }
-  return median(seconds);
 }
 
 /// Throws unless A·x is torch's within rounding: a sum of n float32 terms is off by at most n·2⁻²⁴ of the terms' sizes together. In

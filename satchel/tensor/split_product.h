@@ -1,5 +1,5 @@
 // Products of float32 activations and weights: torch's own, or, on Hopper where torch's may not use TF32, on tensor cores with the errors
-// of fp32 (kernels/cuda/split.cuh): 22 bits of each factor, sums in fp32. Private to the library.
+// of fp32 (kernels/cuda/split_product.h has the bound). Private to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -3,8 +3,8 @@
 //
 //   |error| ≤ (3·2^−22 + (depth/32 + 8)·2^−23) · Σ|x||w| + 2^−39 · Σ over groups of 32 of the depth (max|x|·Σ|w| + Σ|x|·max|w|)
 //
-// The second part shows only where values of one group of 32 differ by more than 2^17. Infinities give NaN; results past 2^107 may
-// overflow.
+// The second part shows only where values of one group of 32 differ by more than 2^17. Infinities give NaN; rows with values past
+// 2^107 may overflow.
 #pragma once
 
 #include <cstdint>
