@@ -69,7 +69,10 @@ struct Table {
   /// Four of them (half 0 or 1), every time anew: the compiler keeps nothing in registers.
   __device__ inline void get_half(int lane, int half, float (&x)[4]) const {
     const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(at)) + static_cast<unsigned>(half * 512 + lane * 16);
-    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from));
+    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(from)
+                 : "memory");
   }
 };
 

@@ -45,7 +45,10 @@ struct Table {
   __device__ inline void get_half(int lane, int piece, int half, float (&x)[4]) const {
     const unsigned from =
         static_cast<unsigned>(__cvta_generic_to_shared(at)) + static_cast<unsigned>(piece * 1024 + half * 512 + lane * 16);
-    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from));
+    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(from)
+                 : "memory");
   }
 };
 
