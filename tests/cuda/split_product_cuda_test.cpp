@@ -1,4 +1,6 @@
 // Products of float32 matrices on tensor cores: within fp32's rounding of float64 for all sizes and addresses, the same bits every time.
+#include <c10/cuda/CUDAStream.h>
+
 #include <cmath>
 #include <limits>
 #include <random>
@@ -102,6 +104,18 @@ TEST_F(SplitProduct, GradientsAreRightWithinRounding) {
       }
     }
   }
+}
+
+/// A grid has at most 65,535 rows. Matrices that wide and as tall as the tensor functions want would not fit: the kernels are called.
+TEST_F(SplitProduct, GradientsMayHaveMoreTilesThanAGridHasRows) {
+  constexpr int64_t kRows = 3, kColumns = int64_t{65536} * 128 + 5;
+  const at::Tensor g = normal({kRows, kColumns}, 25).cuda(), x = normal({kRows, 1}, 26).cuda(),
+                   sums = at::full({kColumns, 1}, 7.0, at::kCUDA);
+  const cuda::TallPair pair{kRows, g.const_data_ptr<float>(), x.const_data_ptr<float>(), kColumns, 1, kColumns, 1};
+  const at::Tensor scratch = at::empty({cuda::split_gradient_scratch_bytes(pair)}, at::TensorOptions(at::kCUDA).dtype(at::kByte));
+  cuda::split_gradient(pair, /*add=*/false, sums.mutable_data_ptr<float>(), scratch.mutable_data_ptr(),
+                       c10::cuda::getCurrentCUDAStream().stream());
+  EXPECT_LE(Exact({g.t()}, {x}).over(sums, gradient_share(kRows, kColumns, 1)), 1);
 }
 
 /// 2^e for e from −most to most, over and over.

@@ -116,24 +116,69 @@ __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned
 __device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ inline void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-/// Who waits for whom. A stage is full for a warpgroup when all writers have arrived, and empty when that warpgroup has.
-__device__ inline int full(int stage, int warpgroup) { return 1 + 4 * stage + warpgroup; }
-__device__ inline int empty(int stage, int warpgroup) { return 3 + 4 * stage + warpgroup; }
-static_assert(4 * kStages < 16);  // barriers that a thread block has, but for __syncthreads'
-__device__ inline void arrive(int barrier) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kSide + kWarpgroup) : "memory"); }
-__device__ inline void await(int barrier) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kSide + kWarpgroup) : "memory"); }
+/// Which stage, and how often the ring has gone round: the parity of the phase that its barriers are in. Writers and multipliers each
+/// count.
+struct Turn {
+  int stage = 0;
+  uint32_t parity = 0;
 
-/// A writer's wait before it writes a stage, from its second time on, and its word that it has.
-__device__ inline void await_empty(int stage, bool again) {
-  if (!again) return;
-  await(empty(stage, 0));
-  await(empty(stage, 1));
-}
-__device__ inline void say_full(int stage) {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // tensor cores see what this thread wrote
-  arrive(full(stage, 0));
-  arrive(full(stage, 1));
-}
+  __device__ inline Turn next() const { return stage + 1 == kStages ? Turn{0, parity ^ 1u} : Turn{stage + 1, parity}; }
+};
+
+/// Who waits for whom, by two barriers in shared memory a stage. In round r of the ring phase r of `full` ends when all writers have
+/// arrived, and phase r of `empty` when all warps that multiply have. Writers of round r wait for phase r − 1 of `empty`, whose parity is
+/// the other one; before the first round nobody has arrived, and a wait for the phase before the first ends at once.
+///
+/// So nobody arrives twice in a phase, and each phase has been waited for before anybody arrives in the next: a writer has seen the stage
+/// empty, a multiplier has seen it full.
+struct Ring {
+  static constexpr int kMultipliers = kSide / 32;  // one lane a warp speaks for it
+  alignas(8) uint64_t full[kStages], empty[kStages];
+
+  /// By one thread; the others use the ring after __syncthreads().
+  __device__ inline void begin() {
+    for (int stage = 0; stage < kStages; ++stage) begin(full + stage, kSide), begin(empty + stage, kMultipliers);
+  }
+
+  __device__ inline void await_empty(const Turn& t) const { await(empty + t.stage, t.parity ^ 1u); }
+  /// Each writer says so for itself, of all that it has written and copied to the stage.
+  __device__ inline void say_full(const Turn& t) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // tensor cores see what this thread wrote
+    arrive(full + t.stage);
+  }
+
+  __device__ inline void await_full(const Turn& t) const {
+    await(full + t.stage, t.parity);
+    __syncwarp();  // tensor cores take whole warps
+  }
+  /// After await_products(): tensor cores have read the stage, and the lanes their scales.
+  __device__ inline void say_empty(const Turn& t) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(empty + t.stage);
+  }
+
+ private:
+  __device__ static inline uint32_t address(const uint64_t* barrier) { return static_cast<uint32_t>(__cvta_generic_to_shared(barrier)); }
+  __device__ static inline void begin(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals) : "memory");
+  }
+  __device__ static inline void arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
+  }
+  /// Returns when the phase of this parity has ended.
+  __device__ static inline void await(const uint64_t* barrier, uint32_t parity) {
+    uint32_t ended = 0;
+    while (ended == 0) {
+      asm volatile(
+          "{.reg .pred p;\n"
+          "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;}\n"
+          : "=r"(ended)
+          : "r"(address(barrier)), "r"(parity)
+          : "memory");
+    }
+  }
+};
 
 /// Registers go from those who write to those who multiply.
 __device__ inline void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 104;"); }

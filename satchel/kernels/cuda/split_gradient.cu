@@ -13,7 +13,8 @@ namespace {
 
 struct Product {
   TallPair from;
-  int x_tiles;
+  int shares;  // thread blocks a tile, side by side in the grid: it has one dimension, since others end at 65,535
+  int64_t x_tiles;
   float* partial;
 };
 
@@ -67,13 +68,17 @@ struct Ahead {
 template <bool quads>
 __global__ void __launch_bounds__(kBlockThreads, 1) multiply_tall(const __grid_constant__ Product p) {
   extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ Ring ring;
   auto* stages = reinterpret_cast<Stage*>(shared);
   const TallPair& from = p.from;
-  const int64_t g0 = static_cast<int64_t>(blockIdx.y) / p.x_tiles * kRows, x0 = static_cast<int64_t>(blockIdx.y) % p.x_tiles * kWidth;
+  const int64_t tile = static_cast<int>(blockIdx.x) / p.shares, share = static_cast<int>(blockIdx.x) % p.shares;
+  const int64_t g0 = tile / p.x_tiles * kRows, x0 = tile % p.x_tiles * kWidth;
   const int64_t steps = ceil_div(from.rows, kDepth);
-  const int64_t first = steps * blockIdx.x / gridDim.x, last = steps * (blockIdx.x + 1) / gridDim.x;
+  const int64_t first = steps * share / p.shares, last = steps * (share + 1) / p.shares;
   const int thread = static_cast<int>(threadIdx.x);
-  int stage = 0;
+  if (thread == 0) ring.begin();
+  __syncthreads();
+  Turn turn;
   if (thread >= kSide) {
     give_registers();
     const int own = thread % kRows / 32 * 32 + thread % 8 * 4, row = thread % 32 / 8 * 8;
@@ -83,7 +88,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_tall(const __grid_c
     const float* at = (is_g ? from.g : from.x) + (first * kDepth + row) * stride + column;
     int64_t left = from.rows - first * kDepth - row;
     const bool all_columns = __all_sync(0xffffffffu, columns >= 4);
-    bool again = false;
     Ahead<quads> ahead[2];  // of this step and of the next
     int64_t to_read = first;
     const auto load = [&](Ahead<quads>& to) {
@@ -97,33 +101,32 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_tall(const __grid_c
 #pragma unroll
       for (Ahead<quads>& read : ahead) {
         if (step == last) break;
-        Stage& to = stages[stage];
-        await_empty(stage, again);
+        Stage& to = stages[turn.stage];
+        ring.await_empty(turn);
         read.cut_into(is_g ? to.left : to.right, is_g ? to.back : to.back_column, own, row);
-        say_full(stage);  // waits for reads under way: the next begin after it
+        ring.say_full(turn);  // waits for reads under way: the next begin after it
         load(read);
-        if (++stage == kStages) stage = 0, again = true;
+        turn = turn.next();
         ++step;
       }
     }
     return;
   }
   take_registers();
-  const int warpgroup = thread / kWarpgroup;
   Sums<kWidth> sums;
 #pragma unroll 1
   for (int64_t step = first; step < last; ++step) {
-    await(full(stage, warpgroup));
-    const Stage& s = stages[stage];
+    ring.await_full(turn);
+    const Stage& s = stages[turn.stage];
     sums.add(s.left, s.right, s.back, s.back_column);
-    arrive(empty(stage, warpgroup));
-    if (++stage == kStages) stage = 0;
+    ring.say_empty(turn);
+    turn = turn.next();
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int64_t row = g0 + sums.row + 8 * h, at = x0 + sums.column;
     const int columns = static_cast<int>(min(from.x_columns - at, int64_t{kWidth}));
-    float* out = p.partial + (static_cast<int64_t>(blockIdx.x) * from.g_columns + row) * from.x_columns + at;
+    float* out = p.partial + (share * from.g_columns + row) * from.x_columns + at;
     if (row >= from.g_columns) return;
 #pragma unroll
     for (int j = 0; j < kWidth; j += 8) {
@@ -153,14 +156,15 @@ void split_gradient(const TallPair& from, bool add, float* out, void* scratch, S
   const int64_t values = from.g_columns * from.x_columns;
   if (values == 0) return;
   constexpr int kShared = kStages * sizeof(Stage);
-  const split::Product p = {from, static_cast<int>(ceil_div(from.x_columns, kWidth)), static_cast<float*>(scratch)};
+  const int64_t shares = shares_of(from);
+  const split::Product p = {from, static_cast<int>(shares), ceil_div(from.x_columns, kWidth), static_cast<float*>(scratch)};
   const bool quads = from.g_columns % 4 == 0 && from.g_stride % 4 == 0 && is_aligned(from.g) && from.x_columns % 4 == 0 &&
                      from.x_stride % 4 == 0 && is_aligned(from.x);
   const auto kernel = quads ? multiply_tall<true> : multiply_tall<false>;
   allow_shared(kernel, kShared, "split_gradient");
-  kernel<<<dim3(grid_size(shares_of(from)), grid_size(tiles_of(from))), kBlockThreads, kShared, s>>>(p);
+  kernel<<<grid_size(shares * tiles_of(from)), kBlockThreads, kShared, s>>>(p);
   check_launch("split_gradient");
-  add_up(p.partial, shares_of(from), values, add, values, out, nullptr, s, "split_gradient");
+  add_up(p.partial, shares, values, add, values, out, nullptr, s, "split_gradient");
 }
 
 }  // namespace satchel::cuda

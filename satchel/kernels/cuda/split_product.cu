@@ -170,18 +170,19 @@ template <int width, bool quads>
 __global__ void __launch_bounds__(kBlockThreads, 1) multiply_rows(const __grid_constant__ Product p) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float bias[width];
+  __shared__ Ring ring;
   auto* stages = reinterpret_cast<Stage<width>*>(shared);
   const int thread = static_cast<int>(threadIdx.x), walkers = static_cast<int>(gridDim.x) / p.column_tiles;
   const int first = static_cast<int>(blockIdx.x) / p.column_tiles, chunks = p.chunks[0] + p.chunks[1];
   const int64_t column0 = static_cast<int64_t>(blockIdx.x) % p.column_tiles * width;
   if (thread < width) bias[thread] = p.bias != nullptr && column0 + thread < p.columns ? p.bias[column0 + thread] : 0.0f;
+  if (thread == 0) ring.begin();
   __syncthreads();
-  int stage = 0;
+  Turn turn;
   if (thread >= kSide) {
     give_registers();
     const auto next = [&](const Step& s) { return s.chunk + 1 == chunks ? Step{s.tile + walkers, 0} : Step{s.tile, s.chunk + 1}; };
     Step step = {first, 0}, second = next(step), third = next(second);
-    bool again = false;
     Ahead<quads> ahead[2];  // of this step and of the second
     ahead[0].load(p, step);
     ahead[1].load(p, second);
@@ -191,32 +192,30 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_rows(const __grid_c
 #pragma unroll
       for (Ahead<quads>& own : ahead) {
         if (step.tile >= p.row_tiles) break;
-        const int after = stage + 1 == kStages ? 0 : stage + 1;
-        again = again || after == 0;
-        await_empty(after, again);
-        copy_factor<width>(p, column0, second.chunk, stages[after]);
-        own.cut_into(stages[stage]);
+        const Turn after = turn.next();
+        ring.await_empty(after);
+        copy_factor<width>(p, column0, second.chunk, stages[after.stage]);
+        own.cut_into(stages[turn.stage]);                     // empty since the step before, or from the start
         asm volatile("cp.async.wait_group 1;" ::: "memory");  // all but the second step's
-        say_full(stage);                                      // waits for reads under way: the next begin after it
+        ring.say_full(turn);                                  // waits for reads under way: the next begin after it
         own.load(p, third);
-        stage = after, step = second, second = third, third = next(third);
+        turn = after, step = second, second = third, third = next(third);
       }
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     return;
   }
   take_registers();
-  const int warpgroup = thread / kWarpgroup;
   Sums<width> sums;
 #pragma unroll 1
   for (int tile = first; tile < p.row_tiles; tile += walkers) {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      await(full(stage, warpgroup));
-      const Stage<width>& s = stages[stage];
+      ring.await_full(turn);
+      const Stage<width>& s = stages[turn.stage];
       sums.add(s.left, s.right, s.back, s.back_column);
-      arrive(empty(stage, warpgroup));
-      if (++stage == kStages) stage = 0;
+      ring.say_empty(turn);
+      turn = turn.next();
     }
     write(p, sums, static_cast<int64_t>(tile) * kRows, column0, bias);
     sums.clear();
