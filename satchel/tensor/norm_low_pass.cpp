@@ -58,6 +58,7 @@ bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec) {
   const bool floats = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
   if (!x.is_cuda() || !floats || x.dim() != 4 || x.numel() == 0 || !is_channels_last(x) || spec.side != Side::none) return false;
   const Plan plan = plan_for(x.sizes(), x.scalar_type(), spec);
+  const c10::DeviceGuard guard(x.device());  // GPUs differ in the shared memory that a thread block may have
   return plan.coding == Coding::low_pass && !plan.projected && plan.part == Part::both &&
          cuda::norm_low_pass_fits({plan.maps, plan.block, x.size(1), nullptr, nullptr, nullptr}, plan.type);
 }

@@ -79,10 +79,10 @@ void CapturedWork::warm_up(const std::function<void()>& work) {
 
 void CapturedWork::capture(const std::function<void()>& work) {
   if (parts_->captured) fail("train", "a CUDA graph must be captured once", "a second time");
+  const c10::cuda::CUDAStreamGuard guard(parts_->stream);  // first: its device is the one to wait for, whichever was current
   // What the steps before left in the cache would stand beside the graph's own pool.
   c10::cuda::device_synchronize();
   release_cached_memory(parts_->stream.device());
-  const c10::cuda::CUDAStreamGuard guard(parts_->stream);
   const c10::MempoolId_t pool = at::cuda::graph_pool_handle();
   parts_->graph.capture_begin(pool);
   try {

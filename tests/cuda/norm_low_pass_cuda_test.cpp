@@ -1,6 +1,8 @@
 // BatchNorm [+ residual sum] [→ ReLU] with the low-pass code in fused passes: the bytes of pack() and on_bits(), gradients within fp32
 // rounding.
 #include <ATen/core/grad_mode.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include <limits>
 #include <string>
@@ -138,6 +140,25 @@ struct Layer {
 };
 
 class NormLowPassCuda : public Cuda {};
+
+/// It shows where GPUs differ in their shared memory.
+TEST_F(NormLowPassCuda, WhatIsFusedIsAskedOfTheTensorsDevice) {
+  const c10::DeviceIndex count = c10::cuda::device_count();
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  for (c10::DeviceIndex own = 0; own < count; ++own) {
+    for (const auto& sizes : kMaps) {
+      const at::Tensor x = channels_last(at::zeros(sizes)).to(at::Device(at::kCUDA, own));
+      const auto fused_from = [&](c10::DeviceIndex current) {
+        const c10::cuda::CUDAGuard guard(current);
+        return fuses_norm_low_pass(x, parse_spec("division"));
+      };
+      const bool want = fused_from(own);
+      for (c10::DeviceIndex current = 0; current < count; ++current) {
+        EXPECT_EQ(fused_from(current), want) << x.sizes() << " on GPU " << int{own} << " while GPU " << int{current} << " is current";
+      }
+    }
+  }
+}
 
 TEST_F(NormLowPassCuda, SavesAndGradientsOfEveryMap) {
   for (const auto& sizes : kMaps) {

@@ -1,5 +1,6 @@
 // Streams, devices and captured graphs.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -8,6 +9,8 @@
 #include "cuda_fixture.h"
 #include "satchel/tensor/plan.h"
 #include "satchel/tensor/project.h"
+#include "satchel/train/captured.h"
+#include "satchel/train/memory.h"
 
 namespace satchel {
 namespace {
@@ -48,6 +51,27 @@ TEST_F(Cuda, TheTensorsDeviceIsUsed) {
     EXPECT_EQ(c10::cuda::current_device(), 0);
     EXPECT_TRUE(same(packed.bytes.cpu(), pack(x.cuda(), parse_spec(text), 4).bytes.cpu()));
   }
+}
+
+/// The other device is the current one. About 0.1 s of work is under way where the capture will be.
+TEST_F(Cuda, ACaptureWaitsForItsOwnDevice) {
+  if (c10::cuda::device_count() < 2) GTEST_SKIP() << "one GPU only";
+  const at::Device device(at::kCUDA, 1);
+  const at::Tensor slow = at::ones({4096, 4096}, device), x = at::zeros({8}, device);
+  at::Tensor to = at::empty_like(slow);
+  const auto step = [&] { x.add_(1); };
+  CapturedWork work(device);
+  work.warm_up(step);
+  at::mm_out(to, slow, slow);  // with its workspace, so that nothing is released below, which would wait too
+  release_cached_memory(device);
+  for (int i = 0; i < 50; ++i) at::mm_out(to, slow, slow);
+  at::cuda::CUDAEvent done;
+  done.record(c10::cuda::getCurrentCUDAStream(device.index()));
+  work.capture(step);
+  EXPECT_TRUE(done.query());
+  EXPECT_EQ(c10::cuda::current_device(), 0);
+  work.replay();
+  EXPECT_EQ(x[0].item<float>(), 2);
 }
 
 /// A captured pack() reads its seed from device memory: every replay draws anew, and draws what the CPU draws for that seed.
