@@ -102,7 +102,7 @@ AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool range
   const Method& method = saving.method;
   const auto kept = std::make_shared<Kept>();
   const at::Tensor known = take(passed_ranges, x);
-  const CodecSpec spec = ranges_only ? norm_spec(method, x.dim() > 1 ? std::max<int64_t>(x.size(1), 1) : 1) : method.input;
+  const CodecSpec spec = ranges_only ? norm_spec(method, x.dim() > 1 ? std::max<int64_t>(x.size(1), 1) : 1, 0) : method.input;
   const at::Tensor seed = given.defined() ? given : fresh_seed(x.device());
   kept_ = kept;
   if (x.dim() == 0 || x.numel() == 0 || spec.bits == kKeep) {

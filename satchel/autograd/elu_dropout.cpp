@@ -47,7 +47,7 @@ class EluNode : public SharingNode {
 
 /// Sign and value in straight blocks: a map's rows are no samples, and a side code filters nothing.
 CodecSpec spec_of(const NormCall& call) {
-  CodecSpec spec = shared_spec(call.saving.method, Norm::none, Activation::elu, call.width);
+  CodecSpec spec = shared_spec(call.saving.method, Norm::none, Activation::elu, call.width, 0);
   if (call.by_map()) spec.per_sample = false;
   if (!std::holds_alternative<LowPass>(spec.transform)) return spec;
   spec.transform = Identity{};

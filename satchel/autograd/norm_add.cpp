@@ -120,8 +120,8 @@ Parts parts_of(const NormCall& call, const at::Tensor& rows, const at::Tensor& s
 at::Tensor shared_norm_add(NormCall call, const at::Tensor& skip, const at::Tensor& spare) {
   const NoAutocast no_autocast;
   const Method& method = call.saving.method;
-  const CodecSpec norm = norm_spec(method, call.width);
-  CodecSpec sum = shared_spec(method, Norm::none, Activation::relu, call.width);
+  const CodecSpec norm = norm_spec(method, call.width, call.count());
+  CodecSpec sum = shared_spec(method, Norm::none, Activation::relu, call.width, 0);
   const at::Tensor rows = rows_of(call), other = rows_of_map(skip.detach());
   const bool affine = call.weights.gamma.defined() && call.weights.beta.defined();
   const bool fuses = affine && fuses_norm_add(rows, norm, sum);

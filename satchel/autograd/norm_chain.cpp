@@ -46,8 +46,8 @@ class NormChainNode : public SavingNode {
 bool fuses_norm_chain(const at::Tensor& x, const NormWeights& w, const NormActOptions& options, const Saving& saving) {
   const bool right_kind = options.norm == Norm::batch && options.activation == Activation::relu && options.training();
   if (!right_kind || saving.method.plain || saving.method.shared || !x.is_cuda() || !records(x, w.gamma, w.beta)) return false;
-  if (!w.gamma.defined() || !w.beta.defined() || x.numel() == 0) return false;
-  return !is_map(x) && fuses_norm_block(x, norm_spec(saving.method, x.size(1)));
+  if (!w.gamma.defined() || !w.beta.defined() || x.numel() == 0 || codes_normalised_rows(saving.method)) return false;  // codes x
+  return !is_map(x) && fuses_norm_block(x, norm_spec(saving.method, x.size(1), 0));
 }
 
 at::Tensor norm_chain(const at::Tensor& x, const NormWeights& w, const NormActOptions& options, const Saving& saving,
@@ -61,7 +61,7 @@ at::Tensor norm_chain(const at::Tensor& x, const NormWeights& w, const NormActOp
   NormBlockSeeds seeds;
   seeds.code = fresh_seed(x.device());
   if (options.dropout > 0) seeds.dropout = fresh_seed(x.device());
-  NormBlockResult result = norm_block_encode(rows, moments, w.gamma.detach(), w.beta.detach(), norm_spec(saving.method, x.size(1)), seeds,
+  NormBlockResult result = norm_block_encode(rows, moments, w.gamma.detach(), w.beta.detach(), norm_spec(saving.method, x.size(1), 0), seeds,
                                              options.dropout, saving.method.keeps_dropout, same_memory ? into : at::Tensor());
   node->save = std::move(result.save);
   node->weight = SavedVariable(w.gamma, /*is_output=*/false);

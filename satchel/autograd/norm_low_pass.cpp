@@ -62,7 +62,7 @@ bool fuses_norm_low_pass(const at::Tensor& x, const NormWeights& w, const NormAc
   if (skip.defined() ? skip.scalar_type() != x.scalar_type() || !records(x, w.gamma, w.beta, skip) : !records(x, w.gamma, w.beta)) {
     return false;
   }
-  return fuses_norm_low_pass(x, norm_spec(saving.method, x.size(1)));
+  return fuses_norm_low_pass(x, norm_spec(saving.method, x.size(1), 0));
 }
 
 at::Tensor norm_low_pass(const at::Tensor& x, const NormWeights& w, const NormActOptions& options, const Saving& saving,
@@ -82,7 +82,7 @@ at::Tensor norm_low_pass(const at::Tensor& x, const NormWeights& w, const NormAc
   const auto node = skip.defined() ? make_node<NormLowPassNode>(saving.name, x, w.gamma, w.beta, skip)
                                    : make_node<NormLowPassNode>(saving.name, x, w.gamma, w.beta);
   NormLowPassResult result =
-      norm_low_pass_encode(own, call, norm_spec(saving.method, x.size(1)), fresh_seed(x.device()), same_memory ? own : at::Tensor());
+      norm_low_pass_encode(own, call, norm_spec(saving.method, x.size(1), 0), fresh_seed(x.device()), same_memory ? own : at::Tensor());
   node->save = std::move(result.save);
   node->has_skip = skip.defined();
   node->weight = SavedVariable(w.gamma, /*is_output=*/false);

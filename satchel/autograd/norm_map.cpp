@@ -178,7 +178,7 @@ at::Tensor norm_map(const at::Tensor& x, const NormWeights& weights, const NormO
                     const Saving& saving, const at::Tensor& spare) {
   const NoAutocast no_autocast;
   NormCall call = norm_call(x, weights, Norm::batch, 0, options, saving);
-  const CodecSpec spec = norm_spec(saving.method, call.width);
+  const CodecSpec spec = norm_spec(saving.method, call.width, 0);
   const at::Tensor rows = rows_of(call);
   call.known = statistics_of(rows, weights, call.axes, options);
   call.seed = fresh_seed(x.device());

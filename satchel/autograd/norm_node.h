@@ -4,6 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -23,7 +26,10 @@ struct NormCall {
   int64_t width = 0;      // values a row: channels, or those of LayerNorm's shape
   Statistics known = {};  // undefined: not taken yet
   at::Tensor seed = {};   // of the code; undefined: not drawn yet
+  std::shared_ptr<torch::autograd::Node> taken_from = {};  // take_norm(): the norm itself
   bool by_map() const { return axes.span > 0; }
+  /// Values that share a mean and a deviation; 0 where the gradient of x does not read what the norm keeps.
+  int64_t count() const;
 };
 
 /// x is checked. `groups`: GroupNorm's, else 0.
@@ -48,7 +54,15 @@ at::Tensor recorded_norm(NormCall call, bool waits);
 at::Tensor recorded_norm_act(NormCall call, double slope);
 
 /// What the norm that waits in this thread was called with, where y is its untouched output: the caller keeps what both need, and the
-/// norm packs nothing.
+/// norm packs nothing unless another reads y too.
 std::optional<NormCall> take_norm(const at::Tensor& y);
+
+class SharingNode;
+/// `taker`, whose edges lead to the norm's inputs and whose save stands, keeps what the norm needs: it gets one more edge, to the norm
+/// that the call was taken from. For a call that was not, nothing happens.
+void take_over(const NormCall& call, const std::shared_ptr<SharingNode>& taker);
+/// Does anybody want the gradient of the norm's own output in the backward pass that runs now: grad(), a hook or retain_grad()? Then the
+/// taker hands it to the norm alone; else it gives the norm's inputs theirs, and the norm nothing.
+bool is_heard(torch::autograd::Node& norm);
 
 }  // namespace satchel

@@ -39,8 +39,15 @@ class NormActNode : public SharingNode {
   variable_list back(at::Tensor g) override {
     const at::Tensor gradient = gradient_rows(std::move(g), axes, shared_->channels());
     const auto result = [&](const at::Tensor& gamma, const at::Tensor& beta) {
-      return variable_list{needs(0) ? in_sizes(gradient, sizes, axes) : at::Tensor(), gamma, beta};
+      variable_list all{needs(0) ? in_sizes(gradient, sizes, axes) : at::Tensor(), gamma, beta};
+      all.resize(num_outputs());
+      return all;
     };
+    if (num_outputs() > 3 && is_heard(*next_edge(3).function)) {  // the norm that was taken over makes the gradients of its inputs
+      const SharedRows rows(*shared_);
+      rows.for_stretches([&](int64_t first, int64_t last) { rows.gradient_(gradient.narrow(0, first, last - first), first); });
+      return {{}, {}, {}, in_sizes(gradient, sizes, axes)};
+    }
     if (has_norm && axes.by_channel() && fuses_norm_act(shared_->code)) {
       const ThirdPlane& third = shared_->share.third;
       const NormActSums sums = norm_act_sums(gradient, shared_->code, shared_->seed, shared_->chain, third);
@@ -115,6 +122,7 @@ at::Tensor with_node(const NormCall& call, const NormActOptions& options, const 
   }
   const at::Tensor out = attach(in_sizes(rows, call.x.sizes(), call.axes), node);
   node->share(std::move(save), out);
+  take_over(call, node);
   return out;
 }
 
@@ -152,7 +160,7 @@ at::Tensor fused_norm_act(const NormCall& call, const at::Tensor& rows, const No
 at::Tensor shared_norm_act(const NormCall& call, const NormActOptions& options, const at::Tensor& spare) {
   const NoAutocast no_autocast;
   const bool normed = options.norm != Norm::none, recorded = records(call.x, call.weights.gamma, call.weights.beta);
-  CodecSpec spec = shared_spec(call.saving.method, options.norm, options.activation, call.width);
+  CodecSpec spec = shared_spec(call.saving.method, options.norm, options.activation, call.width, call.count());
   const ChainOptions chain{options.training() ? options.dropout : 0, slope_of(options)};
   const at::Tensor rows = rows_of(call);
   if (normed && call.axes.by_channel() && recorded && fuses_norm_act(rows, spec)) {
@@ -160,7 +168,9 @@ at::Tensor shared_norm_act(const NormCall& call, const NormActOptions& options, 
   }
   Statistics s = call.known;
   if (normed && !s.rstd.defined()) s = statistics_of(rows, call.weights, call.axes, options.statistics);
-  const at::Tensor values = normed ? normalised(rows, s, call.axes) : rows;
+  // Without a norm ReLU comes first: the chain below would make NaN of −∞ · 0.
+  const at::Tensor plain = !normed && options.activation == Activation::relu ? at::relu(rows) : rows;
+  const at::Tensor values = normed ? normalised(rows, s, call.axes) : plain;
   const at::Tensor seed = call.seed.defined() ? call.seed : fresh_seed(call.x.device());
   const Affine affine = normed ? affine_of(call) : Affine();
   const auto finish = [&] {
@@ -193,7 +203,7 @@ at::Tensor shared_relu(const at::Tensor& x, const Saving& saving) {
   NormActOptions options;
   options.norm = Norm::none;
   const at::Tensor rows = at::relu(rows_of(call)), seed = fresh_seed(x.device());
-  CodecSpec spec = shared_spec(saving.method, Norm::none, Activation::relu, call.width);
+  CodecSpec spec = shared_spec(saving.method, Norm::none, Activation::relu, call.width, 0);
   const MapShare share = share_of(call, spec, rows.is_cpu());
   SharedSave save = save_of(rows, {}, spec, Activation::relu, seed, share);
   save.chain = {0, 0};

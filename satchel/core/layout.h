@@ -6,14 +6,16 @@
 //   headers | low step | low step | …      one a block, bf16 (4 bytes) or fp32 (8), after the codes, 16-byte aligned
 //   means   | bf16 | bf16 | …              low-pass only: window averages, after the headers
 //   channels| t γ β off-mean | …           side codes with a threshold a channel only: fp32, after the headers
+//   plane   | key | slot | slot | …        one-sided codes of 2 bits with off=sampled only (off_plane.h), after the channels
 //
-// Bits per value: b + 32/G with bf16 headers (+ 16/size^k for low-pass).
+// Bits per value: b + 32/G with bf16 headers (+ 16/size^k for low-pass, + 1/8 for the off plane).
 #pragma once
 
 #include <cstdint>
 
 #include "satchel/core/code.h"
 #include "satchel/core/noise.h"
+#include "satchel/core/off_plane.h"
 #include "satchel/core/side.h"
 
 namespace satchel {
@@ -60,23 +62,41 @@ struct Grid {
 
 SATCHEL_HD constexpr int64_t code_bytes(int64_t values, int bits) { return values / 8 * bits + ceil_div(values % 8 * bits, 8); }
 
+/// Bytes of one slot of the off plane: a bit a value of a block, which begins inside a byte where blocks are no multiples of 8.
+SATCHEL_HD constexpr int64_t off_slot_bytes(const Grid& grid) {
+  const bool aligned = grid.block % 8 == 0 && (grid.span == grid.values || grid.span % 8 == 0);
+  return ceil_div(grid.block, 8) + (aligned ? 0 : 1);
+}
+
+constexpr int64_t off_plane_bytes(const Grid& grid) {
+  return grid.values == 0 ? 0 : kOffKeyBytes + ceil_div(grid.blocks(), kOffGroup) * off_slot_bytes(grid);
+}
+
 /// Where the parts of a packed tensor stand, and how many bytes it has in all.
 struct Layout {
-  int64_t codes = 0, headers = 0, means = 0, channels = 0, total = 0;
+  int64_t codes = 0, headers = 0, means = 0, channels = 0, plane = 0, total = 0;
 };
 
-/// The one function that gives the packed size: `windows` low-pass averages, `channel_count` channels (0 where there are none).
-constexpr Layout layout_of(const Grid& grid, int bits, HeaderType header, int64_t windows = 0, int64_t channel_count = 0) {
+/// The one function that gives the packed size: `windows` low-pass averages, `channel_count` channels (0 where there are none), an off
+/// plane or none.
+constexpr Layout layout_of(const Grid& grid, int bits, HeaderType header, int64_t windows = 0, int64_t channel_count = 0,
+                           bool off_plane = false) {
   Layout at;
   at.headers = align_up(code_bytes(grid.values, bits));
   const int64_t after = at.headers + grid.blocks() * header_bytes(header);
   at.means = at.channels = windows + channel_count > 0 ? align_up(after) : after;
-  at.total = at.means + windows * 2 + channel_count * static_cast<int64_t>(sizeof(Channel));
+  at.plane = at.total = at.means + windows * 2 + channel_count * static_cast<int64_t>(sizeof(Channel));
+  if (off_plane) {
+    at.plane = align_up(at.total);
+    at.total = at.plane + off_plane_bytes(grid);
+  }
   return at;
 }
 
 // 256 values at 2 bits: 64 bytes of codes and one header; 5 values at 3 bits: 15 bits in 2 bytes.
 static_assert(layout_of({256, 256, 256}, 2, HeaderType::bf16).total == 64 + 4);
+// 16 blocks of 256 values, one channel: 1/8 bit a value and a key more.
+static_assert(layout_of({4096, 256, 4096}, 2, HeaderType::bf16, 0, 1, true).total == 1024 + 64 + 16 + 16 + 4096 / 64);
 static_assert(code_bytes(5, 3) == 2 && code_bytes(8, 3) == 3 && code_bytes(0, 8) == 0);
 // Blocks start anew with every span: 300 + 300 values in blocks of 256 are four blocks.
 static_assert(Grid{600, 256, 300}.blocks() == 4 && Grid{600, 256, 300}.begin(2) == 300 && Grid{600, 256, 300}.end(1) == 300);

@@ -164,6 +164,22 @@ double side_variance(std::span<const double> levels) {
   return total_cost({0, 1}, scaled) / (Phi(kSideLength) - 0.5);
 }
 
+double code_variance(const CodecSpec& spec) {
+  if (spec.bits == kKeep) return 0;
+  if (spec.side != Side::none) {
+    const SideTable table = side_table(spec.bits, spec.side, spec.levels, spec.block);
+    const std::vector<double> levels(table.on_short, table.on_short + table.on);
+    return side_variance(levels);
+  }
+  const LevelTable table = level_table(spec.bits, spec.levels, spec.block);
+  const int count = 1 << spec.bits;
+  std::vector<double> levels = even_levels(count, count - 1);
+  if (!table.even) levels.assign(table.at, table.at + count);
+  const double block = std::max<double>(3, static_cast<double>(spec.block));
+  const double sigma = clipped_normal(count - 1, block).sigma;
+  return expected_variance(levels, block) / (sigma * sigma);
+}
+
 LevelTable level_table(int bits, Levels levels, int64_t block) {
   if (bits < 1 || bits > 8) fail("levels", "bits must be 1 to 8", bits);
   if (block < 1) fail("levels", "a block has at least 1 value", block);

@@ -40,6 +40,10 @@ std::vector<double> side_levels(int count);
 /// Expected variance of one value, in σ², of stochastic rounding to side levels under the half normal 2.8 σ long.
 double side_variance(std::span<const double> levels);
 
+/// Expected variance of one value, in σ² of the normal that the values follow, of stochastic rounding to a spec's levels; of a side code on
+/// its passing side. `spec.block` is values. 0 where the spec keeps the values.
+double code_variance(const CodecSpec& spec);
+
 /// The table for a spec; `block` is the resolved number of values a block.
 LevelTable level_table(int bits, Levels levels, int64_t block);
 

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
+#include <tuple>
 
 #include "satchel/core/error.h"
+#include "satchel/core/levels.h"
 #include "satchel/core/spec_limits.h"
 
 namespace satchel {
@@ -70,6 +73,22 @@ void code_both_sides(CodecSpec& spec) {
   if (spec.block == kMap) spec.block = CodecSpec{}.block;
 }
 
+constexpr int64_t kFewestSampled = 4096;  // below, one draw of the off plane is noisier than the bias it takes away
+
+/// The next code of less variance: one_sided 2 → one_sided 3 → both 4 → 5 … 8 with a mask; both and none likewise.
+void widen(CodecSpec& spec) {
+  if (spec.side == Side::one_sided && spec.bits == 3) spec.side = Side::both;
+  ++spec.bits;
+  if (spec.bits > 4) spec.side = Side::none;
+}
+
+/// Bits that a norm of so many values takes where the gradient of x reads its code.
+void widen_for(CodecSpec& spec, const Method& method, int64_t count) {
+  if (!method.shared || method.norm_bias == 0 || count == 0) return;
+  if (has_off_plane(spec) && count < kFewestSampled) widen(spec);
+  while (spec.bits < 8 && norm_bias(spec, count) > method.norm_bias) widen(spec);
+}
+
 }  // namespace
 
 std::span<const MethodPreset> method_presets() {
@@ -86,29 +105,50 @@ std::span<const MethodPreset> method_presets() {
   return kPresets;
 }
 
-CodecSpec norm_spec(const Method& method, int64_t width) {
+double norm_bias(const CodecSpec& spec, int64_t count) {
+  if (spec.bits == kKeep) return 0;
+  // Layers ask at every forward, and a variance costs a search over levels.
+  thread_local std::map<std::tuple<int, Side, Levels, int64_t>, double> known;
+  CodecSpec code = spec;
+  code.transform = Identity{};
+  code.block = spec.block > 0 ? spec.block : CodecSpec{}.block;  // a map's size is not known here
+  const std::tuple key(code.bits, code.side, code.levels, code.block);
+  auto found = known.find(key);
+  if (found == known.end()) {
+    if (known.size() >= 1024) known.clear();
+    found = known.emplace(key, code_variance(code)).first;
+  }
+  return found->second / static_cast<double>(count);
+}
+
+CodecSpec norm_spec(const Method& method, int64_t width, int64_t count) {
   if (width < 1) fail("method", "a norm's rows must have 1 value or more", width);
   CodecSpec spec = method.norm;
   spec.side = Side::none;
   if (method.residual > 0) spec.bits = method.residual;
-  if (spec.block >= 0 || spec.block == kMap) return spec;
-  const int64_t rows = -spec.block;
-  spec.block = rows > kMostBlock / width ? kMostBlock : rows * width;
-  if (method.longest_block > 0) spec.block = std::min(spec.block, method.longest_block);
+  if (spec.block < 0 && spec.block != kMap) {
+    const int64_t rows = -spec.block;
+    spec.block = rows > kMostBlock / width ? kMostBlock : rows * width;
+    if (method.longest_block > 0) spec.block = std::min(spec.block, method.longest_block);
+  }
+  if (method.residual == 0) widen_for(spec, method, count);
   return spec;
 }
 
-CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, int64_t width) {
-  CodecSpec spec = norm_spec(method, width);
+CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, int64_t width, int64_t count) {
+  CodecSpec spec = norm_spec(method, width, 0);
   spec.bits = method.norm.bits;
+  if (norm == Norm::none) count = 0;
   const bool side = method.shared && has_side(method);
-  if (spec.bits == kKeep || activation == Activation::none) return spec;
+  if (spec.bits == kKeep) return spec;
   if (activation == Activation::relu && side) {
     spec.side = norm == Norm::none ? Side::relu : method.norm.side;
     if (spec.side == Side::relu) spec.bits = std::min(spec.bits, 3);
   }
   if (activation == Activation::leaky_relu && side) code_both_sides(spec);
   if (activation == Activation::elu && (side || !method.shared)) code_both_sides(spec);
+  if (count == 0 && spec.side == Side::one_sided) spec.off = Off::mean;
+  widen_for(spec, method, count);
   return spec;
 }
 
@@ -134,6 +174,7 @@ void validate(const Method& method, const char* op) {
     fail(op, "longest_block must be 1 to 2^40, or 0 for any", method.longest_block);
   }
   if (method.plain) return;
+  if (!(method.norm_bias >= 0 && method.norm_bias <= 1)) fail(op, "norm_bias must be 0 to 1", method.norm_bias);
   if (method.mean != 0 && !(method.mean >= 2 && method.mean <= 3)) fail(op, "mean must be 2 to 3", method.mean);
   if (method.budget < 0) fail(op, "budget must be 1 byte or more, or 0 for none", method.budget);
   if (method.mean > 0 && method.budget > 0)

@@ -24,6 +24,7 @@ struct Method {
   bool keeps_aggregate = false;  // A·x is kept beside x, as EXACT and block-wise do; else recovered by algebra (theory.md 9)
   bool packs_data = false;       // the data set's own features are packed too; else a reference to them is kept
   bool keeps_dropout = false;    // dropout's mask is kept, a bit a value; else redrawn from its counter
+  double norm_bias = 5e-4;       // shared methods: norms of few values take bits until their gradient's bias is below this; 0: they do not
   int residual = 0;              // bits of a norm that no other layer reads (shared methods); 0: as `norm`
   bool adaptive = false;         // images: bits are shared out by sample and layer, input.bits in the mean (theory.md 5)
   double mean = 0;               // images: shared maps have 2 or 3 bits, shared out by layer and sample, so many in the mean; 0: all alike
@@ -52,7 +53,7 @@ std::span<const MethodPreset> method_presets();
 /// a spec alone ("bits=4,block=128", "gact"): that spec in shared saves. Options go to `input` and `norm` alike, but for a
 /// projection (inputs only) and a side (norms only). fp32 takes no options. A spec with a projection cannot be shared: each
 /// layer keeps its own. The text becomes the method's name. Options of methods alone: residual=1..8 (shared methods), mean=2..3 or
-/// budget=SIZE (satchel: 2.25; 1.2GiB, 900MB, bytes), adaptive=yes|no, level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits
+/// budget=SIZE (satchel: 2.25; 1.2GiB, 900MB, bytes), norm_bias=0..1 (shared methods; off=mean alone makes it 0), adaptive=yes|no, level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits
 /// · 2 bits shared out · + swapped to the host · + an allocator setting against fragmentation, which is the trainer's).
 Method parse_method(std::string_view text);
 
@@ -61,11 +62,15 @@ Method parse_method(std::string_view text);
 std::vector<Method> parse_methods(std::string_view text);
 
 /// The method's spec for what a norm alone keeps of rows of `width` values: no side code, `residual` bits; blocks given in rows
-/// become values, at most longest_block.
-CodecSpec norm_spec(const Method& method, int64_t width);
+/// become values, at most longest_block. `count`: values a statistic, rows for BatchNorm, channels for LayerNorm; 0: the gradient of x does
+/// not read the code (running statistics, or x needs none). A norm of few values takes more bits (docs/theory.md 8), `residual` ones aside.
+CodecSpec norm_spec(const Method& method, int64_t width, int64_t count);
 
 /// Layer by layer on maps: is a norm's code of the normalised values? Else of x itself, as a low-pass and full precision ask for.
 inline bool codes_normalised(const CodecSpec& norm) { return norm.bits != kKeep && std::holds_alternative<Identity>(norm.transform); }
+
+/// … of rows? EXACT and block-wise, the methods that keep A·x, publish codes of x itself; the others code x̂, whose range no mean widens.
+inline bool codes_normalised_rows(const Method& method) { return !method.keeps_aggregate && method.norm.bits != kKeep; }
 
 /// The spec of the one thing that norm → activation → dropout → next layer keeps (shared methods). Which side code fits:
 ///   ReLU after a norm            the method's own (`one_sided`, `both`), or none, with a mask beside it
@@ -74,7 +79,12 @@ inline bool codes_normalised(const CodecSpec& norm) { return norm.bits != kKeep 
 ///   ELU                          the same, of ELU's output: its norm keeps norm_spec() apart. Layer by layer: always
 ///   no activation                no side code
 /// More than 4 bits never have a side code; where there is none, a mask stands beside the values.
-CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, int64_t width);
+/// `count` as above. Off values of a ReLU after a norm are sampled (`off=sampled`) where the gradient of x reads them; below 4,096 values a
+/// statistic a third bit has less noise, and fewer still take more (docs/theory.md 8 and 10).
+CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, int64_t width, int64_t count);
+
+/// The bias of a norm's gradient, relative to the gradient, that a code of `count` values a statistic makes: its variance over count.
+double norm_bias(const CodecSpec& spec, int64_t count);
 
 /// Are bits shared out between layers or samples? Then layers want a ShareOut (plan/share_out.h).
 bool shares_out(const Method& method);

@@ -6,6 +6,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/core/method.h"
+#include "satchel/core/suggest.h"
 #include "satchel/core/text_items.h"
 
 namespace satchel {
@@ -83,7 +84,13 @@ int digit_of(std::string_view option, int least, int most, std::string_view text
   return digit;
 }
 
-constexpr std::array<std::string_view, 5> kMethodKeys = {"level", "adaptive", "residual", "mean", "budget"};
+constexpr std::array<std::string_view, 6> kMethodKeys = {"level", "adaptive", "residual", "mean", "budget", "norm_bias"};
+
+double norm_bias_of(std::string_view option, std::string_view text) {
+  const auto [bias, rest] = leading_number(value_of(option));
+  if (!(bias >= 0 && bias <= 1) || !rest.empty()) refuse("norm_bias must be 0 to 1", text);
+  return bias;
+}
 
 double mean_of(std::string_view option, std::string_view text) {
   const auto [mean, rest] = leading_number(value_of(option));
@@ -128,6 +135,12 @@ Method with_own_options(const MethodPreset& preset, const Items& options, std::s
     if (!m.shared) refuse("residual is an option of shared methods", text);
     m.residual = digit_of(residual, 1, 8, text);
   }
+  if (const auto bias = given(options, "norm_bias"); !bias.empty()) {
+    if (!m.shared) refuse("norm_bias is an option of shared methods", text);
+    m.norm_bias = norm_bias_of(bias, text);
+  } else if (given(options, "off") == "off=mean") {
+    m.norm_bias = 0;
+  }
   const auto mean = given(options, "mean"), budget = given(options, "budget");
   for (const std::string_view option : {mean, budget}) {
     if (!option.empty() && !m.shared) refuse(std::string(key_of(option)) + " is an option of satchel", text);
@@ -147,13 +160,26 @@ Method alone(const CodecSpec& spec) {
   return m;
 }
 
-std::string names_of_all() {
-  std::string text;
-  for (const MethodPreset& preset : method_presets()) text += std::string(preset.name) + ", ";
+/// "one of A, B, or options (key=value)", with the nearest of them.
+std::string names_of_all(std::string_view given_name) {
+  Items names;
+  for (const MethodPreset& preset : method_presets()) names.push_back(preset.name);
   for (const Preset& preset : presets()) {
-    if (text.find(std::string(preset.name) + ", ") == text.npos) text += std::string(preset.name) + ", ";
+    if (std::ranges::find(names, preset.name) == names.end()) names.push_back(preset.name);
   }
-  return text + "or options (key=value)";
+  std::string text;
+  for (const std::string_view name : names) text += std::string(name) + ", ";
+  return text + "or options (key=value)" + did_you_mean(given_name, names);
+}
+
+/// Refuses an option that neither methods nor specs have.
+void check_key(std::string_view option, std::string_view text) {
+  Items keys = spec_option_names();
+  keys.insert(keys.end(), kMethodKeys.begin(), kMethodKeys.end());
+  if (std::ranges::find(keys, key_of(option)) != keys.end()) return;
+  std::string known;
+  for (const std::string_view key : keys) known += (known.empty() ? "" : ", ") + std::string(key);
+  refuse("option must be one of " + known + did_you_mean(key_of(option), keys), text);
 }
 
 }  // namespace
@@ -164,10 +190,11 @@ Method parse_method(std::string_view given_text) {
   const auto& known = method_presets();
   const auto preset = std::ranges::find(known, items[0], &MethodPreset::name);
   const auto codec = std::ranges::find(presets(), items[0], &Preset::name);
-  if (preset == known.end() && codec == presets().end() && !is_option(items[0])) refuse("a method must be one of " + names_of_all(), text);
+  if (preset == known.end() && codec == presets().end() && !is_option(items[0])) refuse("a method must be one of " + names_of_all(items[0]), text);
   const Items options(items.begin() + (is_option(items[0]) ? 0 : 1), items.end());
   for (const std::string_view option : options) {
     if (!is_option(option)) refuse("after a method's name come options (key=value)", text);
+    check_key(option, text);
   }
   if (preset != known.end() && preset->method.plain && !options.empty()) refuse("fp32 takes no options", text);
   Method m = in_words_of(text, [&] {

@@ -15,7 +15,7 @@
 namespace satchel {
 
 /// One noise never serves two purposes: rounding and dropout from one u would correlate (theory.md 1).
-enum class Stream : uint32_t { rounding = 0, dropout = 1, projection = 2, seeds = 3 };
+enum class Stream : uint32_t { rounding = 0, dropout = 1, projection = 2, seeds = 3, off_plane = 4 };
 
 struct Words {
   uint32_t w[4];

@@ -89,6 +89,12 @@ SATCHEL_HD uint32_t side_code_of(float x, const Channel& c, Range r, const SideT
   return on ? static_cast<uint32_t>(table.off) + level : static_cast<uint32_t>(table.off) - 1 - level;
 }
 
+/// The code of x in a poisoned block. Its values decode to NaN, but the codes still tell the ReLU's gradient which of them passed; NaN
+/// passes, as it does through torch's ReLU.
+SATCHEL_HD uint32_t poisoned_code_of(float x, const Channel& c, const SideTable& table) {
+  return fmaf(c.gamma, flush(x), c.beta) <= 0.0f ? 0u : static_cast<uint32_t>(table.off);
+}
+
 /// What the off side's only code stands for. A mean that is not finite shows as NaN, as a poisoned block does.
 SATCHEL_HD float off_value(const Channel& c) { return is_finite(c.off_mean) ? flush(c.off_mean) : float_of(kCanonicalNaN); }
 

@@ -73,6 +73,7 @@ void validate(const CodecSpec& spec, const char* op) {
   if (spec.rounding > Rounding::nearest) fail(op, "rounding must be stochastic or nearest", int(spec.rounding));
   if (spec.header > HeaderType::f32) fail(op, "header must be bf16 or f32", int(spec.header));
   if (spec.side > Side::both) fail(op, "side must be none, one, relu or both", int(spec.side));
+  if (spec.off > Off::sampled) fail(op, "off must be mean or sampled", int(spec.off));
   validate_transform(spec, op);
   validate_side(spec, op);
 }

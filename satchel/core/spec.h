@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 namespace satchel {
 
@@ -19,6 +20,11 @@ enum class HeaderType : uint8_t { bf16, f32 };
 ///   relu       one_sided at threshold 0 for values that are zero or positive: code 0 is exactly 0 (2 or 3 bits)
 ///   both       side bit + levels on the value's own side, unbiased everywhere (2 to 4 bits)
 enum class Side : uint8_t { none, one_sided, relu, both };
+
+/// What a one-sided code of 2 bits, whose off side has a single code, knows of the values that the ReLU turns off. Read by no other code.
+///   mean     they all decode to their channel's mean: a norm before the ReLU gets a biased gradient
+///   sampled  one block of 8 has one bit more a value (core/off_plane.h): right on average, 1/8 bit a value
+enum class Off : uint8_t { mean, sampled };
 
 struct Identity {
   bool operator==(const Identity&) const = default;
@@ -56,9 +62,13 @@ struct CodecSpec {
   Rounding rounding = Rounding::stochastic;
   HeaderType header = HeaderType::bf16;
   Side side = Side::none;
+  Off off = Off::sampled;
   Transform transform = Identity{};
   bool operator==(const CodecSpec&) const = default;
 };
+
+/// Does the code have an off plane?
+constexpr bool has_off_plane(const CodecSpec& spec) { return spec.side == Side::one_sided && spec.bits == 2 && spec.off == Off::sampled; }
 
 struct Preset {
   std::string_view name;
@@ -71,9 +81,11 @@ std::span<const Preset> presets();
 
 /// "blockwise,bits=2,block=1024,project=8": a preset (or none: the defaults), then options. Throws on anything unknown.
 /// Options: bits=1..8|32 · block=N|row|Nrows|map · sample=yes|no · levels=even|optimal · round=stochastic|nearest ·
-/// header=bf16|f32 · side=none|one|relu|both · project=RATIO|none · hadamard=yes|no · rows=N|all · lowpass=SIZE|none ·
+/// header=bf16|f32 · side=none|one|relu|both · off=mean|sampled · project=RATIO|none · hadamard=yes|no · rows=N|all · lowpass=SIZE|none ·
 /// part=both|low|high
 CodecSpec parse_spec(std::string_view text);
+/// The keys of its options.
+std::vector<std::string_view> spec_option_names();
 
 /// The shortest text that parse_spec turns back into this very spec: a preset's name and what differs from it.
 std::string to_string(const CodecSpec& spec);

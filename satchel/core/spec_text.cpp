@@ -8,6 +8,7 @@
 #include "satchel/core/error.h"
 #include "satchel/core/spec.h"
 #include "satchel/core/spec_limits.h"
+#include "satchel/core/suggest.h"
 #include "satchel/core/text_items.h"
 
 namespace satchel {
@@ -46,6 +47,7 @@ constexpr Names kLevelNames = {"even", "optimal"};
 constexpr Names kRoundingNames = {"stochastic", "nearest"};
 constexpr Names kHeaderNames = {"bf16", "f32"};
 constexpr Names kSideNames = {"none", "one", "relu", "both"};
+constexpr Names kOffNames = {"mean", "sampled"};
 constexpr Names kYesNames = {"no", "yes"};
 constexpr Names kPartNames = {"both", "low", "high"};
 
@@ -161,6 +163,7 @@ constexpr Option kOptions[] = {
     {"round", "stochastic or nearest", set_named<&CodecSpec::rounding, kRoundingNames>, get_named<&CodecSpec::rounding, kRoundingNames>},
     {"header", "bf16 or f32", set_named<&CodecSpec::header, kHeaderNames>, get_named<&CodecSpec::header, kHeaderNames>},
     {"side", "none, one, relu or both", set_named<&CodecSpec::side, kSideNames>, get_named<&CodecSpec::side, kSideNames>},
+    {"off", "mean or sampled", set_named<&CodecSpec::off, kOffNames>, get_named<&CodecSpec::off, kOffNames>},
     {"project", "1 to 2^20 or none", set_transform<RandomProjection, &RandomProjection::ratio>,
      get_transform<RandomProjection, &RandomProjection::ratio>},
     {"lowpass", "1 to 2^20 or none", set_transform<LowPass, &LowPass::size>, get_transform<LowPass, &LowPass::size>},
@@ -180,7 +183,9 @@ const CodecSpec& preset_of(std::string_view name) {
   for (const Preset& preset : presets()) {
     if (preset.name == name) return preset.spec;
   }
-  fail("spec", "preset must be one of " + preset_names(), name.empty() ? "nothing" : name);
+  std::vector<std::string_view> names;
+  for (const Preset& preset : presets()) names.push_back(preset.name);
+  fail("spec", "preset must be one of " + preset_names() + did_you_mean(name, names), name.empty() ? "nothing" : name);
 }
 
 size_t option_of(std::string_view key) {
@@ -189,7 +194,7 @@ size_t option_of(std::string_view key) {
     if (kOptions[i].key == key) return i;
     known += (i == 0 ? "" : ", ") + std::string(kOptions[i].key);
   }
-  fail("spec", "option must be one of " + known, key.empty() ? "nothing" : key);
+  fail("spec", "option must be one of " + known + did_you_mean(key, spec_option_names()), key.empty() ? "nothing" : key);
 }
 
 /// The options that turn `base` into `spec`.
@@ -207,6 +212,12 @@ std::string difference(const CodecSpec& base, const CodecSpec& spec) {
 }
 
 }  // namespace
+
+std::vector<std::string_view> spec_option_names() {
+  std::vector<std::string_view> names;
+  for (const Option& option : kOptions) names.push_back(option.key);
+  return names;
+}
 
 CodecSpec parse_spec(std::string_view text) {
   CodecSpec spec;

@@ -25,7 +25,14 @@ at::Tensor flat(const at::Tensor& x) { return x.as_strided({x.numel()}, {1}); }
 Parts parts_of(const Plan& plan, const at::Tensor& bytes) {
   auto* base = static_cast<uint8_t*>(bytes.data_ptr());
   Channel* channels = plan.channels == 0 ? nullptr : reinterpret_cast<Channel*>(base + plan.at.channels);
-  return {base, base + plan.at.headers, reinterpret_cast<uint16_t*>(base + plan.at.means), channels};
+  uint8_t* plane = plan.off_plane && plan.values > 0 ? base + plan.at.plane : nullptr;
+  return {base, base + plan.at.headers, reinterpret_cast<uint16_t*>(base + plan.at.means), channels, plane};
+}
+
+SideCode side_code_of(const Plan& plan, const Parts& parts) {
+  SideCode code = plan.side;
+  if (parts.plane != nullptr) code.plane = {parts.plane, code.grid.blocks(), off_slot_bytes(code.grid), 0};
+  return code;
 }
 
 void zero_gaps(const Plan& plan, const at::Tensor& bytes) {
@@ -35,6 +42,7 @@ void zero_gaps(const Plan& plan, const at::Tensor& bytes) {
   }
   zero_gap(bytes, code_bytes(plan.values, coded_bits(plan)), plan.at.headers);
   zero_gap(bytes, plan.at.headers + grid_of(plan).blocks() * header_bytes(header_of(plan)), plan.at.means);
+  if (plan.off_plane) zero_gap(bytes, plan.at.plane, plan.at.total);  // the encoders set bits; channels end at a multiple of 16
 }
 
 void encode(const Plan& plan, const at::Tensor& x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {

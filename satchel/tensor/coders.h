@@ -36,8 +36,12 @@ struct Parts {
   uint8_t* headers;
   uint16_t* means;
   Channel* channels;  // null where there are none
+  uint8_t* plane;     // of off values; null where there is none
 };
 Parts parts_of(const Plan& plan, const at::Tensor& bytes);
+
+/// The plan's side code with its off plane in these bytes, where it has one.
+SideCode side_code_of(const Plan& plan, const Parts& parts);
 
 /// The channels' numbers as floats (channels × 4: threshold, γ, β, off mean), inside the packed bytes.
 at::Tensor channel_table(const Plan& plan, const at::Tensor& bytes);

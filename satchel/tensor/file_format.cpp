@@ -123,7 +123,9 @@ FileHeader parse_header(std::span<const uint8_t> bytes) {
   }
   Numbers in(bytes);
   FileHeader h;
-  h.spec = spec_of(read_numbers(in), kOp);
+  const SpecNumbers numbers = read_numbers(in);
+  if (get(bytes, 8, 4) < 2 && numbers.side == kSampledSide) fail(kOp, "side must be 0 to 3 in a file of version 1", numbers.side);
+  h.spec = spec_of(numbers, kOp);
   const int64_t dtype = in.next();
   if (dtype < 0 || dtype > 2) fail(kOp, "dtype must be 0 to 2", dtype);
   h.dtype = static_cast<DType>(dtype);

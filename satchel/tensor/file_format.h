@@ -1,4 +1,4 @@
-// The file of a Packed, version 1. Every number is little-endian. No torch: the parser is fuzzed on its own.
+// The file of a Packed, version 2. Every number is little-endian. No torch: the parser is fuzzed on its own.
 //
 //   magic "SATCHELP" 8 | version u32 | length of what follows up to the checksum u32
 //   bits block per_sample levels rounding header side transform p0 p1 p2   i64 each (SpecNumbers)
@@ -18,7 +18,7 @@
 
 namespace satchel {
 
-constexpr uint32_t kFileVersion = 1;
+constexpr uint32_t kFileVersion = 2;  // 1 had no off plane: no side 4; all else is the same
 constexpr size_t kFileStart = 16;  // magic, version, length
 constexpr int64_t kMaxRank = 64;
 

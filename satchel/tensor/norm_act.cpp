@@ -22,6 +22,9 @@ at::TensorOptions floats(const at::Tensor& like) { return like.options().dtype(a
 
 float* numbers(const at::Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; }
 
+/// The plan's code with its off plane, if any, in `bytes`.
+SideCode code_in(const Plan& plan, const at::Tensor& bytes) { return side_code_of(plan, parts_of(plan, bytes)); }
+
 at::Tensor scratch_of(const Plan& plan, const at::Tensor& like) {
   return at::empty({cuda::norm_act_scratch_bytes(plan.side)}, like.options().dtype(at::kByte));
 }
@@ -67,7 +70,7 @@ NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments,
   const at::Tensor scratch = scratch_of(plan, x);
   const cuda::NormParameters with{moments.mean.const_data_ptr<float>(), moments.rstd.const_data_ptr<float>(), gamma.const_data_ptr<float>(),
                                   beta.const_data_ptr<float>()};
-  cuda::norm_act_encode(plan.side, chain_of(x.sizes(), options), x.const_data_ptr(), type_of(x), with, seed_pointer(seed),
+  cuda::norm_act_encode(code_in(plan, result.code.bytes), chain_of(x.sizes(), options), x.const_data_ptr(), type_of(x), with, seed_pointer(seed),
                         result.code.bytes.mutable_data_ptr<uint8_t>(), z, scratch.mutable_data_ptr(), place.stream(),
                         third_bits(result.code, third));
   return result;
@@ -79,7 +82,7 @@ NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Ten
   const Plan plan = plan_for(code.shape, code.spec);
   const NormActSums sums{at::empty({g.size(1)}, floats(g)), at::empty({g.size(1)}, floats(g))};
   const at::Tensor scratch = scratch_of(plan, g);
-  cuda::norm_act_sums(plan.side, chain_of(code.shape, options), g.const_data_ptr(), type_of(g), code.bytes.const_data_ptr<uint8_t>(),
+  cuda::norm_act_sums(code_in(plan, code.bytes), chain_of(code.shape, options), g.const_data_ptr(), type_of(g), code.bytes.const_data_ptr<uint8_t>(),
                       seed_or_null(seed), numbers(sums.beta), numbers(sums.gamma), scratch.mutable_data_ptr(), place.stream(),
                       third_bits(code, third));
   return sums;
@@ -89,7 +92,7 @@ void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& s
                     const NormActSums& sums, bool training, const ThirdPlane& third) {
   const Place place(g.device(), kOp);
   const Plan plan = plan_for(code.shape, code.spec);
-  cuda::norm_act_back(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
+  cuda::norm_act_back(code_in(plan, code.bytes), chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
                       rstd.const_data_ptr<float>(), training ? sums.beta.const_data_ptr<float>() : nullptr,
                       training ? sums.gamma.const_data_ptr<float>() : nullptr, g.mutable_data_ptr(), type_of(g), place.stream(),
                       third_bits(code, third));
@@ -100,7 +103,7 @@ at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const Chai
   const Place place(code.bytes.device(), kOp);
   const Plan plan = plan_for(code.shape, code.spec);
   const at::Tensor z = at::empty({last - first, code.shape[1]}, code.bytes.options().dtype(type));
-  cuda::norm_act_input(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), first, last,
+  cuda::norm_act_input(code_in(plan, code.bytes), chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), first, last,
                        z.mutable_data_ptr(), dtype_of(type), place.stream(), third_bits(code, third));
   return z;
 }

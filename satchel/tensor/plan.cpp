@@ -87,7 +87,7 @@ void plan_projection(Plan& plan, std::span<const int64_t> shape, const RandomPro
 void plan_keep(Plan& plan) {
   const int64_t raw = plan.values * size_of(plan.type);
   plan.at.headers = plan.at.means = plan.at.channels = plan.channels > 0 ? align_up(raw) : raw;
-  plan.at.total = plan.at.channels + plan.channels * static_cast<int64_t>(sizeof(Channel));
+  plan.at.plane = plan.at.total = plan.at.channels + plan.channels * static_cast<int64_t>(sizeof(Channel));
 }
 
 void plan_side(Plan& plan, const CodecSpec& spec, const Grid& grid, int64_t inner) {
@@ -97,7 +97,8 @@ void plan_side(Plan& plan, const CodecSpec& spec, const Grid& grid, int64_t inne
     plan.side.channels = plan.channels;
     plan.side.inner = plan.channels == 1 ? std::max<int64_t>(1, plan.values) : inner;  // a single channel is one long run
   }
-  plan.at = layout_of(grid, spec.bits, spec.header, 0, plan.channels);
+  plan.off_plane = has_off_plane(spec);
+  plan.at = layout_of(grid, spec.bits, spec.header, 0, plan.channels, plan.off_plane);
 }
 
 void plan_blocks(Plan& plan, const CodecSpec& spec, const Grid& grid, bool low_pass) {
@@ -188,13 +189,14 @@ void check_strides(std::span<const int64_t> shape, std::span<const int64_t> stri
 }
 
 SpecNumbers numbers_of(const CodecSpec& spec) {
+  const bool sampled = spec.side == Side::one_sided && spec.off == Off::sampled;
   SpecNumbers n{spec.bits,
                 spec.block,
                 spec.per_sample,
                 static_cast<int64_t>(spec.levels),
                 static_cast<int64_t>(spec.rounding),
                 static_cast<int64_t>(spec.header),
-                static_cast<int64_t>(spec.side),
+                sampled ? kSampledSide : static_cast<int64_t>(spec.side),
                 static_cast<int64_t>(spec.transform.index()),
                 0,
                 0,
@@ -225,7 +227,9 @@ CodecSpec spec_of(const SpecNumbers& n, const char* op) {
   spec.levels = static_cast<Levels>(within("levels", n.levels, 0, 1));
   spec.rounding = static_cast<Rounding>(within("rounding", n.rounding, 0, 1));
   spec.header = static_cast<HeaderType>(within("header", n.header, 0, 1));
-  spec.side = static_cast<Side>(within("side", n.side, 0, 3));
+  const int64_t side = within("side", n.side, 0, kSampledSide);
+  spec.side = side == kSampledSide ? Side::one_sided : static_cast<Side>(side);
+  if (side == static_cast<int64_t>(Side::one_sided)) spec.off = Off::mean;
   const int64_t transform = within("transform", n.transform, 0, 2);
   if (transform == 1) spec.transform = RandomProjection{static_cast<int>(within("ratio", n.p0, 1, kMost)), n.p1, n.p2};
   if (transform == 2) {

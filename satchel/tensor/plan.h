@@ -22,9 +22,10 @@ struct Plan {
   int64_t row = 1;          // coded values a row
   Projection projection;
   BlockCode block;    // codings block and low_pass
-  SideCode side;      // coding side
+  SideCode side;      // coding side; its off plane is not bound to bytes yet
   LowPassShape maps;  // coding low_pass
   int64_t channels = 0;
+  bool off_plane = false;  // coding side: off values are sampled
   Layout at;
 };
 
@@ -44,6 +45,7 @@ std::vector<int64_t> contiguous_strides(std::span<const int64_t> shape);
 void check_strides(std::span<const int64_t> shape, std::span<const int64_t> strides, const char* op);
 
 /// The spec as plain numbers, for files and for registered ops.
+///   side 0 none · 1 one_sided, off=mean · 2 relu · 3 both · 4 one_sided, off=sampled
 ///   transform 0 identity · 1 projection (p0 ratio, p1 rows, p2 hadamard) · 2 low-pass (p0 size, p1 part)
 struct SpecNumbers {
   int64_t bits, block;
@@ -51,6 +53,7 @@ struct SpecNumbers {
   int64_t levels, rounding, header, side, transform, p0, p1;
   bool p2;
 };
+constexpr int64_t kSampledSide = 4;
 SpecNumbers numbers_of(const CodecSpec& spec);
 /// Throws `[op] rule, got value` on numbers that no spec has.
 CodecSpec spec_of(const SpecNumbers& numbers, const char* op);

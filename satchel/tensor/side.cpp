@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "satchel/tensor/chunks.h"
@@ -33,8 +34,8 @@ void set_off_means(const SideCode& code, Source x, Channel* channels) {
 }  // namespace
 
 void encode_side(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
-  const SideCode& code = plan.side;
   const Parts to = parts_of(plan, bytes);
+  const SideCode code = side_code_of(plan, to);
   if (place.cuda()) {
     const at::Tensor scratch = at::empty({cuda::side_scratch_bytes(code)}, bytes.options());
     cuda::side_encode(code, x.data, x.type, to.channels, seed_pointer(seed), to.codes, to.headers, scratch.data_ptr(), place.stream());
@@ -42,6 +43,10 @@ void encode_side(const Plan& plan, Source x, const at::Tensor& seed, const at::T
   }
   const CpuKernels& kernels = best_cpu_kernel();
   const uint64_t number = seed_value(seed);
+  if (to.plane != nullptr) {
+    const OffKey key = off_key(number);
+    std::memcpy(to.plane, &key, sizeof(key));
+  }
   const bool is_long = has_long_blocks(code.grid);
   const auto measure = [&](int64_t first, int64_t last) {
     if (!is_long) return kernels.side_measure(code, x, to.headers, first, last);
@@ -57,10 +62,11 @@ void encode_side(const Plan& plan, Source x, const at::Tensor& seed, const at::T
 }
 
 void decode_side(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
-  const SideCode& code = plan.side;
+  const SideCode code = side_code_of(plan, from);
   if (place.cuda()) {
     SideCode part = code;
     part.grid = part_of(code.grid, first, last);
+    part.plane.first_block = code.grid.block_of(first);
     cuda::side_decode(part, codes_from(from.codes, code.table.bits, first), from.channels,
                       headers_from(code.grid, code.header, from.headers, first), x.data, x.type, place.stream());
     return;

@@ -71,10 +71,10 @@ void for_sample_parts(const ThirdBits& third, int64_t begin, int64_t end, const 
 /// Values [begin, end), multiples of 256.
 void decode_parts(const Plan& plan, const ThirdBits& third, const Parts& from, float* x, int64_t begin, int64_t end) {
   const CpuKernels& kernels = best_cpu_kernel();
-  const SideCode wide = wide_of(plan.side, third);
+  const SideCode narrow = side_code_of(plan, from), wide = wide_of(plan.side, third);
   for_sample_parts(third, begin, end, [&](int64_t sample, int64_t first, int64_t last) {
     const Target to{x, DType::f32, begin};
-    if (third.slots[sample] < 0) return kernels.side_decode(plan.side, from.codes, from.channels, from.headers, to, first, last);
+    if (third.slots[sample] < 0) return kernels.side_decode(narrow, from.codes, from.channels, from.headers, to, first, last);
     std::vector<uint8_t> stream(static_cast<size_t>((last - first) / 8 * 3));
     join(from.codes + first / 4, plane_of(third, sample) + (first - sample * third.sample) / 8, last - first, stream.data());
     kernels.side_decode(wide, stream_before(stream.data(), first), from.channels, from.headers, to, first, last);

@@ -151,9 +151,9 @@ TEST(Method, ActnnHasLevels) {
 
 TEST(Method, NormsThatNobodyReadsMayHaveTheirOwnBits) {
   const Method m = parse_method("satchel,bits=3,residual=1");
-  EXPECT_EQ(norm_spec(m, 64).bits, 1);
-  EXPECT_EQ(shared_spec(m, Norm::batch, Activation::relu, 64).bits, 3);
-  EXPECT_EQ(norm_spec(parse_method("satchel,bits=3"), 64).bits, 3);
+  EXPECT_EQ(norm_spec(m, 64, 100).bits, 1);  // as asked for, however few values the norm has
+  EXPECT_EQ(shared_spec(m, Norm::batch, Activation::relu, 64, 10000).bits, 3);
+  EXPECT_EQ(norm_spec(parse_method("satchel,bits=3"), 64, 10000).bits, 3);
   EXPECT_EQ(parse_error("exact,residual=1"), "[method] residual is an option of shared methods, got 'exact,residual=1'");
 }
 
@@ -240,7 +240,7 @@ TEST(Method, SeveralInOneText) {
 }
 
 TEST(Method, NormBlocksInRowsBecomeValues) {
-  const auto block = [](const char* method, int64_t width) { return norm_spec(parse_method(method), width).block; };
+  const auto block = [](const char* method, int64_t width) { return norm_spec(parse_method(method), width, 10000).block; };
   EXPECT_EQ(block("exact", 128), 128);
   EXPECT_EQ(block("exact", 4096), 1024);
   EXPECT_EQ(block("blockwise", 128), 1024);
@@ -250,13 +250,13 @@ TEST(Method, NormBlocksInRowsBecomeValues) {
   EXPECT_EQ(block("bits=2,block=64rows", 128), 64 * 128);  // a spec alone is never cut
   EXPECT_EQ(block("bits=2,block=map", 128), kMap);
   EXPECT_EQ(block("bits=2,block=1099511627776rows", int64_t{1} << 31), int64_t{1} << 40);
-  EXPECT_EQ(norm_spec(parse_method("satchel"), 128).side, Side::none);
-  EXPECT_EQ(error_of([] { norm_spec(Method{}, 0); }), "[method] a norm's rows must have 1 value or more, got 0");
+  EXPECT_EQ(norm_spec(parse_method("satchel"), 128, 10000).side, Side::none);
+  EXPECT_EQ(error_of([] { norm_spec(Method{}, 0, 1); }), "[method] a norm's rows must have 1 value or more, got 0");
 }
 
 TEST(Method, EveryLayerHasTheSideCodeThatFits) {
   const auto expect_spec = [](const char* method, Norm norm, Activation activation, const char* expected) {
-    const CodecSpec made = shared_spec(parse_method(method), norm, activation, 128);
+    const CodecSpec made = shared_spec(parse_method(method), norm, activation, 128, 1 << 20);
     EXPECT_EQ(made, parse_spec(expected)) << method << ": " << to_string(made);
   };
   using enum Activation;
@@ -280,6 +280,39 @@ TEST(Method, EveryLayerHasTheSideCodeThatFits) {
   expect_spec("exact,bits=4", Norm::batch, elu, "bits=4,block=128,levels=even,side=both");
   expect_spec("exact,bits=8", Norm::batch, elu, "bits=8,block=128,levels=even");
   expect_spec("projection", Norm::batch, elu, "bits=32");
+}
+
+// The table of docs/theory.md 8: bits until variance / count ≤ 5e-4.
+TEST(Method, NormsOfFewValuesTakeMoreBits) {
+  const auto made = [](const char* method, Activation activation, int64_t count) {
+    const CodecSpec spec = shared_spec(parse_method(method), Norm::batch, activation, 128, count);
+    return to_string(spec);
+  };
+  using enum Activation;
+  EXPECT_EQ(made("satchel", relu, 4096), "satchel");
+  EXPECT_EQ(made("satchel", relu, 4095), "satchel,bits=3");
+  EXPECT_EQ(made("satchel", relu, 100), "satchel,bits=3");
+  EXPECT_EQ(made("satchel", relu, 64), "bits=4,side=both");
+  EXPECT_EQ(made("satchel", relu, 32), "bits=5");
+  EXPECT_EQ(made("satchel", relu, 6), "bits=6");
+  EXPECT_EQ(made("satchel", relu, 1), "bits=7");
+  EXPECT_EQ(made("satchel", none, 2000), "bits=2");
+  EXPECT_EQ(made("satchel", none, 800), "bits=3");
+  EXPECT_EQ(made("satchel", leaky_relu, 300), "bits=3,side=both");
+  EXPECT_EQ(made("satchel", leaky_relu, 200), "bits=4,side=both");
+  for (int64_t count = 1; count < 20000; count += 1 + count / 3) {
+    for (const Activation activation : {none, relu, leaky_relu}) {
+      EXPECT_LE(norm_bias(shared_spec(parse_method("satchel"), Norm::batch, activation, 128, count), count), 5e-4) << count;
+    }
+  }
+  EXPECT_EQ(made("satchel,norm_bias=0", relu, 1), "satchel");
+  EXPECT_EQ(made("satchel,norm_bias=0.1", relu, 5000), "satchel");
+  // Where the gradient of x does not read the code it stays as small as it was; off=mean keeps the bytes of earlier versions.
+  EXPECT_EQ(made("satchel", relu, 0), "satchel,off=mean");
+  EXPECT_EQ(made("satchel,off=mean", relu, 10), "satchel,off=mean");
+  EXPECT_EQ(made("exact", relu, 10), "gact,bits=2,block=128");  // as published
+  EXPECT_EQ(parse_error("exact,norm_bias=0"), "[method] norm_bias is an option of shared methods, got 'exact,norm_bias=0'");
+  EXPECT_EQ(parse_error("satchel,norm_bias=2"), "[method] norm_bias must be 0 to 1, got 'satchel,norm_bias=2'");
 }
 
 TEST(Method, FlagsMustFit) {

@@ -136,11 +136,11 @@ struct Bad {
 TEST(Spec, ErrorsNameTheRuleAndTheValue) {
   const Bad cases[] = {
       {"foo", "[spec] preset must be one of exact, blockwise, actnn, division, gact, satchel, got foo"},
-      {"Exact", "[spec] preset must be one of exact, blockwise, actnn, division, gact, satchel, got Exact"},
+      {"Exact", "[spec] preset must be one of exact, blockwise, actnn, division, gact, satchel (did you mean exact?), got Exact"},
       {"", "[spec] preset must be one of exact, blockwise, actnn, division, gact, satchel, got nothing"},
       {" , bits=2", "[spec] preset must be one of exact, blockwise, actnn, division, gact, satchel, got nothing"},
       {"exact,colour=3",
-       "[spec] option must be one of bits, block, sample, levels, round, header, side, project, lowpass, hadamard, rows, part, got "
+       "[spec] option must be one of bits, block, sample, levels, round, header, side, off, project, lowpass, hadamard, rows, part, got "
        "colour"},
       {"=3", "got nothing"},
       {"exact,", "[spec] after the first item come options (key=value), got nothing"},

@@ -132,8 +132,8 @@ TEST_F(File, ErrorsNameWhatIsWrong) {
   bad[0] = 'X';
   expect_error(reading(bad), "[read_packed] not a packed tensor");
   bad = good;
-  bad[8] = 2;
-  expect_error(reading(bad), "[read_packed] file version must be 1 to 1, got 2");
+  bad[8] = 3;
+  expect_error(reading(bad), "[read_packed] file version must be 1 to 2, got 3");
   expect_error(cut(10), "[read_packed] file is truncated in its first 16 bytes, got 10");
   expect_error(cut(header - 1), "[read_packed] file is truncated in its header of");
   expect_error(cut(header + 3), "[read_packed] file is truncated in its payload of 28 bytes, got 3");
@@ -190,7 +190,8 @@ TEST_F(File, AlteredNumbersWithRightChecksumsAreRefused) {
                                                             {kRounding, -1, "rounding must be"},
                                                             {kHeader, 7, "header must be"},
                                                             {kHeader, 1, "payload must be"},
-                                                            {kSide, 4, "side must be"},
+                                                            {kSide, 5, "side must be"},
+                                                            {kSide, 4, "payload must be"},
                                                             {kSide, 1, "payload must be"},
                                                             {kTransform, 3, "transform must be"},
                                                             {kTransform, 1, "ratio must be"},
@@ -220,6 +221,20 @@ TEST_F(File, AlteredNumbersWithRightChecksumsAreRefused) {
   expect_error(reading(overflow), "a tensor may have at most 2^56 values");
   const Bytes projected = written(pack(normal({3, 16}, 9), parse_spec("exact"), 10));
   expect_error(reading(altered(projected, kHasSeed, 0)), "a projected tensor must have a seed");
+}
+
+/// Version 1 had no off plane; all else is as it was.
+TEST_F(File, FilesOfVersionOneAreRead) {
+  const auto version_one = [](Bytes bytes) {
+    bytes[8] = 1;
+    return altered(bytes, kHasSeed, 0);  // for the checksum; no side code needs its seed
+  };
+  const at::Tensor x = normal({40, 16}, 13);
+  const Packed mean = pack(x, parse_spec("side=one,off=mean"), 14);
+  const Packed back = read(version_one(written(mean)));
+  EXPECT_EQ(back.spec, mean.spec);
+  EXPECT_TRUE(reference::same(unpack(back), unpack(mean)));
+  expect_error(reading(version_one(written(pack(x, parse_spec("side=one"), 14)))), "[read_packed] side must be 0 to 3 in a file of version 1");
 }
 
 /// A payload of noise under a right checksum is another tensor, not a crash.

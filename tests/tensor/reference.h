@@ -84,9 +84,10 @@ std::vector<uint8_t> side_bytes(const at::Tensor& line, int64_t block, int64_t s
     const Extremes e = extremes(v, all[b].first, all[b].second);
     const Range r = make_range(e.least, e.most, e.finite, spec.header);
     store_range(out.data() + headers, spec.header, static_cast<int64_t>(b), r);
-    if (is_poisoned(r)) continue;
     for (int64_t i = all[b].first; i < all[b].second; ++i) {
-      put_code(out.data(), spec.bits, i, side_code_of(v[i], channel(i), r, table, noise_at(spec, seed, i)));
+      const uint32_t code =
+          is_poisoned(r) ? poisoned_code_of(v[i], channel(i), table) : side_code_of(v[i], channel(i), r, table, noise_at(spec, seed, i));
+      put_code(out.data(), spec.bits, i, code);
     }
   }
   return out;

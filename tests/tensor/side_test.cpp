@@ -1,5 +1,6 @@
 // Side codes through pack() and pack_side(): bytes, thresholds, off means, memory formats.
 #include "reference.h"
+#include "satchel/tensor/check.h"
 
 namespace satchel {
 namespace {
@@ -9,7 +10,7 @@ using reference::normal;
 std::vector<Channel> channels_of(const Packed& packed) {
   std::vector<Channel> out(static_cast<size_t>(packed.channels));
   const std::vector<uint8_t> bytes = reference::bytes_of(packed.bytes);
-  std::memcpy(out.data(), bytes.data() + bytes.size() - out.size() * sizeof(Channel), out.size() * sizeof(Channel));
+  std::memcpy(out.data(), bytes.data() + check_packed(packed, "test").at.channels, out.size() * sizeof(Channel));
   return out;
 }
 
@@ -69,7 +70,7 @@ TEST(Side, ThresholdZeroWithoutChannels) {
 TEST(Side, ChannelsHoldWhatForwardSaw) {
   const at::Tensor x = normal({60, 7, 400}, 7);  // sums of several stretches
   Affine a = affine(7);
-  const Packed packed = pack_side(x, parse_spec("side=one"), seed_tensor(8, at::kCPU), a.gamma, a.beta);
+  const Packed packed = pack_side(x, parse_spec("side=one,off=mean"), seed_tensor(8, at::kCPU), a.gamma, a.beta);
   const at::Tensor off = (a.gamma.view({1, 7, 1}) * x + a.beta.view({1, 7, 1})) <= 0;
   const std::vector<Channel> channels = channels_of(packed);
   for (int64_t c = 0; c < 7; ++c) {
@@ -120,6 +121,56 @@ TEST(Side, BytesAreTheReferencesForEveryMemoryOrder) {
   // A value stays on its side of t, and t is −β/γ rounded: γ·x̂ + β keeps its sign up to 3 roundings of |γ·x̂| + |β|.
   const at::Tensor y = a.gamma.view({1, c, 1, 1}) * unpack(packed) + a.beta.view({1, c, 1, 1});
   EXPECT_TRUE((at::where(on, y, -y) >= -3 * 0x1p-23 * (y.abs() + 2 * a.beta.abs().max())).all().item<bool>());
+}
+
+/// The off plane by its definition: key, then a bit a value of each group's drawn block.
+std::vector<uint8_t> plane_of(const at::Tensor& x, const Packed& packed, uint64_t seed) {
+  const Plan plan = check_packed(packed, "test");
+  const SideCode& code = plan.side;
+  const std::vector<uint8_t> bytes = reference::bytes_of(packed.bytes);
+  const std::vector<Channel> channels = channels_of(packed);
+  const OffKey key = off_key(seed);
+  std::vector<uint8_t> out(static_cast<size_t>(off_plane_bytes(code.grid)));
+  std::memcpy(out.data(), &key, sizeof(key));
+  for (int64_t b = 0; b < code.grid.blocks(); ++b) {
+    if (off_weight(key, b, code.grid.blocks()) == 0) continue;
+    const Range r = load_range(bytes.data() + plan.at.headers, code.header, b);
+    uint8_t* slot = out.data() + 16 + b / 8 * off_slot_bytes(code.grid);
+    for (int64_t i = code.grid.begin(b); i < code.grid.end(b); ++i) {
+      const Channel& c = channels[static_cast<size_t>(i / packed.inner % packed.channels)];
+      const uint32_t noise = reference::noise_at(packed.spec, seed, i);
+      if (off_bit_of(x.const_data_ptr<float>()[i], c, r, noise)) slot[i / 8 - code.grid.begin(b) / 8] |= static_cast<uint8_t>(1 << i % 8);
+    }
+  }
+  return out;
+}
+
+TEST(Side, TheOffPlaneIsTheReferences) {
+  for (const auto& [rows, channels] : {std::pair<int64_t, int64_t>{700, 16}, {90, 33}, {3, 5}}) {
+    for (const char* text : {"side=one", "side=one,block=50", "side=one,sample=yes,block=20", "side=one,round=nearest,header=f32"}) {
+      SCOPED_TRACE(text);
+      const at::Tensor x = normal({rows, channels}, 13);
+      const Affine a = affine(channels);
+      CodecSpec spec = parse_spec(text);
+      const Packed packed = pack_side(x, spec, seed_tensor(14, at::kCPU), a.gamma, a.beta);
+      const Plan plan = check_packed(packed, "test");
+      reference::expect_bytes(packed.bytes.slice(0, plan.at.plane), plane_of(x, packed, 14));
+      // All before it is what off=mean keeps.
+      spec.off = Off::mean;
+      EXPECT_TRUE(reference::same(packed.bytes.slice(0, 0, plan.at.plane), pack_side(x, spec, seed_tensor(14, at::kCPU), a.gamma, a.beta).bytes));
+      // Rows decode alone as they do together.
+      const at::Tensor whole = unpack(packed);
+      EXPECT_TRUE(reference::same(unpack_samples(packed, rows / 3, rows), whole.slice(0, rows / 3).contiguous()));
+    }
+  }
+}
+
+TEST(Side, BitsAValueWithTheOffPlane) {
+  // 2 + 32/256 + 1/8 and the channels': 16,384 rows take at most 2.26 bits a value.
+  for (const int64_t channels : {64, 128, 256}) {
+    const auto bits = static_cast<double>(packed_bytes({16384, channels}, at::kFloat, parse_spec("satchel"), channels)) * 8;
+    EXPECT_LE(bits / static_cast<double>(16384 * channels), 2.26);
+  }
 }
 
 TEST(Side, ChannelsInAnyDimensionAndDtype) {

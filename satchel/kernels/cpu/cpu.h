@@ -35,7 +35,8 @@ struct CpuKernels {
   /// Values [first, last), first a multiple of 8.
   void (*decode)(const BlockCode&, const uint8_t* codes, const void* headers, Target x, int64_t first, int64_t last);
 
-  /// The same three for side codes; `channels` is null for the relu form.
+  /// The same three for side codes; `channels` is null for the relu form. Where the code has an off plane, its key stands there and its
+  /// other bytes are 0 before the first call of side_encode.
   void (*side_measure)(const SideCode&, Source x, void* headers, int64_t first, int64_t last);
   void (*side_encode)(const SideCode&, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes, int64_t first,
                       int64_t last);

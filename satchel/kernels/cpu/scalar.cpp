@@ -97,29 +97,53 @@ void side_measure(const SideCode& code, Source x, void* headers, int64_t first, 
   }
 }
 
+/// Draws of a code's off plane: how many blocks a block stands for, 0 where it is not drawn or there is no plane.
+class OffDraws {
+ public:
+  explicit OffDraws(const SideCode& code) : code_(code), key_(code.plane.bytes == nullptr ? OffKey{} : stored_key(code)) {}
+  uint32_t weight(int64_t block) const { return code_.plane.bytes == nullptr ? 0 : off_weight(code_, key_, block); }
+
+ private:
+  const SideCode& code_;
+  OffKey key_;
+};
+
 void side_encode(const SideCode& code, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes, int64_t first,
                  int64_t last) {
   clear_codes(codes, code.table.bits, first, last);
   Noise noise(seed, code.rounding);
+  const OffDraws draws(code);
   for (int64_t i = first; i < last;) {
     const int64_t b = code.grid.block_of(i), end = std::min(code.grid.end(b), last);
     const Range range = load_range(headers, code.header, b);
+    const bool drawn = draws.weight(b) > 0;
     for (; i < end; ++i) {
-      if (is_poisoned(range)) continue;
       const float v = load(x.data, x.type, i - x.origin);
-      put_code(codes, code.table.bits, i, side_code_of(v, channel_of(code, channels, i), range, code.table, noise(i)));
+      const Channel& channel = channel_of(code, channels, i);
+      if (is_poisoned(range)) {
+        put_code(codes, code.table.bits, i, poisoned_code_of(v, channel, code.table));
+        continue;
+      }
+      put_code(codes, code.table.bits, i, side_code_of(v, channel, range, code.table, noise(i)));
+      if (drawn && off_bit_of(v, channel, range, noise(i))) code.plane.bytes[off_byte(code, b, i)] |= static_cast<uint8_t>(1u << (i % 8));
     }
   }
 }
 
 void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, Target x, int64_t first,
                  int64_t last) {
+  const OffDraws draws(code);
   for (int64_t i = first; i < last;) {
     const int64_t b = code.grid.block_of(i), end = std::min(code.grid.end(b), last);
     const Range range = load_range(headers, code.header, b);
+    const uint32_t weight = is_poisoned(range) ? 0 : draws.weight(b);
     for (; i < end; ++i) {
       const uint32_t c = get_code(codes, code.table.bits, i);
-      store(x.data, x.type, i - x.origin, side_value_of(c, channel_of(code, channels, i), range, code.table));
+      const Channel& channel = channel_of(code, channels, i);
+      const bool drawn = weight > 0 && c == 0;
+      const bool bit = drawn && (code.plane.bytes[off_byte(code, b, i)] >> (i % 8) & 1) != 0;
+      store(x.data, x.type, i - x.origin,
+            drawn ? off_value_of(bit, weight, channel, range) : side_value_of(c, channel, range, code.table));
     }
   }
 }

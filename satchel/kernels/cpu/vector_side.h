@@ -166,7 +166,8 @@ struct SideCodec {
   template <int bits, int off, class R>
   static I codes_of(F x, const SideTable& t, const Columns& c, const R& range, int j, I noise) {
     const F v = V::flush(x);
-    const M on = V::gt(V::fma(V::load_f32(c.gamma + j), v, V::load_f32(c.beta + j)), V::set(0.0f));
+    const F y = V::fma(V::load_f32(c.gamma + j), v, V::load_f32(c.beta + j));
+    const M on = V::gt(y, V::set(0.0f));
     const Stretch s = stretch_of<off>(on, c, range, j);
     const F d = V::magnitude(V::sub(v, s.from));
     const F u = V::sub(V::offset_noise(noise), V::set(127.99999237060547f));
@@ -176,8 +177,75 @@ struct SideCodec {
     const I code = V::select_i(on, passing, blocked);
     if constexpr (!R::kMayBePoisoned) return code;
     const F high = range.high(j);
-    return V::select_i(V::eq(high, high), code, V::set_i(0));  // a poisoned block is all 0
+    const I passes = V::set_i(off);  // poisoned_code_of()
+    const I poisoned = V::select_i(V::eq(y, y), V::select_i(on, passes, V::set_i(0)), passes);
+    return V::select_i(V::eq(high, high), code, poisoned);
   }
+
+  // ---- the off plane -------------------------------------------------------------------------------------------------
+
+  static const Channel& channel_at(const SideCode& code, const Channel* channels, int64_t i) {
+    return channels[i / code.inner % code.channels];
+  }
+
+  /// How many blocks the block of a tile stands for; 0: it is not drawn, or poisoned.
+  static uint32_t weight_of(const SideCode& code, OffKey key, const void* headers, int64_t b) {
+    const uint32_t weight = off_weight(code, key, b);
+    return weight > 0 && !is_poisoned(load_range(headers, code.header, b)) ? weight : 0;
+  }
+
+  /// The way from `from` to the far end of an off value's side.
+  static F off_way(const Columns& c, const OneRange& range, F from, int j) {
+    const F gamma = V::load_f32(c.gamma + j), zero = V::set(0.0f);
+    const M up = V::either(V::eq(gamma, zero), V::gt(zero, gamma));
+    return V::sub(V::select(up, range.highs, range.lows), from);
+  }
+
+  static F off_from(const Columns& c, const OneRange& range, int j) {
+    return V::min(V::max(V::load_f32(c.threshold + j), range.lows), range.highs);
+  }
+
+  /// Bits of a tile that lies in a drawn block.
+  template <DType type>
+  static void write_plane(const SideCode& code, const void* in, const Columns& c, const OneRange& range, const uint16_t* noise, int64_t b,
+                          int64_t i, int count) {
+    uint64_t word = 0;
+    for (int j = 0; j < kTile; j += kLanes) {
+      const F v = V::flush(V::template load<type>(in, j)), from = off_from(c, range, j), way = off_way(c, range, from, j);
+      const uint32_t on = V::bits(V::gt(V::fma(V::load_f32(c.gamma + j), v, V::load_f32(c.beta + j)), V::set(0.0f)));
+      const F u = V::sub(V::offset_noise(V::load_noise(noise + j)), V::set(127.99999237060547f));
+      const uint32_t beyond = V::bits(V::gt(V::magnitude(V::sub(v, from)), V::mul(u, V::magnitude(way))));
+      word |= static_cast<uint64_t>(beyond & ~on) << j;
+    }
+    if (count < kTile) word &= (uint64_t{1} << count) - 1;
+    uint8_t* to = code.plane.bytes + off_byte(code, b, i);
+    for (int k = 0; k * 8 < count; ++k) to[k] = static_cast<uint8_t>(to[k] | word >> (8 * k));
+  }
+
+  /// Values of the off codes of such a tile, eight a byte of `word`.
+  static F plane_values(uint64_t word, uint32_t weight, const Columns& c, const OneRange& range, int j) {
+    const F from = off_from(c, range, j), mean = V::load_f32(c.off_mean + j);
+    const F v = V::select(V::mask_of(static_cast<uint32_t>(word >> j)), V::add_f(from, off_way(c, range, from, j)), from);
+    const F value = V::flush(V::fma(V::set(static_cast<float>(weight)), V::sub(V::flush(v), mean), mean));
+    return V::select(V::eq(mean, mean), value, mean);
+  }
+
+  static uint64_t read_plane(const SideCode& code, int64_t b, int64_t i, int count) {
+    uint64_t word = 0;
+    std::memcpy(&word, code.plane.bytes + off_byte(code, b, i), static_cast<size_t>(ceil_div(count, 8)));
+    return word;
+  }
+
+  /// Calls f(block, weight, value) for the values of a tile over several blocks that stand in drawn ones.
+  template <class Visit>
+  static void for_each_drawn(const SideCode& code, OffKey key, const void* headers, int64_t i, int count, const Visit& visit) {
+    Base::for_each_part(code.grid, i, count, [&](int64_t b, int from, int to) {
+      const uint32_t weight = weight_of(code, key, headers, b);
+      for (int64_t at = i + from; weight > 0 && at < i + to; ++at) visit(b, weight, at);
+    });
+  }
+
+  // ---- tiles ---------------------------------------------------------------------------------------------------------
 
   /// Calls f with the table's bits and off codes; on codes are what is left.
   template <class Use>
@@ -196,6 +264,8 @@ struct SideCodec {
                            int64_t first, int64_t last) {
     Channels columns(code, channels, first, last);
     const SideTable table = code.table;
+    const bool planes = bits == 2 && off == 1 && code.plane.bytes != nullptr;
+    const OffKey key = planes ? stored_key(code) : OffKey{};
     Base::for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
       alignas(64) uint16_t noise[kTile];
       I out[Base::kVectors];
@@ -209,6 +279,16 @@ struct SideCodec {
         }
       });
       Base::template write_codes<bits>(out, codes, i, count);
+      if (!planes) return;
+      if (b >= 0) {
+        if (weight_of(code, key, headers, b) == 0) return;
+        return write_plane<type>(code, in, c, OneRange(load_range(headers, code.header, b)), noise, b, i, count);
+      }
+      for_each_drawn(code, key, headers, i, count, [&](int64_t part, uint32_t, int64_t at) {
+        const bool bit = off_bit_of(load(x.data, type, at - x.origin), channel_at(code, channels, at),
+                                    load_range(headers, code.header, part), noise[at - i]);
+        if (bit) code.plane.bytes[off_byte(code, part, at)] |= static_cast<uint8_t>(1u << (at % 8));
+      });
     });
   }
 
@@ -266,6 +346,8 @@ struct SideCodec {
                            int64_t first, int64_t last) {
     Channels columns(code, channels, first, last);
     const Tables tables = load_tables<bits, off>(code.table);
+    const bool planes = bits == 2 && off == 1 && code.plane.bytes != nullptr;
+    const OffKey key = planes ? stored_key(code) : OffKey{};
     Base::for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
       alignas(64) uint8_t code_copy[kTile];
       Lane64 copy;
@@ -273,12 +355,32 @@ struct SideCodec {
       void* out = count == kTile ? static_cast<void*>(at) : copy.v;
       const Columns c = columns.tile(i);
       const uint8_t* in = Base::template code_source<bits>(codes, i, count, code_copy);
+      if constexpr (bits == 2 && off == 1) {
+        if (const uint32_t weight = planes && b >= 0 ? weight_of(code, key, headers, b) : 0; weight > 0) {
+          const OneRange range(load_range(headers, code.header, b));
+          const uint64_t word = read_plane(code, b, i, count);
+          for (int v = 0, j = 0; v < Base::kVectors; ++v, j += kLanes) {
+            const I own = codes_at<bits>(in, v);
+            const F value = values_of<bits, off>(own, tables, c, range, j), blocked = plane_values(word, weight, c, range, j);
+            V::template store<type>(out, j, V::select(V::any_of(own, 3), value, blocked));
+          }
+          if (count < kTile) std::memcpy(at, copy.v, static_cast<size_t>(count * size_of(type)));
+          return;
+        }
+      }
       with_ranges(code, headers, i, count, b, [&](const auto& range) {
         for (int v = 0, j = 0; v < Base::kVectors; ++v, j += kLanes) {
           V::template store<type>(out, j, values_of<bits, off>(codes_at<bits>(in, v), tables, c, range, j));
         }
       });
       if (count < kTile) std::memcpy(at, copy.v, static_cast<size_t>(count * size_of(type)));
+      if (!planes || b >= 0) return;
+      for_each_drawn(code, key, headers, i, count, [&](int64_t part, uint32_t weight, int64_t k) {
+        if (get_code(codes, bits, k) != 0) return;
+        const bool bit = (code.plane.bytes[off_byte(code, part, k)] >> (k % 8) & 1) != 0;
+        const float value = off_value_of(bit, weight, channel_at(code, channels, k), load_range(headers, code.header, part));
+        satchel::store(x.data, type, k - x.origin, value);
+      });
     });
   }
 

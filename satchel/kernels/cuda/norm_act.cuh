@@ -219,6 +219,16 @@ struct Decoder {
     return poisoned ? __uint_as_float(kCanonicalNaN) : v;
   }
 
+  /// Off values among four of a drawn block, as the off plane has them: x̂ becomes m + weight·(v − m). Of channels with γ = 0, whose
+  /// gradient is 0, not.
+  __device__ inline void sample_off(uint32_t codes, uint32_t bits, float weight, const side::Bounds& b, float (&x)[4]) const {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float from = fminf(fmaxf(threshold[k], b.low), b.high), far = (falling >> k & 1) != 0 ? b.high : b.low;
+      if ((codes >> (2 * k) & 3) == 0) x[k] = side::off_value_at((bits >> k & 1) != 0, weight, from, far, off[k]);
+    }
+  }
+
   /// Values 4·half … 4·half + 3 of eight codes.
   template <bool wide>
   __device__ inline void decode(const Codes& c, int half, const side::Bounds& b, bool poisoned, const SideTable& t, const Wide& w,

@@ -96,6 +96,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
   }
   const Dropout dropout(a.chain, a.seed);
   __syncthreads();
+  const bool planes = batch && a.code.plane.bytes != nullptr;
+  const OffKey key = planes ? stored_key(a.code) : OffKey{};
   const uint32_t falling = table.falling(walk.lane), flat = wide ? table.flat(walk.lane) : 0;
   for (uint32_t k = walk.count; k-- > 0;) {
     const uint32_t block = walk.start + k * walk.step;
@@ -107,11 +109,16 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     const Words kept = dropout.draw(group);
     const Range r = batch ? load_range(a.from.headers, a.code.header, block) : Range{0.0f, 0.0f};
     const side::Bounds b(r);
+    const uint32_t weight = planes && !codes.three && !is_poisoned(r) ? off_weight(key, block, a.code.plane.blocks) : 0;
+    const uint32_t off_bits =
+        weight > 0 ? __ldg(a.code.plane.bytes + kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + walk.lane) : 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float offset[4], along[4], scale[4], x[4];
       if constexpr (batch) {
-        table.decoder(walk.lane, half, falling, flat).template decode<wide>(codes, half, b, is_poisoned(r), a.code.table, a.wide, x);
+        const Decoder decoder = table.decoder(walk.lane, half, falling, flat);
+        decoder.template decode<wide>(codes, half, b, is_poisoned(r), a.code.table, a.wide, x);
+        if (weight > 0) decoder.sample_off(codes.two >> (8 * half), off_bits >> (4 * half), static_cast<float>(weight), b, x);
         offsets.get_half(walk.lane, half, offset), alongs.get_half(walk.lane, half, along);
       }
       scales.get_half(walk.lane, half, scale);

@@ -136,6 +136,35 @@ __device__ inline void code_and_pass(const ForwardTables& table, int lane, bool 
   }
 }
 
+/// Off bits of a lane's eight values in a drawn block, from the tables: few blocks are.
+__device__ inline uint32_t off_bits8(const ForwardTables& table, int lane, const side::Bounds& b, const Words& noise, const float (&x)[8]) {
+  uint32_t eight = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    Gates g;
+    table.threshold.get_half(lane, half, g.threshold);
+    table.gamma.get_half(lane, half, g.gamma);
+    table.beta.get_half(lane, half, g.beta);
+#pragma unroll
+    for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+      eight |= (side::off_bit(x[j], {g.threshold[k], g.gamma[k], g.beta[k], 0.0f}, b, side::uniform_at(noise, j)) ? 1u : 0u) << j;
+    }
+  }
+  return eight;
+}
+
+/// Codes of a lane's eight values in a poisoned block.
+__device__ inline void poison8(const ForwardTables& table, int lane, uint32_t off, const float (&x)[8], Codes& c) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float gamma[4], beta[4];
+    table.gamma.get_half(lane, half, gamma);
+    table.beta.get_half(lane, half, beta);
+#pragma unroll
+    for (int k = 0, j = 4 * half; k < 4; ++k, ++j) c.put(j, side::poisoned_code(gamma[k], beta[k], x[j], off));
+  }
+}
+
 /// A thread block's off sums, its warps one after the other.
 __device__ inline void write_sums(const side::OffSums& off, float2* partial) {
   constexpr int kCodeWarps = kCodeThreads / 32;
@@ -167,7 +196,10 @@ __device__ inline void keep_tail(const Forward& a) {
 template <DType type, bool vector, bool wide>
 __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_constant__ Forward a) {
   __shared__ ForwardTables table;
+  __shared__ OffKey key;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const bool planes = a.code.plane.bytes != nullptr;
+  if (planes && threadIdx.x == 0) key = side::encoder_key(a.code, a.seed, blockIdx.x == 0);
   const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / kBlock), step = gridDim.x * (kCodeThreads / 32);
   if (blockIdx.x == 0) keep_tail<type>(a);
   table.fill(a.affine, a.code.channels, static_cast<int64_t>(blockIdx.x) * kBlock);
@@ -191,12 +223,19 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     if (lane == 0) store_range(a.to.headers, a.code.header, block, r);
     const side::Bounds b(r);
     const bool is_usual = usual.covers(b);
-    const Words noise = group_noise(seed, a.code.rounding, group), kept = dropout.draw(group);
+    const Words noise = group_noise(seed, a.code.rounding, group);
+    if (planes && off_weight(key, block, a.code.plane.blocks) > 0) {
+      const uint32_t bits = is_poisoned(r) ? 0 : off_bits8(table, lane, b, noise, x);
+      a.code.plane.bytes[kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + lane] = static_cast<uint8_t>(bits);
+    }
+    const Words kept = dropout.draw(group);
     Codes c;
     if constexpr (wide) c.three = a.wide.slot(block) >= 0;
+    Codes poisoned;
+    if (is_poisoned(r)) poison8(table, lane, wide && c.three ? 2 : 1, x, poisoned);
     code_and_pass<wide, 0>(table, lane, is_usual, b, a.code.table, a.wide, noise, dropout, kept, x, c, off);
     code_and_pass<wide, 1>(table, lane, is_usual, b, a.code.table, a.wide, noise, dropout, kept, x, c, off);
-    if (is_poisoned(r)) c.two = c.third = 0;
+    if (is_poisoned(r)) c.two = poisoned.two, c.third = poisoned.third;
     if constexpr (wide)
       a.wide.store(a.to.codes, group, block, c);
     else
@@ -221,20 +260,25 @@ __device__ inline void finish_tail(const Forward& a) {
   e.reduce(32);
   const Range r = e.range(a.code.header);
   if (lane == 0) store_range(a.to.headers, a.code.header, blocks - 1, r);
+  const bool drawn = a.code.plane.bytes != nullptr && off_weight(side::encoder_key(a.code, a.seed, false), blocks - 1, blocks) > 0;
+  uint8_t* plane = a.code.plane.bytes + kOffKeyBytes + (blocks - 1) / kOffGroup * (kBlock / 8) + lane;
+  if (drawn) *plane = 0;
   const int64_t group = whole / 8 + lane, first = group * 8;
   if (first >= n) return;
   const int count = n - first < 8 ? static_cast<int>(n - first) : 8;
   const Words noise = group_noise(seed, a.code.rounding, group), kept = dropout.draw(group);
-  uint32_t eight = 0;
+  uint32_t eight = 0, off_bits = 0;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     if (j >= count) break;
     const int64_t at = channel_of(first + j, a.code.channels);
     const float x = a.tail[first + j - whole], gamma = a.affine.gamma[at], beta = a.affine.beta[at], y = fmaf(gamma, x, beta);
     const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
-    if (!is_poisoned(r)) eight |= side_code_of(x, c, r, a.code.table, noise_of(noise, j)) << (bits * j);
+    eight |= (is_poisoned(r) ? poisoned_code_of(x, c, a.code.table) : side_code_of(x, c, r, a.code.table, noise_of(noise, j))) << (bits * j);
+    if (drawn) off_bits |= (off_bit_of(x, c, r, noise_of(noise, j)) ? 1u : 0u) << j;
     write_any(a.z, a.type, first + j, chain_output(y, dropout.factor(kept, j, y > 0.0f)));
   }
+  if (drawn) *plane = static_cast<uint8_t>(off_bits);
   if (bits == 2)
     store_codes<2>(a.to.codes, group, eight, count);
   else

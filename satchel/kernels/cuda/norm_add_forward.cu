@@ -84,6 +84,15 @@ struct Marks {
   }
 };
 
+/// Codes of a poisoned block's values.
+template <int bits>
+__device__ inline uint32_t poisoned8(const float (&z)[8]) {
+  uint32_t eight = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) eight |= side::poisoned_code(1.0f, 0.0f, z[j], 1) << (bits * j);
+  return eight;
+}
+
 /// Extremes over the warp, of the first `count` of eight.
 template <bool whole>
 __device__ inline Extremes extremes_of(const float (&v)[8], int count) {
@@ -124,7 +133,7 @@ __device__ inline void put_sum(const Warp& w, int64_t block, int64_t group, cons
   if constexpr (sum_bits == 3) {
     const int32_t slot = w.a.wide.slot(static_cast<uint32_t>(block));
     if (slot >= 0) {
-      const uint32_t eight = is_poisoned(r) ? 0 : Marks<3>(side::Bounds(r), w.a.wide.table).encode8(z, noise);
+      const uint32_t eight = is_poisoned(r) ? poisoned8<3>(z) : Marks<3>(side::Bounds(r), w.a.wide.table).encode8(z, noise);
       if (w.a.wide.slots == nullptr) return put8<3, whole>(at, group, eight, count);
       Codes c;
       c.three = true;
@@ -132,7 +141,7 @@ __device__ inline void put_sum(const Warp& w, int64_t block, int64_t group, cons
       return w.a.wide.store(at.codes, group, static_cast<uint32_t>(block), c);
     }
   }
-  const uint32_t eight = is_poisoned(r) ? 0 : Marks<2>(side::Bounds(r), sum.table).encode8(z, noise);
+  const uint32_t eight = is_poisoned(r) ? poisoned8<2>(z) : Marks<2>(side::Bounds(r), sum.table).encode8(z, noise);
   put8<2, whole>(at, group, eight, count);
 }
 

@@ -89,6 +89,11 @@ __device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, fl
   return code;
 }
 
+/// poisoned_code_of() of core/side.h.
+__device__ inline uint32_t poisoned_code(float gamma, float beta, float x, uint32_t off) {
+  return fmaf(gamma, flush(x), beta) <= 0.0f ? 0u : off;
+}
+
 /// What the sums of a thread's channels' off values have come to; in fp32, so they overflow where values reach 1e34.
 struct OffSums {
   float sum[8] = {}, count[8] = {};
@@ -101,6 +106,26 @@ __device__ inline void put_or_sum(float gamma, float beta, float v, uint32_t cod
       "@on or.b32 %0, %0, %6; @!on add.f32 %1, %1, %5; @!on add.f32 %2, %2, 0f3F800000;}"
       : "+r"(codes), "+f"(sum), "+f"(count)
       : "f"(gamma), "f"(beta), "f"(v), "r"(code));
+}
+
+/// The off plane's key for an encoder, from the seed; `writes`: this thread puts it into the bytes.
+__device__ inline OffKey encoder_key(const SideCode& code, const uint64_t* seed, bool writes) {
+  const OffKey key = off_key(__ldg(reinterpret_cast<const unsigned long long*>(seed)));
+  if (writes) *reinterpret_cast<uint4*>(code.plane.bytes) = make_uint4(key.a, key.b, 0, 0);
+  return key;
+}
+
+/// off_bit_of() of core/off_plane.h for one value of a block that is not poisoned.
+__device__ inline bool off_bit(float x, const Gate& g, const Bounds& b, float u) {
+  const float v = flush_signed(x);
+  const Reach r = reach_of(g, b, false);
+  return !(fmaf(g.gamma, v, g.beta) > 0.0f) && fabsf(v - r.from) > u * fabsf(r.far - r.from);
+}
+
+/// off_value_of(): `from` and `far` of the off side, its mean as off_value() has it.
+__device__ inline float off_value_at(bool bit, float weight, float from, float far, float mean) {
+  const float v = bit ? from + (far - from) : from;
+  return is_finite(mean) ? flush(fmaf(weight, flush(v) - mean, mean)) : mean;
 }
 
 /// Calls f with bits and off codes of a table as integral constants.

@@ -25,12 +25,30 @@ __device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds
   return off == 1 && !on ? g.off_mean : v;
 }
 
+/// The off values among four, where they stand in a drawn block.
+__device__ inline void sample_off4(const SideCode& code, OffKey key, int64_t quad, Range r, uint32_t four, const Gate (&g)[4],
+                                   float (&v)[4]) {
+  const int64_t block = code.plane.first_block + quad / 64;
+  const uint32_t weight = off_weight(key, block, code.plane.blocks);
+  if (weight == 0 || is_poisoned(r)) return;
+  const uint32_t bits = __ldg(code.plane.bytes + kOffKeyBytes + block / kOffGroup * 32 + quad % 64 / 2) >> (quad % 2 * 4);
+  const Bounds b(r);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const Reach side = reach_of(g[j], b, false);
+    const float sampled = off_value_at((bits >> j & 1) != 0, static_cast<float>(weight), side.from, side.far, g[j].off_mean);
+    v[j] = (four >> (2 * j) & 3) == 0 ? sampled : v[j];
+  }
+}
+
 /// Blocks of 256 values, four neighbouring values a thread and step; the channels of a thread never change.
 template <int bits, int off, DType type>
 __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__ Args a, void* x) {
   const int64_t quads = a.code.grid.values / 4, step = static_cast<int64_t>(gridDim.x) * kThreads;
   Gate g[4];
   load_gates(a.code, a.channels, thread_index() * 4, g);
+  const bool planes = bits == 2 && off == 1 && a.code.plane.bytes != nullptr;
+  const OffKey key = planes ? stored_key(a.code) : OffKey{};
   for (int64_t quad = thread_index(); quad < quads; quad += step) {
     const Range r = load_range(a.headers, a.code.header, quad / 64);
     const Bounds b(r);
@@ -41,6 +59,7 @@ __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__
       v[j] = side_value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
       if (is_poisoned(r)) v[j] = __uint_as_float(kCanonicalNaN);
     }
+    if (planes) sample_off4(a.code, key, quad, r, four, g, v);
     store4<type>(x, quad * 4, v);
   }
 }
@@ -51,8 +70,15 @@ __global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ A
   const int64_t i = first + thread_index();
   if (i >= a.code.grid.values) return;
   const Channel c = a.channels == nullptr ? relu_channel() : a.channels[i / a.code.inner % a.code.channels];
-  const Range r = load_range(a.headers, a.code.header, a.code.grid.block_of(i));
-  store(x, type, i, side_value_of(get_code(a.codes, a.code.table.bits, i), c, r, a.code.table));
+  const int64_t block = a.code.grid.block_of(i);
+  const Range r = load_range(a.headers, a.code.header, block);
+  const uint32_t code = get_code(a.codes, a.code.table.bits, i);
+  if (code == 0 && a.code.plane.bytes != nullptr && !is_poisoned(r)) {
+    const uint32_t weight = off_weight(a.code, stored_key(a.code), block);
+    const bool bit = weight > 0 && (a.code.plane.bytes[off_byte(a.code, block, i)] >> (i % 8) & 1) != 0;
+    if (weight > 0) return store(x, type, i, off_value_of(bit, weight, c, r));
+  }
+  store(x, type, i, side_value_of(code, c, r, a.code.table));
 }
 
 /// Eight values a thread of a ReLU code of 2 bits with samples of 3.

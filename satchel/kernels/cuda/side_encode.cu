@@ -39,6 +39,14 @@ __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], cons
   return eight;
 }
 
+/// Bits of 8 values of a drawn block.
+__device__ inline uint32_t off_bits8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const Words& noise) {
+  uint32_t eight = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) eight |= (off_bit(x[j], g[j], b, uniform_at(noise, j)) ? 1u : 0u) << j;
+  return eight;
+}
+
 /// Blocks of 256 values, one a warp and step; the channels of a thread never change. Needs inner = 1 (or a single channel) and
 /// steps that are multiples of the channels. Whole blocks only.
 template <int bits, int off, DType type, bool sums>
@@ -47,6 +55,9 @@ __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(cons
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / 256), step = gridDim.x * kWarps;
   const UniformSeed seed(a.seed);
+  const bool planes = bits == 2 && sums && a.code.plane.bytes != nullptr;
+  OffKey key = {};
+  if (planes) key = encoder_key(a.code, a.seed, blockIdx.x == 0 && threadIdx.x == 0);
   Gate g[8];
   load_gates(a.code, a.channels, static_cast<int64_t>(blockIdx.x) * 256 + lane * 8, g);
   Usual usual;
@@ -69,12 +80,21 @@ __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(cons
     const Range r = e.range(a.code.header);
     if (lane == 0) store_range(a.headers, a.code.header, block, r);
     const Bounds b(r);
+    if (planes && off_weight(key, block, a.code.plane.blocks) > 0) {
+      const uint32_t bits8 = is_poisoned(r) ? 0 : off_bits8(v, g, b, noise);
+      a.code.plane.bytes[kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * 32 + lane] = static_cast<uint8_t>(bits8);
+    }
     uint32_t eight;
     if (usual.covers(b))
       eight = encode8<bits, off, sums, true>(v, g, b, a.code.table, noise, off_sums);
     else
       eight = encode8<bits, off, sums, false>(v, g, b, a.code.table, noise, off_sums);
-    store_codes<bits>(a.codes, group, is_poisoned(r) ? 0 : eight, 8);
+    if (is_poisoned(r)) {
+      eight = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) eight |= poisoned_code(g[j].gamma, g[j].beta, v[j], off) << (bits * j);
+    }
+    store_codes<bits>(a.codes, group, eight, 8);
   }
   if constexpr (sums) {
     __shared__ float2 shared[kWarps][256];
@@ -191,16 +211,28 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ A
   const Words noise = group_noise(seed, a.code.rounding, group);
   int64_t b = a.code.grid.block_of(first), end = a.code.grid.end(b);
   Range r = load_range(a.headers, a.code.header, b);
-  uint32_t eight = 0;
+  const bool planes = a.code.plane.bytes != nullptr;
+  OffKey key = {};
+  if (planes) key = encoder_key(a.code, a.seed, thread_index() == 0);
+  uint32_t eight = 0, off_bits = 0;
+  const auto write_plane = [&](int64_t i) {  // a thread alone has the bits of its eight values in a block's slot
+    if (planes && off_weight(a.code, key, b) > 0) a.code.plane.bytes[off_byte(a.code, b, i)] = static_cast<uint8_t>(off_bits);
+    off_bits = 0;
+  };
   for (int j = 0; j < count; ++j) {
     if (first + j >= end) {
+      write_plane(first + j - 1);
       end = a.code.grid.end(++b);
       r = load_range(a.headers, a.code.header, b);
     }
-    if (is_poisoned(r)) continue;
     const Channel c = a.channels == nullptr ? relu_channel() : a.channels[(first + j) / a.code.inner % a.code.channels];
-    eight |= side_code_of(load(a.x, type, first + j), c, r, a.code.table, noise_of(noise, j)) << (bits * j);
+    const float v = load(a.x, type, first + j);
+    const uint32_t code =
+        is_poisoned(r) ? poisoned_code_of(v, c, a.code.table) : side_code_of(v, c, r, a.code.table, noise_of(noise, j));
+    eight |= code << (bits * j);
+    off_bits |= (planes && off_bit_of(v, c, r, noise_of(noise, j)) ? 1u : 0u) << j;
   }
+  write_plane(first + count - 1);
   for (int k = 0; k < ceil_div(count * bits, 8); ++k) a.codes[group * bits + k] = static_cast<uint8_t>(eight >> (8 * k));
 }
 
