@@ -88,7 +88,9 @@ NetFindings findings_of(const BiasNet& net, NetLoss loss, const std::string& los
 
 std::vector<std::string> row_of(const NetFindings& n) {
   const TensorBias& b = n.worst().counts();
-  const std::string verdict = n.biased() > 0 ? fmt::format("{} of {} biased", n.biased(), n.tensors.size()) : n.repeated() ? "ok, repeated" : "ok";
+  const std::string verdict = n.biased() > 0 ? fmt::format("{} of {} biased", n.biased(), n.tensors.size())
+                              : n.repeated() ? "ok, repeated"
+                                             : "ok";
   return {n.net,
           n.loss,
           grouped(n.rows),
@@ -171,7 +173,9 @@ void add_bench_bias(CLI::App& bench) {
   bias->add_option("--nets", c->nets, "all, or names with commas between them")->capture_default_str();
   bias->add_option("--loss", c->loss, "One loss")->check(CLI::IsMember({"all", "cross-entropy", "squares"}))->capture_default_str();
   bias->add_option("--method", c->method, "What the layers keep, see `satchel train --help`")->capture_default_str();
-  bias->add_option("--seeds", c->seeds, "Passes with rounding noise of their own")->transform(whole_number(2, 100000))->capture_default_str();
+  bias->add_option("--seeds", c->seeds, "Passes with rounding noise of their own")
+      ->transform(whole_number(2, 100000))
+      ->capture_default_str();
   bias->add_option("--again", c->again, "Fresh passes for a net with a tensor above the limit; 0: the first ones count")
       ->transform(whole_number(0, 100000))
       ->capture_default_str();

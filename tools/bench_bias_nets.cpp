@@ -54,9 +54,7 @@ at::Tensor leaky(F& f, W& w, D d) {
   return last(f, w, f.dropout(f.leaky_relu(f.batch_norm(first(f, w, d), w.norm("norm", kHidden))), 0.2));
 }
 
-at::Tensor elu(F& f, W& w, D d) {
-  return last(f, w, f.dropout(f.elu(f.batch_norm(first(f, w, d), w.norm("norm", kHidden))), 0.2));
-}
+at::Tensor elu(F& f, W& w, D d) { return last(f, w, f.dropout(f.elu(f.batch_norm(first(f, w, d), w.norm("norm", kHidden))), 0.2)); }
 
 at::Tensor layer(F& f, W& w, D d) {
   const at::Tensor h = f.relu(f.layer_norm(biased(f, w, d.x, "first"), w.norm("norm1", kHidden)));
@@ -199,7 +197,7 @@ NormWeights NetWeights::norm(const std::string& name, int64_t channels) {
   for (int64_t c = 0; c < channels; ++c) {
     const double size = gamma[c].item<double>();
     if (c % 4 >= 2) gamma[c] = -size;
-    if (c % 16 == 4) beta[c] = -6 * size;                  // dead
+    if (c % 16 == 4) beta[c] = -6 * size;                 // dead
     if (c % 16 == 9 || c % 16 == 11) beta[c] = 6 * size;  // always on
   }
   const at::Tensor made = add(name + ".gamma", gamma);

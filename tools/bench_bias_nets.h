@@ -21,9 +21,9 @@ struct NetGraph {
   at::Tensor sparse;
 };
 
-/// The functions a net calls; BatchNorm is in training mode, and channels_last order is allowed. Dropout's masks are those that Satchel draws
-/// from counters, in torch's implementation too: a function's mask depends on the pass alone where `norm_act` draws it with its code, and
-/// is the same in every pass where `dropout` draws it.
+/// The functions a net calls; BatchNorm is in training mode, and channels_last order is allowed. Dropout's masks are those that Satchel
+/// draws from counters, in torch's implementation too: a function's mask depends on the pass alone where `norm_act` draws it with its code,
+/// and is the same in every pass where `dropout` draws it.
 class NetFunctions {
  public:
   using T = const at::Tensor&;

@@ -51,8 +51,8 @@ WeightedChain rows_chain(std::string name, int64_t rows, Norm norm, Activation a
     options.slope = 0.2;
     if (s) return linear(norm_act(linear(x, in[0], {}, *s), {in[1], in[2], {}, {}}, options, *s), in[3], {}, *s);
     const at::Tensor h = at::linear(x, in[0]);
-    const at::Tensor y = norm == Norm::batch ? at::batch_norm(h, in[1], in[2], {}, {}, true, 0.1, 1e-5, false)
-                                             : at::layer_norm(h, {channels}, in[1], in[2]);
+    const at::Tensor y =
+        norm == Norm::batch ? at::batch_norm(h, in[1], in[2], {}, {}, true, 0.1, 1e-5, false) : at::layer_norm(h, {channels}, in[1], in[2]);
     return at::linear(activation == Activation::relu ? at::relu(y) : at::leaky_relu(y, 0.2), in[3]);
   };
   return c;

@@ -54,7 +54,8 @@ class Author {
 
  private:
   void write(uint64_t seed) {
-    program.method = dice_.of<std::string>({"satchel,bits=32", "satchel,bits=32", "satchel,bits=32", "exact,bits=32,project=none", "bits=32"});
+    program.method =
+        dice_.of<std::string>({"satchel,bits=32", "satchel,bits=32", "satchel,bits=32", "exact,bits=32,project=none", "bits=32"});
     program.input = random_sizes(dice_);
     const auto [name, layout] = random_layout(dice_, program.input.size());
     program.layout = layout;

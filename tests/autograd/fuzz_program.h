@@ -20,15 +20,15 @@ struct FuzzRun {
   at::ScalarType type = at::kDouble;
   Saving saving;
   std::vector<at::Tensor> values, weights;
-  std::vector<at::Tensor> masks;       // by step: what dropout multiplied with; our run writes them, torch's reads them
-  size_t step = 0;                     // the step that runs
-  std::vector<at::Tensor> retained;    // retain_grad() was called on them
+  std::vector<at::Tensor> masks;                   // by step: what dropout multiplied with; our run writes them, torch's reads them
+  size_t step = 0;                                 // the step that runs
+  std::vector<at::Tensor> retained;                // retain_grad() was called on them
   std::vector<std::shared_ptr<at::Tensor>> heard;  // what hooks heard
 };
 
 struct FuzzStep {
-  std::string text;  // "v3 = relu(v2)"
-  std::vector<std::vector<int64_t>> weights;  // shapes of its own; undefined ones are empty lists
+  std::string text;                                                    // "v3 = relu(v2)"
+  std::vector<std::vector<int64_t>> weights;                           // shapes of its own; undefined ones are empty lists
   std::function<at::Tensor(FuzzRun&, const at::Tensor* weights)> run;  // undefined: no new value (a change in place, a hook)
 };
 

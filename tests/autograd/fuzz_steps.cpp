@@ -47,9 +47,7 @@ Step linear_step(FuzzDice& dice, const Values& values) {
   if (values[x].dim() < 2) return {};
   const int64_t in = values[x].size(-1), out = dice.of({1, 2, 4, 8});
   const bool bias = dice.chance(0.6);
-  return FuzzStep{"linear(" + name(x) + (bias ? ", bias" : "") + ")",
-                  {{out, in}, bias ? Ints{out} : Ints{}},
-                  [x](FuzzRun& r, W w) {
+  return FuzzStep{"linear(" + name(x) + (bias ? ", bias" : "") + ")", {{out, in}, bias ? Ints{out} : Ints{}}, [x](FuzzRun& r, W w) {
                     return r.ours ? linear(at(r, x), w[0], w[1], r.saving) : at::linear(at(r, x), w[0], w[1]);
                   }};
 }
@@ -69,16 +67,19 @@ Step conv_step(FuzzDice& dice, const Values& values) {
   o.padding = list({0, 0, 1});
   o.dilation = list({1, 1, 1, 2});
   o.transposed = dice.chance(0.2);
-  if (o.transposed) o.output_padding = list({0, 0, 1});
-  else o.output_padding = Ints(static_cast<size_t>(dims), 0);
+  if (o.transposed)
+    o.output_padding = list({0, 0, 1});
+  else
+    o.output_padding = Ints(static_cast<size_t>(dims), 0);
   const int64_t in = values[x].size(1);
   o.groups = in % 2 == 0 && dice.chance(0.3) ? dice.of({int64_t{2}, in}) : 1;
   const int64_t out = o.groups * dice.of({1, 2, 4});
   Ints shape = o.transposed ? Ints{in, out / o.groups} : Ints{out, in / o.groups};
   shape.insert(shape.end(), kernel.begin(), kernel.end());
   const bool bias = dice.chance(0.5);
-  std::string text = (o.transposed ? "conv_transposed(" : "conv(") + name(x) + ", kernel " + text_of(kernel) + ", stride " + text_of(o.stride) +
-                     ", padding " + text_of(o.padding) + ", dilation " + text_of(o.dilation) + ", groups " + std::to_string(o.groups) + ")";
+  std::string text = (o.transposed ? "conv_transposed(" : "conv(") + name(x) + ", kernel " + text_of(kernel) + ", stride " +
+                     text_of(o.stride) + ", padding " + text_of(o.padding) + ", dilation " + text_of(o.dilation) + ", groups " +
+                     std::to_string(o.groups) + ")";
   return FuzzStep{text, {shape, bias ? Ints{out} : Ints{}}, [x, o](FuzzRun& r, W w) {
                     if (r.ours) return conv(at(r, x), w[0], w[1], o, r.saving);
                     return at::convolution(at(r, x), w[0], w[1], o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups);
@@ -113,13 +114,12 @@ Step batch_norm_step(FuzzDice& dice, const Values& values) {
   const int64_t channels = values[x].size(1);
   const bool training = !dice.chance(0.2), affine = !dice.chance(0.2), running = !training || dice.chance(0.5);
   const Ints shape = affine ? Ints{channels} : Ints{};
-  return FuzzStep{"batch_norm(" + name(x) + (training ? "" : ", eval") + (affine ? "" : ", no weights") + ")",
-                  {shape, shape},
-                  [=](FuzzRun& r, W w) {
-                    const NormWeights n = norm_weights(w, at(r, x), channels, running);
-                    const NormOptions o = norm_options(training);
-                    return r.ours ? batch_norm(at(r, x), n, o, r.saving) : torch_batch_norm(at(r, x), n, o);
-                  }};
+  return FuzzStep{
+      "batch_norm(" + name(x) + (training ? "" : ", eval") + (affine ? "" : ", no weights") + ")", {shape, shape}, [=](FuzzRun& r, W w) {
+        const NormWeights n = norm_weights(w, at(r, x), channels, running);
+        const NormOptions o = norm_options(training);
+        return r.ours ? batch_norm(at(r, x), n, o, r.saving) : torch_batch_norm(at(r, x), n, o);
+      }};
 }
 
 Step layer_norm_step(FuzzDice& dice, const Values& values) {
@@ -165,7 +165,8 @@ Step activation_step(FuzzDice& dice, const Values& values) {
   const int64_t kind = dice.below(10);
   using Function = std::function<at::Tensor(const at::Tensor&, const Saving*)>;
   const auto made = [&](const char* what, Function f) {
-    return FuzzStep{std::string(what) + "(" + name(x) + ")", {}, [x, f](FuzzRun& r, W) { return f(at(r, x), r.ours ? &r.saving : nullptr); }};
+    return FuzzStep{
+        std::string(what) + "(" + name(x) + ")", {}, [x, f](FuzzRun& r, W) { return f(at(r, x), r.ours ? &r.saving : nullptr); }};
   };
   using T = const at::Tensor&;
   using S = const Saving*;
@@ -219,29 +220,29 @@ Step norm_act_step(FuzzDice& dice, const Values& values) {
   const Ints shape = o.norm == Norm::none ? Ints{} : Ints{values[x].size(1)};
   const char* norms[] = {"none", "batch", "layer"};
   const char* acts[] = {"none", "relu", "leaky_relu", "elu"};
-  return FuzzStep{"norm_act(" + name(x) + ", " + norms[static_cast<int>(o.norm)] + ", " + acts[static_cast<int>(o.activation)] +
-                      ", dropout " + text_of(o.dropout) + ")",
-                  {shape, shape},
-                  [=](FuzzRun& r, W w) {
-                    const NormWeights n{w[0], w[1], {}, {}};
-                    const at::Tensor v = at(r, x);
-                    if (!r.ours) {
-                      at::Tensor y = v;
-                      if (o.norm == Norm::batch) y = torch_batch_norm(v, n, o.statistics);
-                      if (o.norm == Norm::layer) y = at::layer_norm(v, {v.size(1)}, w[0], w[1], 0.1);
-                      y = torch_activation(y, o.activation, 0.3);
-                      return r.masks[r.step].defined() ? y * r.masks[r.step] : y;
-                    }
-                    const at::Tensor seeds = seed_tensor(seed, at::kCPU).repeat({4});  // whichever it draws for dropout
-                    if (o.dropout > 0) {
-                      const int64_t rows = v.numel() / v.size(1);
-                      const at::Tensor factors =
-                          apply_chain(at::ones({rows, v.size(1)}), {}, {}, {}, seeds.narrow(0, 0, 1), {o.dropout, 1});
-                      r.masks[r.step] = map_of_rows(factors, map_sizes(v)).to(at::kDouble);
-                    }
-                    const SeedBank bank(seeds);
-                    return norm_act(v, n, o, r.saving);
-                  }};
+  return FuzzStep{
+      "norm_act(" + name(x) + ", " + norms[static_cast<int>(o.norm)] + ", " + acts[static_cast<int>(o.activation)] + ", dropout " +
+          text_of(o.dropout) + ")",
+      {shape, shape},
+      [=](FuzzRun& r, W w) {
+        const NormWeights n{w[0], w[1], {}, {}};
+        const at::Tensor v = at(r, x);
+        if (!r.ours) {
+          at::Tensor y = v;
+          if (o.norm == Norm::batch) y = torch_batch_norm(v, n, o.statistics);
+          if (o.norm == Norm::layer) y = at::layer_norm(v, {v.size(1)}, w[0], w[1], 0.1);
+          y = torch_activation(y, o.activation, 0.3);
+          return r.masks[r.step].defined() ? y * r.masks[r.step] : y;
+        }
+        const at::Tensor seeds = seed_tensor(seed, at::kCPU).repeat({4});  // whichever it draws for dropout
+        if (o.dropout > 0) {
+          const int64_t rows = v.numel() / v.size(1);
+          const at::Tensor factors = apply_chain(at::ones({rows, v.size(1)}), {}, {}, {}, seeds.narrow(0, 0, 1), {o.dropout, 1});
+          r.masks[r.step] = map_of_rows(factors, map_sizes(v)).to(at::kDouble);
+        }
+        const SeedBank bank(seeds);
+        return norm_act(v, n, o, r.saving);
+      }};
 }
 
 Step norm_add_step(FuzzDice& dice, const Values& values) {
@@ -349,9 +350,7 @@ Step torch_step(FuzzDice& dice, const Values& values) {
   const size_t x = pick(dice, values);
   const at::Tensor& v = values[x];
   using Function = std::function<at::Tensor(const FuzzRun&)>;
-  const auto made = [&](const std::string& text, Function f) {
-    return FuzzStep{text, {}, [f](FuzzRun& r, W) { return f(r); }};
-  };
+  const auto made = [&](const std::string& text, Function f) { return FuzzStep{text, {}, [f](FuzzRun& r, W) { return f(r); }}; };
   const auto other = static_cast<size_t>(dice.below(static_cast<int64_t>(values.size())));
   const bool same = values[other].sizes() == v.sizes();
   switch (dice.below(11)) {
