@@ -8,11 +8,11 @@ export PYTHON JOBS
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-cuda bench bench-cuda sanitize lint format install clean
+.PHONY: help demo test check test-cuda sanitize-cuda bench bench-cuda sanitize fuzz lint format install clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=/path/to/python3] [JOBS=n]"
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 18
 
 demo: ## train GraphSAGE on a generated graph with four methods and print one table
 	@scripts/build.sh release satchel_tool
@@ -24,9 +24,17 @@ test: ## every test: the torch-free rooms under ASan + UBSan, then all rooms as 
 	@scripts/build.sh release
 	@scripts/test.sh release
 
+check: ## what takes longer: CUDA kernels and their tests compiled, GPU or not, and the fuzzers for a minute
+	@scripts/build.sh cuda-compile satchel_tool test_cuda
+	@$(MAKE) --no-print-directory fuzz
+
 test-cuda: ## the tests that need a GPU
 	@scripts/with_gpu.sh scripts/build.sh cuda test_cuda
 	@scripts/test.sh cuda
+
+sanitize-cuda: ## the CUDA kernels' tests under racecheck, memcheck and synccheck; logs in build/sanitize
+	@scripts/with_gpu.sh scripts/build.sh cuda test_cuda
+	@scripts/sanitize_cuda.sh
 
 bench: ## time the codec and a training step on the CPU
 	@scripts/build.sh release satchel_tool
@@ -40,6 +48,9 @@ bench-cuda: ## time codec, A·x and training on the GPU beside PyTorch's own way
 sanitize: ## every test of every room under ASan + UBSan
 	@scripts/build.sh dev
 	@scripts/test.sh dev
+
+fuzz: ## every parser with made-up input under libFuzzer, ASan + UBSan; FUZZ_SECONDS=60 in all
+	@scripts/fuzz.sh
 
 lint: ## clang-format and clang-tidy
 	@scripts/lint.sh

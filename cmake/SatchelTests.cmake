@@ -52,6 +52,10 @@ satchel_test(test_plan satchel_core
   tests/plan/graph_plan_test.cpp
   tests/plan/image_plan_test.cpp)
 
+# Which GPUs are compiled for, with a made-up nvidia-smi.
+add_test(NAME build_architectures COMMAND "${CMAKE_COMMAND}" "-DSATCHEL_SOURCE=${PROJECT_SOURCE_DIR}"
+  "-DSCRATCH=${PROJECT_BINARY_DIR}/architectures" -P "${PROJECT_SOURCE_DIR}/tests/build/architectures.cmake")
+
 if(SATCHEL_TORCH)
   satchel_test(test_tensor satchel
     tests/tensor/chain_test.cpp
@@ -138,40 +142,59 @@ if(SATCHEL_TORCH)
   endif()
 endif()
 
-# Needs a GPU; elsewhere ctest says that it was skipped.
+# What needs a GPU, one program a family of kernels; elsewhere ctest says that it was skipped. `test_cuda` builds them all, and
+# scripts/sanitize_cuda.sh runs them under compute-sanitizer.
 if(SATCHEL_TENSOR_CUDA)
   set(launcher "${PROJECT_SOURCE_DIR}/scripts/with_gpu.sh")
-  satchel_test(test_cuda satchel
+  add_custom_target(test_cuda)
+  # satchel_cuda_test(FAMILY SOURCE…)
+  function(satchel_cuda_test family)
+    set(name test_cuda_${family})
+    satchel_test(${name} satchel ${ARGN})
+    target_link_libraries(${name} PRIVATE CUDA::cudart)
+    target_precompile_headers(${name} REUSE_FROM test_tensor)
+    set_tests_properties(${name} PROPERTIES LABELS cuda SKIP_RETURN_CODE 77 RESOURCE_LOCK gpu)  # some measure the GPU's memory
+    add_dependencies(test_cuda ${name})
+  endfunction()
+
+  satchel_cuda_test(codec
+    tests/cuda/mixed_cuda_test.cpp
+    tests/cuda/pack_cuda_test.cpp
+    tests/cuda/stream_cuda_test.cpp
+    tests/cuda/third_cuda_test.cpp
+    tests/cuda/transform_cuda_test.cpp)
+  satchel_cuda_test(low_pass
+    tests/cuda/low_pass_last_cuda_test.cpp
+    tests/cuda/norm_low_pass_cuda_test.cpp)
+  satchel_cuda_test(norm_act
+    tests/autograd/gradient.cpp
+    tests/cuda/chain_cuda_test.cpp
+    tests/cuda/f16_cuda_test.cpp
+    tests/cuda/norm_act_cuda_test.cpp)
+  satchel_cuda_test(norm_block
+    tests/cuda/norm_block_cuda_test.cpp)
+  satchel_cuda_test(norm_image
+    tests/cuda/norm_add_cuda_test.cpp
+    tests/cuda/norm_map_cuda_test.cpp
+    tests/cuda/pool_cuda_test.cpp)
+  satchel_cuda_test(product
+    tests/cuda/loss_cuda_test.cpp
+    tests/cuda/norm_act_product_cuda_test.cpp
+    tests/cuda/project_product_cuda_test.cpp
+    tests/cuda/sparse_cuda_test.cpp)
+  satchel_cuda_test(split
+    tests/autograd/gradient.cpp
+    tests/cuda/split_layer_cuda_test.cpp
+    tests/cuda/split_product_cuda_test.cpp)
+  satchel_cuda_test(autograd
     tests/autograd/cases.cpp
     tests/autograd/conv_cases.cpp
     tests/autograd/gradient.cpp
     tests/autograd/map_cases.cpp
     tests/cuda/autograd_cuda_test.cpp
     tests/cuda/bf16_cuda_test.cpp
-    tests/cuda/chain_cuda_test.cpp
-    tests/cuda/f16_cuda_test.cpp
-    tests/cuda/loss_cuda_test.cpp
+    tests/cuda/torch_rules_cuda_test.cpp)
+  satchel_cuda_test(train
     tests/cuda/image_train_cuda_test.cpp
-    tests/cuda/low_pass_last_cuda_test.cpp
-    tests/cuda/mixed_cuda_test.cpp
-    tests/cuda/norm_act_cuda_test.cpp
-    tests/cuda/norm_act_product_cuda_test.cpp
-    tests/cuda/norm_add_cuda_test.cpp
-    tests/cuda/norm_block_cuda_test.cpp
-    tests/cuda/norm_low_pass_cuda_test.cpp
-    tests/cuda/norm_map_cuda_test.cpp
-    tests/cuda/pack_cuda_test.cpp
-    tests/cuda/pool_cuda_test.cpp
-    tests/cuda/project_product_cuda_test.cpp
-    tests/cuda/sparse_cuda_test.cpp
-    tests/cuda/split_layer_cuda_test.cpp
-    tests/cuda/split_product_cuda_test.cpp
-    tests/cuda/stream_cuda_test.cpp
-    tests/cuda/third_cuda_test.cpp
-    tests/cuda/torch_rules_cuda_test.cpp
-    tests/cuda/train_cuda_test.cpp
-    tests/cuda/transform_cuda_test.cpp)
-  target_link_libraries(test_cuda PRIVATE CUDA::cudart)
-  target_precompile_headers(test_cuda REUSE_FROM test_tensor)
-  set_tests_properties(test_cuda PROPERTIES LABELS cuda SKIP_RETURN_CODE 77)
+    tests/cuda/train_cuda_test.cpp)
 endif()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # build.sh PRESET [TARGET…]: sets up, configures where something it rests on has changed, and builds.
+if [[ "$1" == cuda* ]]; then export COMPILE_CUDA=yes; fi
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 preset=$1

@@ -1,5 +1,6 @@
 # Sourced by the other scripts: makes the machine ready, then names PYTHON, CMAKE, CTEST and NINJA. Prints nothing where all is there.
-#   PYTHON empty: Debian packages by apt-get, torch, cmake and ninja by pip into .venv (and nvcc, for a GPU without a toolkit)
+#   PYTHON empty: Debian packages by apt-get, torch, cmake and ninja by pip into .venv: without a GPU only what C++ on the CPU needs; nvcc
+#     too for a GPU without a toolkit, and where COMPILE_CUDA is set
 #   PYTHON given: its torch and its (or the PATH's) cmake and ninja; nothing is downloaded
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -28,7 +29,11 @@ install_packages() {
     die "apt-get failed (its reason is above); as root run: $manual"
 }
 
-has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+# Is there a GPU that the kernels run on? They need compute capability 8.0, as cmake/SatchelArchitectures.cmake says.
+has_gpu() {
+  command -v nvidia-smi >/dev/null &&
+    nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -qE '^([89]|[1-9][0-9]+)\.[0-9]'
+}
 
 # Is there an nvcc of the same CUDA major version as the pinned torch?
 has_toolkit() {
@@ -47,19 +52,35 @@ link_nvcc() {
   ln -sfn libcudart.so.13 "$cuda/lib/libcudart.so"
 }
 
+# has_installed LIST: is this very list of packages in .venv?
+has_installed() { grep -qxF "$(sha256sum "$1")" .venv/installed.sha256 2>/dev/null; }
+
+# pip_install SIZE LIST [OPTION…]: installs a list into .venv, once.
+pip_install() {
+  local size=$1 list=$2
+  shift 2
+  ! has_installed "$list" || return 0
+  .venv/bin/python3 -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv ||
+    die "python3 -m venv .venv failed (its reason is above)"
+  say "installing $list into .venv (about $size, once)"
+  .venv/bin/python3 -m pip install --quiet --disable-pip-version-check "$@" --requirement="$list" ||
+    die "pip failed (its reason is above); with a torch of your own, no download is needed: make … PYTHON=/path/to/python3"
+  sha256sum "$list" >>.venv/installed.sha256
+}
+
+# All of torch and nvcc where kernels are compiled and no toolkit is there (torch's other CUDA wheels have headers that they need); all of
+# torch for a GPU; else what C++ on the CPU needs, unless all of it is there.
 make_venv() {
-  local lists=(requirements.txt) stamp=.venv/installed.sha256
-  if has_gpu && ! has_toolkit; then lists+=(requirements-nvcc.txt); fi
-  local wanted
-  wanted=$(sha256sum "${lists[@]}")
-  if [[ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]]; then
-    .venv/bin/python3 -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv ||
-      die "python3 -m venv .venv failed (its reason is above)"
-    say "installing ${lists[*]} into .venv (about 5 GB, once)"
-    .venv/bin/python3 -m pip install --quiet --disable-pip-version-check "${lists[@]/#/--requirement=}" ||
-      die "pip failed (its reason is above); with a torch of your own, no download is needed: make … PYTHON=/path/to/python3"
-    if [[ ${#lists[@]} -gt 1 ]]; then link_nvcc; fi
-    echo "$wanted" >"$stamp"
+  local nvcc=''
+  if { has_gpu || [[ -n "${COMPILE_CUDA:-}" ]]; } && ! has_toolkit; then nvcc=yes; fi
+  if has_gpu || [[ -n "$nvcc" ]]; then
+    pip_install "5 GB" requirements.txt
+  elif ! has_installed requirements.txt; then
+    pip_install "1.4 GB" requirements-cpu.txt --no-deps
+  fi
+  if [[ -n "$nvcc" ]]; then
+    pip_install "350 MB" requirements-nvcc.txt
+    link_nvcc
   fi
 }
 
