@@ -1,9 +1,19 @@
-# Headers, libraries and the package that find_package(Satchel) reads. No path of this machine goes into the package: torch and
-# the CUDA runtime are found anew where it is used.
+# Public headers, libraries and the package that find_package(Satchel) reads. Of this machine's paths the package knows one, the torch it
+# was built with, as the place to look where nothing else is said; the CUDA runtime is found anew where it is used.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS ${installed} EXPORT SatchelTargets)
-install(DIRECTORY satchel/ DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/satchel" FILES_MATCHING PATTERN "*.h")
+# Which headers are public is seen while they are installed, so that an edit of one needs no new configuration.
+if(SATCHEL_TORCH)
+  set(public_headers satchel/satchel.h)
+else()
+  set(public_headers satchel/core/method.h satchel/data/graph_data.h satchel/data/image_data.h satchel/kernels/cpu/cpu.h
+    satchel/plan/graph_plan.h satchel/plan/image_plan.h)
+endif()
+list(JOIN public_headers " " public_headers)
+install(CODE "
+  include(\"${PROJECT_SOURCE_DIR}/cmake/SatchelHeaders.cmake\")
+  satchel_install_headers(\"${PROJECT_SOURCE_DIR}\" \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\" ${public_headers})")
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Satchel")
 install(EXPORT SatchelTargets NAMESPACE Satchel:: DESTINATION "${package_dir}")

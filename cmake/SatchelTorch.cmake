@@ -1,14 +1,18 @@
 # Torch's C++ side, as an imported target made from the wheel's folder. find_package(Torch) would want a CUDA toolkit even for a
 # CPU build and add flags of its own. The build uses this file and, installed beside it, so does SatchelConfig.
 
-# satchel_find_torch(RESULT): the folder that holds torch's include/ and lib/: SATCHEL_TORCH_DIR, else what Torch_DIR points to,
-# else the torch of Python3_EXECUTABLE or of the first python3; empty where there is none.
+# satchel_find_torch(RESULT [KNOWN]): the folder that holds torch's include/ and lib/: SATCHEL_TORCH_DIR, else what Torch_DIR points to,
+# else, unless Python3_EXECUTABLE is set, KNOWN where it exists, else the torch of Python3_EXECUTABLE or of the first python3; empty where
+# there is none.
 function(satchel_find_torch result)
   set(folder "${SATCHEL_TORCH_DIR}")
   if(NOT folder AND Torch_DIR)
     cmake_path(ABSOLUTE_PATH Torch_DIR NORMALIZE OUTPUT_VARIABLE folder)
     cmake_path(APPEND folder "../../..")
     cmake_path(NORMAL_PATH folder)
+  endif()
+  if(NOT folder AND NOT Python3_EXECUTABLE AND ARGC GREATER 1 AND EXISTS "${ARGV1}/include/ATen/ATen.h")
+    set(folder "${ARGV1}")
   endif()
   if(NOT folder)
     find_package(Python3 COMPONENTS Interpreter)
