@@ -1,0 +1,30 @@
+# Files that are compiled as one where CMAKE_UNITY_BUILD is on, as it is unless turned off: a group of nine takes hardly longer than one of
+# them, because nearly all of a file's time goes into torch's headers. Files of a group share no names in their unnamed namespaces. A file
+# that is in no group is compiled by itself.
+set_target_properties(satchel satchel_tool PROPERTIES UNITY_BUILD "${compile_together}" UNITY_BUILD_MODE GROUP)
+
+# together(GROUP ROOM NAME…)
+function(together group room)
+  set(sources ${ARGN})
+  list(TRANSFORM sources PREPEND "${room}/")
+  list(TRANSFORM sources APPEND ".cpp")
+  set_source_files_properties(${sources} PROPERTIES UNITY_GROUP ${group})
+endfunction()
+
+together(autograd_1 satchel/autograd activation adaptive conv elu_dropout linear loss map_rows node norm)
+together(autograd_2 satchel/autograd input norm_act norm_add norm_chain norm_low_pass norm_map norm_node norm_share pool)
+together(autograd_3 satchel/autograd pool_offsets report resample saving seeds shared smooth statistics swap)
+together(graph_1 satchel/graph adjacency check csr gcn input)
+together(graph_2 satchel/graph multiply product_rows sage spmm)
+together(models satchel/models densenet graph_model image_model resnet vgg)
+together(nn satchel/nn activation conv dropout linear norm norm_act upsample)
+together(plan satchel/plan share_out share_out_layers share_out_state)
+together(train_1 satchel/train checkpoint graph_task growing_segments image_checkpoint image_feed image_options late_number loss_scale memory)
+together(train_2 satchel/train image_step metrics optimizer options predict)
+together(train_3 satchel/train image_train schedule step)
+together(tools_1 tools bench_bias bench_bias_functions bench_bias_measure bench_bias_nets bench_graph_entries torch_model)
+together(tools_2 tools bench_graph bench_spmm)
+together(tools_3 tools bench_images train_commands)
+together(tools_4 tools bench_batch bench_codec bench_cpu codec_commands data_commands demo main quality)
+together(tools_5 tools arguments bench_check outputs plan_commands plan_text progress)
+together(tools_6 tools plan_image train_report)
