@@ -50,6 +50,7 @@ satchel_test(test_data satchel_core
 target_link_libraries(test_data PRIVATE ZLIB::ZLIB PkgConfig::libturbojpeg PkgConfig::libzip nlohmann_json::nlohmann_json)
 satchel_test(test_plan satchel_core
   tests/plan/graph_plan_test.cpp
+  tests/plan/image_memory_test.cpp
   tests/plan/image_plan_test.cpp)
 
 # Which GPUs are compiled for, with a made-up nvidia-smi.
@@ -99,6 +100,7 @@ if(SATCHEL_TORCH)
     tests/nn/norm_test.cpp
     tests/nn/pool_test.cpp
     tests/nn/waiting_test.cpp
+    tests/plan/kept_test.cpp
     tests/plan/share_maps_test.cpp
     tests/plan/share_out_test.cpp)
   target_precompile_headers(test_nn REUSE_FROM test_autograd)

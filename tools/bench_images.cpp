@@ -190,6 +190,7 @@ ImageBenchResult measure(const ImageBenchSetting& setting, const Method& method,
     r.batch = batch;
     r.fits = false;
   }
+  release_workspaces(device);  // else they hold on to a segment, and what the next one finds depends on this one
   release_cached_memory(device);
   return r;
 }

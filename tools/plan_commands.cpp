@@ -23,6 +23,9 @@ std::string footer() {
   for (const MethodPreset& p : method_presets()) text += fmt::format("  {:<11} {}\n", p.name, p.summary);
   return text +
          "  gact        GACT's code: groups of 256, 4 bits, in shared saves\n"
+         "  Beside a spec's options: residual=1..8, norm_bias=0..1 (methods that share saves) · mean=2..3 or budget=SIZE (satchel, images) "
+         "·\n"
+         "  level=0..5, adaptive=yes|no (actnn)\n"
          "  Several: repeat --method, or separate them by commas; a part with = belongs to the method before it.\n"
          "\n  bytes        kept from forward to backward: codes, headers, channels, masks, statistics, seeds\n"
          "  float32 MiB  the same values in float32 (masks: a byte a value, as torch keeps them)\n"
@@ -34,6 +37,7 @@ std::string footer() {
          "  satchel plan --table arxiv\n"
          "  satchel plan --model resnet50 --batch 256\n"
          "  satchel plan --model resnet50 --fit 16GB --method fp32,actnn,division,satchel,bits=3,residual=1\n"
+         "  satchel plan --model resnet50 --fit 16GiB --amp bf16\n"
          "  satchel plan --model resnet18 --image 32 --classes 10 --method satchel";
 }
 
@@ -114,9 +118,12 @@ Output make_output(const PlanOptions& o) {
     if (!o.table.empty()) return {published_text(o.table, methods), published_json(o.table, methods)};
     const std::pair<const char*, int64_t> needed[] = {
         {"--nodes", o.nodes}, {"--features", o.shape.features}, {"--classes", o.shape.classes}};
+    std::string missing;
     for (const auto& [name, value] : needed) {
-      if (value == kNotGiven) fail("plan", fmt::format("{} must be given (or --table)", name), "nothing");
+      if (value == kNotGiven) missing += (missing.empty() ? "" : ", ") + std::string(name);
     }
+    if (!missing.empty())
+      fail("plan", missing + " must be given for a graph model (or --table, or --model with an image model)", "nothing");
     const ModelPlan plan = plan_model(o.shape, o.nodes, o.training_nodes == kNotGiven ? o.nodes : o.training_nodes, o.sparse, methods);
     return {plan_text(plan), plan_json(plan)};
   } catch (const Error& e) {
@@ -166,6 +173,8 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--table", o->table, "Instead of sizes: a published table beside the byte model and the own layout, MiB")
       ->check(CLI::IsMember({"arxiv", "products"}));
   plan->add_option("--json", o->json, "Write the plan to this file too; - prints it instead of the tables")->type_name("FILE");
+  for (CLI::Option* option : of_graphs) option->group("Graph models");
+  for (CLI::Option* option : of_images) option->group("Image models");
   plan->footer(footer());
   plan->callback([=] {
     if (!is_image_model(o->model) && o->model != "gcn" && o->model != "sage") {
@@ -179,8 +188,9 @@ void add_plan_command(CLI::App& app) {
     };
     if (table) refuse(of_graphs, "--table has its own sizes");
     if (table) refuse({model, classes, dropout}, "--table has its own sizes");
-    if (image) refuse(of_graphs, "an image model has no such size");
-    if (!image) refuse(of_images, "a graph model has no such size");
+    if (table) refuse(of_images, "--table has its own sizes");
+    if (image) refuse(of_graphs, o->model + " is an image model and takes no option of graph models");
+    if (!image) refuse(of_images, o->model + " is a graph model and takes no option of image models");
     o->shape.conv = o->model == "gcn" ? Conv::gcn : Conv::sage;
     o->dropout_given = dropout->count() > 0;
     run_plan(*o);

@@ -22,7 +22,7 @@ constexpr double kGiB = 1 << 30;
 /// What lines are added up to.
 struct Part {
   const char* name;
-  std::array<const char*, 3> kinds;
+  std::array<const char*, 4> kinds;
 };
 constexpr std::array<Part, 7> kParts = {{{"inputs", {"input"}},
                                          {"norms", {"norm"}},
@@ -30,7 +30,7 @@ constexpr std::array<Part, 7> kParts = {{{"inputs", {"input"}},
                                          {"activations", {"activation"}},
                                          {"masks", {"mask", "dropout"}},
                                          {"pools", {"indices", "offsets"}},
-                                         {"other", {"statistics", "affine", "seed"}}}};
+                                         {"other", {"statistics", "affine", "seed", "weight"}}}};
 constexpr std::array<Part, 8> kPublishedParts = {{{"inputs", {"input"}},
                                                   {"norms", {"norm"}},
                                                   {"activations", {"activation"}},
@@ -58,7 +58,14 @@ ordered_json parts_json(const std::array<Part, count>& parts, const std::vector<
 std::string gib(int64_t bytes, int digits = 2) { return fmt::format("{:.{}f}", static_cast<double>(bytes) / kGiB, digits); }
 double ratio(int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(b); }
 
-BatchShape batch_of(const ImagePlanOptions& o) { return {o.batch, o.image, o.image}; }
+bool is_half(const ImagePlanOptions& o) { return o.amp != "none"; }
+BatchShape batch_of(const ImagePlanOptions& o) { return {o.batch, o.image, o.image, is_half(o)}; }
+int64_t largest_of(const ImagePlanOptions& o, const Method& method, int64_t budget) {
+  return largest_batch(o.shape, o.image, o.image, method, budget, is_half(o));
+}
+ImageMemory memory_in(const ImagePlanOptions& o, int64_t batch, const Method& method, int64_t budget) {
+  return memory_of(o.shape, {batch, o.image, o.image, is_half(o)}, method, budget);
+}
 
 std::vector<Method> methods_of(const ImagePlanOptions& o) {
   return o.methods.empty() ? parse_methods("fp32,actnn,division,satchel") : o.methods;
@@ -69,8 +76,9 @@ bool is_published(const ImagePlanOptions& o) { return o.shape == published_image
 std::string model_text(const ImagePlanOptions& o) {
   const ImageShape& s = o.shape;
   const double dropout = dropout_of(s);
-  return fmt::format("{}{}, width {}, {} classes{}; images of {} × {} × {}\n", s.name, s.small_stem ? " with a small stem" : "", s.width,
-                     grouped(s.classes), dropout > 0 ? fmt::format(", dropout {}", dropout) : "", s.channels, o.image, o.image);
+  return fmt::format("{}{}, width {}, {} classes{}; images of {} × {} × {}{}\n", s.name, s.small_stem ? " with a small stem" : "", s.width,
+                     grouped(s.classes), dropout > 0 ? fmt::format(", dropout {}", dropout) : "", s.channels, o.image, o.image,
+                     is_half(o) ? ", autocast to " + o.amp : "");
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -98,17 +106,17 @@ std::string comparison_text(const ImagePlanOptions& o) {
     const std::vector<SavedTensor> lines = plan_image(o.shape, batch_of(o), method);
     text += fmt::format("{:<28} {:>9} {:>7.1f}x", method.name, gib(total_bytes(lines)), ratio(fp32, total_bytes(lines)));
     for (const Part& part : kParts) text += fmt::format(" {:>11}", gib(bytes_of(part, lines), 3));
-    text += fmt::format(" {:>9}\n", gib(memory_of(o.shape, batch_of(o), method).total()));
+    text += fmt::format(" {:>9}\n", gib(memory_of(o.shape, batch_of(o), method).peak));
   }
   return text + "\nsaved  kept from forward to backward: codes, headers, masks, statistics\n";
 }
 
 constexpr const char* kStepText =
-    "step   weights, gradients and momentum, the batch, and the most that saves, the maps between layers (in backward their gradients)\n"
-    "       and decoded values take at once, in float32; not the loss, cuDNN's workspaces, the allocator's slack\n";
+    "step   the most that a training step's tensors take at once on a GPU: weights, gradients and momentum, the batch, saves, the maps\n"
+    "       between layers or their gradients, decoded values; not cuDNN's workspaces\n";
 constexpr const char* kFitText =
-    "slack  what torch's allocator has free in pieces too small to use, about the widest map; step and slack are within the budget\n"
-    "An estimate, more likely too large than too small: `satchel bench batch` finds the largest batch by trying.\n";
+    "lost   free in pieces between tensors that torch's caching allocator can not use; step and lost are within the budget\n"
+    "An estimate for CUDA, steps gone through tensor by tensor: `satchel bench batch` finds the largest batch by trying.\n";
 
 std::string published_text(const ImagePlanOptions& o) {
   std::string text = fmt::format("\n{:<10} {:>9} {:>7} {:>7}", "GiB", "published", "model", "");
@@ -130,30 +138,30 @@ std::string published_text(const ImagePlanOptions& o) {
 }
 
 std::string fit_text(const ImagePlanOptions& o, int64_t budget) {
-  const int64_t fp32 = largest_batch(o.shape, o.image, o.image, parse_method("fp32"), budget);
+  const int64_t fp32 = largest_of(o, parse_method("fp32"), budget);
   constexpr const char* kRow = "{:<28} {:>13} {:>8} {:>10} {:>9} {:>11} {:>10} {:>10} {:>10}\n";
   std::string text = "\n" + fmt::format(fmt::runtime(kRow), "in " + grouped(budget) + " bytes", "largest batch", "of fp32", "saved GiB",
-                                        "on host", "weights GiB", "batch GiB", "step GiB", "slack GiB");
+                                        "on host", "weights GiB", "batch GiB", "step GiB", "lost GiB");
   bool capped = false;
   for (const Method& method : methods_of(o)) {
-    const int64_t batch = largest_batch(o.shape, o.image, o.image, method, budget);
+    const int64_t batch = largest_of(o, method, budget);
     if (batch == 0) {
       text += fmt::format(fmt::runtime(kRow), method.name, "none fits", "-", "-", "-", "-", "-", "-", "-");
       continue;
     }
-    const ImageMemory m = memory_of(o.shape, {batch, o.image, o.image}, method);
+    const ImageMemory m = memory_in(o, batch, method, budget);
     capped |= batch == kMostBatch;
     text += fmt::format(fmt::runtime(kRow), method.name, grouped(batch) + (batch == kMostBatch ? "+" : ""),
                         fp32 == 0 ? "-" : fmt::format("{:.1f}x", ratio(batch, fp32)), gib(m.saved), gib(m.swapped), gib(m.parameters),
-                        gib(m.images), gib(m.total()), gib(m.slack));
+                        gib(m.images), gib(m.peak), gib(m.reserved - m.peak));
   }
   return text + (capped ? "\n+      a plan ends at " + grouped(kMostBatch) + " images: more would fit\n" : "") + "\n" + kStepText +
          kFitText;
 }
 
 ordered_json memory_json(const ImageMemory& m) {
-  return {{"saved_bytes", m.saved},     {"host_bytes", m.swapped}, {"parameter_bytes", m.parameters}, {"image_bytes", m.images},
-          {"fullest_bytes", m.fullest}, {"step_bytes", m.total()}, {"slack_bytes", m.slack}};
+  return {{"saved_bytes", m.saved},  {"host_bytes", m.swapped}, {"parameter_bytes", m.parameters},
+          {"image_bytes", m.images}, {"step_bytes", m.peak},    {"reserved_bytes", m.reserved}};
 }
 
 ordered_json published_json(const ImagePlanOptions& o) {
@@ -182,9 +190,9 @@ ordered_json method_json(const ImagePlanOptions& o, const Method& method, int64_
 ordered_json fit_json(const ImagePlanOptions& o, int64_t budget) {
   ordered_json methods = ordered_json::array();
   for (const Method& method : methods_of(o)) {
-    const int64_t batch = largest_batch(o.shape, o.image, o.image, method, budget);
+    const int64_t batch = largest_of(o, method, budget);
     ordered_json line = {{"method", method.name}, {"largest_batch", batch}, {"capped", batch == kMostBatch}};
-    if (batch > 0) line["memory"] = memory_json(memory_of(o.shape, {batch, o.image, o.image}, method));
+    if (batch > 0) line["memory"] = memory_json(memory_in(o, batch, method, budget));
     methods.push_back(line);
   }
   return methods;
@@ -192,8 +200,8 @@ ordered_json fit_json(const ImagePlanOptions& o, int64_t budget) {
 
 ordered_json model_json(const ImagePlanOptions& o) {
   const ImageShape& s = o.shape;
-  return {{"name", s.name},   {"classes", s.classes}, {"channels", s.channels},        {"small_stem", s.small_stem},
-          {"width", s.width}, {"image", o.image},     {"dropout", dropout_of(o.shape)}};
+  return {{"name", s.name},   {"classes", s.classes}, {"channels", s.channels},         {"small_stem", s.small_stem},
+          {"width", s.width}, {"image", o.image},     {"dropout", dropout_of(o.shape)}, {"amp", o.amp}};
 }
 
 }  // namespace
@@ -203,15 +211,16 @@ CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, cons
 }
 
 std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOptions& o) {
-  CLI::Option* small = plan.add_flag("--small-stem", o.small_stem,
-                                     "Image models: first convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)");
-  return {add_count(plan, "--batch", o.batch, "Image models: images a step")->capture_default_str(),
-          add_count(plan, "--image", o.image, "Image models: side of an image")->capture_default_str(),
-          add_count(plan, "--channels", o.shape.channels, "Image models: channels of an image")->capture_default_str(),
-          add_count(plan, "--width", o.shape.width, "Image models: channels of the first stage")->capture_default_str(),
+  CLI::Option* small =
+      plan.add_flag("--small-stem", o.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)");
+  return {add_count(plan, "--batch", o.batch, "Images a step")->capture_default_str(),
+          add_count(plan, "--image", o.image, "Side of an image")->capture_default_str(),
+          add_count(plan, "--channels", o.shape.channels, "Channels of an image")->capture_default_str(),
+          add_count(plan, "--width", o.shape.width, "Channels of the first stage")->capture_default_str(),
           small,
-          plan.add_flag("--large-stem", o.large_stem, "Image models: first convolution 7×7 of stride 2, then a pool")->excludes(small),
-          plan.add_option("--fit", o.fit, "Image models: the largest batch in so much memory, instead of --batch")
+          plan.add_flag("--large-stem", o.large_stem, "First convolution 7×7 of stride 2, then a pool")->excludes(small),
+          plan.add_option("--amp", o.amp, "Autocast to this type")->check(CLI::IsMember({"none", "bf16", "fp16"}))->capture_default_str(),
+          plan.add_option("--fit", o.fit, "The largest batch in so much GPU memory, instead of --batch")
               ->transform(
                   CLI::Validator([](std::string& text) { return text.empty() ? "must be a size as in 16GB, got ''" : std::string(); }, ""))
               ->type_name("16GB")};

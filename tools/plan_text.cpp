@@ -173,7 +173,8 @@ std::string published_text(const std::string& table, const std::vector<Method>& 
     text += fmt::format("{:<114} {:>10}  {}\n", "", mib(own_bytes(model, m)), m.name);
   }
   return text +
-         "\nmodel    what the papers' programs keep (theory.md 11), part by part; the loss's tensors are in none of the columns\n"
+         "\nmodel    what the papers' programs keep (docs/theory.md, section 11), part by part; the loss's tensors are in none of the "
+         "columns\n"
          "Satchel  what this library keeps for the same method: headers padded, statistics and seeds in, no labels, no projections\n";
 }
 

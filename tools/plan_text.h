@@ -29,7 +29,7 @@ ModelPlan plan_model(const GraphShape& shape, int64_t nodes, int64_t training_no
 std::string plan_text(const ModelPlan& plan);
 nlohmann::ordered_json plan_json(const ModelPlan& plan);
 
-/// A published table, theory.md 11's byte model and its parts, and Satchel's own layout; then the own layout of `methods`.
+/// A published table, docs/theory.md 11's byte model and its parts, and Satchel's own layout; then the own layout of `methods`.
 std::string published_text(const std::string& table, const std::vector<Method>& methods);
 nlohmann::ordered_json published_json(const std::string& table, const std::vector<Method>& methods);
 

@@ -114,7 +114,7 @@ at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight
   const auto node = make_node<GcnNode>(saving.name, x, weight, bias);
   node->transpose = a.transpose;
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
-  if (weight.requires_grad()) node->x = InputSave(x, saving.method);
+  if (weight.requires_grad()) node->x = InputSave(x, saving);
   return attach(combine(rows, a, weight, bias), node);
 }
 

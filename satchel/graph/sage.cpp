@@ -178,8 +178,8 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, c
   const auto node = make_sage_node(x, a, w, saving);
   const at::Tensor aggregated = method.keeps_aggregate ? multiply(a.matrix, rows) : at::Tensor();
   const bool needs_x = w.self.requires_grad() || (w.neighbour.requires_grad() && !method.keeps_aggregate);
-  if (needs_x) node->x = InputSave(x, method);
-  if (method.keeps_aggregate && w.neighbour.requires_grad()) node->aggregated = InputSave(aggregated, method);
+  if (needs_x) node->x = InputSave(x, saving);
+  if (method.keeps_aggregate && w.neighbour.requires_grad()) node->aggregated = InputSave(aggregated, saving);
   return attach(combine(rows, aggregated, a, w), node);
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/plan/sample_bits.h"
 #include "satchel/tensor/plan.h"
 
 namespace satchel {
@@ -79,8 +80,8 @@ class Lines {
 
   /// Norm, activation and dropout each by itself.
   void add_layers() {
-    if (shape_.norm != Norm::none) add_packed("norm", norm_spec(method_, width_), 0);
-    add_statistics(2);
+    if (shape_.norm != Norm::none) add_packed("norm", norm_spec(method_, width_, count()), 0);
+    add_statistics(codes_normalised_rows(method_) ? 1 : 2);
     if (shape_.activation == Activation::elu) add_elu("activation");
     if (shape_.activation == Activation::relu || shape_.activation == Activation::leaky_relu) add_mask("mask");
     if (shape_.dropout > 0 && method_.keeps_dropout) return add_mask("dropout");
@@ -88,7 +89,7 @@ class Lines {
   }
 
   void add_shared() {
-    const CodecSpec spec = shared_spec(method_, shape_.norm, shape_.activation, width_);
+    const CodecSpec spec = shared_spec(method_, shape_.norm, shape_.activation, width_, count());
     const bool threshold = spec.side == Side::one_sided || spec.side == Side::both, normed = shape_.norm != Norm::none;
     add_packed("shared", spec, !threshold ? 0 : normed ? width_ : 1);
     if (spec.side == Side::none && shape_.activation != Activation::none) add_mask("mask");
@@ -98,14 +99,14 @@ class Lines {
   }
 
   void add_shared_elu() {
-    if (shape_.norm != Norm::none) add_packed("norm", norm_spec(method_, width_), 0);
+    if (shape_.norm != Norm::none) add_packed("norm", norm_spec(method_, width_, count()), 0);
     add_statistics(1);
     add_elu("shared");
     add_dropout_seed();
   }
 
   void add_elu(const char* kind) {
-    const CodecSpec spec = shared_spec(method_, shape_.norm, Activation::elu, width_);
+    const CodecSpec spec = shared_spec(method_, Norm::none, Activation::elu, width_, 0);
     add_packed(kind, spec, spec.side == Side::both ? 1 : 0);
     if (spec.side == Side::none) add_mask("mask");
   }
@@ -117,7 +118,12 @@ class Lines {
     add("statistics", numbers == 1 ? std::vector<int64_t>{count} : std::vector<int64_t>{numbers, count}, 32, bytes, bytes);
   }
 
+  /// Inputs of layers, whose rows may have bits of their own; a norm's rows never have.
   void add_input(const char* kind) {
+    if (has_sample_bits(method_, method_.input)) {
+      const std::vector<int64_t> shape = {nodes_, width_};
+      return add(kind, shape, method_.input.bits, bytes_by_sample(shape, method_.input, kOp), 4 * values());
+    }
     add_packed(kind, method_.input, 0);
     if (std::holds_alternative<RandomProjection>(method_.input.transform)) add_seed();
   }
@@ -142,6 +148,8 @@ class Lines {
   }
 
   bool chain_is_empty() const { return shape_.norm == Norm::none && shape_.activation == Activation::none; }
+  /// Values that share a mean and a deviation.
+  int64_t count() const { return shape_.norm == Norm::batch ? nodes_ : width_; }
   int64_t values() const { return count_of(std::vector<int64_t>{nodes_, width_}, kOp); }
 
   const GraphShape& shape_;

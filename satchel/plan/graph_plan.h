@@ -30,7 +30,7 @@ std::vector<SavedTensor> plan_graph(const GraphShape& shape, int64_t nodes, cons
 /// What the loss keeps: the logits, which become their own gradient; for fp32 torch's log-probabilities of the training nodes.
 std::vector<SavedTensor> plan_loss(const GraphShape& shape, int64_t nodes, int64_t training_nodes, const Method& method);
 
-/// A row of a published table: theory.md 11's byte model of the papers' own programs (projections stored; for arxiv int64 labels in).
+/// A row of a published table: docs/theory.md 11's byte model of the papers' own programs (projections stored; for arxiv int64 labels in).
 struct PublishedRow {
   std::string name;  // "FP32", "EXACT", "G/R 2" …
   double published_mib = 0;

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "satchel/core/error.h"
-#include "satchel/core/mixed.h"
-#include "satchel/plan/image_flow.h"
+#include "satchel/plan/image_step.h"
+#include "satchel/plan/sample_bits.h"
 #include "satchel/tensor/plan.h"
 
 namespace satchel {
@@ -16,18 +16,13 @@ namespace {
 
 constexpr const char* kOp = "plan";
 constexpr int64_t kMostBytes = int64_t{1} << 62, kMostValues = int64_t{1} << 56;
-constexpr int64_t kMostBudget = int64_t{1} << 55;      // twice as many images, at 1 bit a value, are within kMostBytes in float32
-constexpr int64_t kWeightCopies = 3;                   // weight, gradient, momentum
-constexpr int64_t kDecodedBytes = int64_t{256} << 20;  // of a layer's input at a time (autograd room, CUDA)
-constexpr size_t kInFlight = 2;                        // saves on their way to or from host memory at once (autograd/swap.h)
-constexpr int64_t kLeastSwapped = 64 << 10;            // bytes; smaller ones stay on the device (autograd/swap.h)
-
 constexpr int64_t kThirdBlock = 256;  // values that samples with bits of their own are whole blocks of (tensor/third.h)
 
 /// The lines of a model, layer by layer in the order of the forward pass.
 class Lines {
  public:
-  Lines(const ImageLayers& model, int64_t images, const Method& method) : model_(model), images_(images), method_(method) {
+  Lines(const ImageLayers& model, const BatchShape& batch, const Method& method)
+      : model_(model), images_(batch.images), type_(batch.half ? DType::bf16 : DType::f32), method_(method) {
     for (const ImageLayer& layer : model.layers) {
       if (has_weight(layer)) weighed_.insert(layer.inputs[0]);
     }
@@ -46,15 +41,13 @@ class Lines {
       } else {
         add_by_layer();
       }
-      after_.push_back(kept_bytes_ + in_flight());
+      ends_.push_back(lines_.size());
     }
     return std::move(lines_);
   }
 
-  /// What the layers up to each have kept on the device.
-  const std::vector<int64_t>& after() const { return after_; }
-  /// What waits in host memory.
-  int64_t on_host() const { return std::accumulate(swapped_.begin(), swapped_.end(), int64_t{0}); }
+  /// How many lines the layers up to each have.
+  const std::vector<size_t>& ends() const { return ends_; }
 
  private:
   void check_size(int map) const {
@@ -72,7 +65,7 @@ class Lines {
     using enum LayerKind;
     switch (layer_->kind) {
       case conv:
-      case linear: return add_float_once("input", in_);
+      case linear: add_float_once("input", in_); return add_plain_weight();
       case norm:
         add_float_once("norm", in_);
         add_statistics(2);
@@ -86,6 +79,15 @@ class Lines {
         return add_float_once("input", in_);
       case concat: return;
     }
+  }
+
+  /// Autocast's copy of a weight, which the input's gradient is computed with.
+  void add_plain_weight() {
+    if (type_ == DType::f32) return;
+    const int64_t out = map_of(out_).channels;
+    const int64_t count =
+        out * (layer_->kind == LayerKind::linear ? map_of(in_).values() : map_of(in_).channels * layer_->window * layer_->window);
+    add("weight", {count}, 16, 2 * count, 2 * count);
   }
 
   /// A ReLU keeps its result, which stands in the next layer's line where a weight reads it.
@@ -102,7 +104,8 @@ class Lines {
       case conv:
       case linear: return add_input();
       case norm:
-        add_packed("norm", norm_spec(method_, map_of(in_).channels), shape_of(in_));
+        add_packed("norm", norm_spec(method_, map_of(in_).channels, 0), shape_of(in_), 0,
+                   codes_normalised(method_.norm) ? DType::f32 : type_);
         add_statistics(codes_normalised(method_.norm) ? 1 : 2);
         return layer_->relu ? add_mask("mask") : void();
       case relu: add_mask("mask"); return layer_->dropout ? add_dropout() : void();
@@ -134,7 +137,7 @@ class Lines {
   /// norm → ReLU.
   void add_shared_norm() {
     const int64_t channels = map_of(in_).channels;
-    const CodecSpec spec = shared_spec(method_, Norm::batch, Activation::relu, channels);
+    const CodecSpec spec = shared_spec(method_, Norm::batch, Activation::relu, channels, rows_of(in_)[0]);
     add_map(spec, in_, spec.side == Side::none ? 0 : channels);
     if (spec.side == Side::none) {
       add_row_mask();
@@ -146,29 +149,29 @@ class Lines {
 
   /// norm, or ReLU(norm + skip): the norm's values that nobody else reads, and the sum's.
   void add_shared_sum() {
-    add_packed("norm", norm_spec(method_, map_of(in_).channels), rows_of(in_));
+    add_packed("norm", norm_spec(method_, map_of(in_).channels, rows_of(in_)[0]), rows_of(in_));
     add_statistics(1);
     if (layer_->relu) add_relu_form();
   }
 
   void add_relu_form() {
-    const CodecSpec spec = shared_spec(method_, Norm::none, Activation::relu, map_of(out_).channels);
+    const CodecSpec spec = shared_spec(method_, Norm::none, Activation::relu, map_of(out_).channels, 0);
     if (layer_->kind == LayerKind::max_pool) {
-      add_packed("shared", spec, rows_of(out_));
+      add_packed("shared", spec, rows_of(out_), 0, type_);  // no mask: its own gradient goes by the offsets
     } else {
-      add_map(spec, out_, 0);
+      add_map(spec, out_, 0, type_);
+      if (spec.side == Side::none) add_row_mask();
     }
-    if (spec.side == Side::none) add_row_mask();
     made_by_sharing_.insert(out_);
   }
 
   /// A shared map. Where its bits are shared out (Method::mean) it has so many as all others, and the ranges of each sample.
-  void add_map(CodecSpec spec, int map, int64_t channels) {
+  void add_map(CodecSpec spec, int map, int64_t channels, DType type = DType::f32) {
     const ImageMap& m = map_of(map);
-    const bool out = method_.mean > 0 && !m.row;
+    const bool out = method_.mean > 0 && !m.row && spec.bits == 2;
     const int64_t three = out ? samples_of_three(method_.mean, images_) : 0;
     if (three > 0 && three == images_) spec.bits = 3;
-    add_packed("shared", spec, rows_of(map), channels);
+    add_packed("shared", spec, rows_of(map), channels, type);
     if (three > 0 && three < images_ && spec.block == kThirdBlock && m.values() % kThirdBlock == 0) {
       add("third bits", {three * m.height * m.width, m.channels}, 1, three * (m.values() / 8) + 4 * images_, 0);
     }
@@ -177,29 +180,18 @@ class Lines {
 
   void add_input() {
     if (!kept_.insert(in_).second) return;
-    add_packed("input", method_.input, shape_of(in_));
+    add_packed("input", method_.input, shape_of(in_), 0, type_);
     // The ranges of each sample, float64, until backward tells the gradient that they are weighed with.
-    if (is_mixed(method_.input)) add("statistics", {images_}, 64, 8 * images_, 8 * images_);
+    if (has_sample_bits(method_, method_.input)) add("statistics", {images_}, 64, 8 * images_, 8 * images_);
     if (std::holds_alternative<RandomProjection>(method_.input.transform)) add_seed();
   }
 
-  void add_packed(const char* kind, const CodecSpec& spec, const std::vector<int64_t>& coded, int64_t channels = 0) {
-    int64_t bytes = plan_of(coded, DType::f32, spec, channels, 1, kOp).at.total;
-    if (is_mixed(spec)) {
-      bytes = MixedCode{images_, count_of(coded, kOp) / images_, spec.block, mixed_budget(images_, spec.bits), spec.header}.total();
-    }
+  /// `type`: of what is packed, which tells where it is kept as it is (32 bits).
+  void add_packed(const char* kind, const CodecSpec& spec, const std::vector<int64_t>& coded, int64_t channels = 0,
+                  DType type = DType::f32) {
+    const bool by_sample = has_sample_bits(method_, spec);
+    const int64_t bytes = by_sample ? bytes_by_sample(coded, spec, kOp) : plan_of(coded, type, spec, channels, 1, kOp).at.total;
     add(kind, coded, spec.bits, bytes, 4 * count_of(coded, kOp));
-    if (!method_.swap || !is_mixed(spec) || bytes < kLeastSwapped) return;
-    swapped_.push_back(bytes);
-    kept_bytes_ -= bytes;
-  }
-
-  bool is_mixed(const CodecSpec& spec) const { return method_.adaptive && spec.bits <= kMostMixed; }
-
-  /// The last saves that were swapped, still on their way out; in backward on their way back.
-  int64_t in_flight() const {
-    const auto first = swapped_.end() - static_cast<std::ptrdiff_t>(std::min(kInFlight, swapped_.size()));
-    return std::accumulate(first, swapped_.end(), int64_t{0});
   }
 
   /// Where in its window each value of a pool came from, in as few bits as the window needs.
@@ -213,7 +205,7 @@ class Lines {
   void add_float_once(const char* kind, int map) {
     if (map >= 0 && !kept_.insert(map).second) return;
     const int of = map < 0 ? out_ : map;
-    add(kind, shape_of(of), 32, 4 * values(of), 4 * values(of));
+    add(kind, shape_of(of), static_cast<int>(8 * size_of(type_)), size_of(type_) * values(of), 4 * values(of));
   }
 
   void add_mask(const char* kind) { add(kind, shape_of(out_), 1, ceil_div(values(out_), 8), values(out_)); }
@@ -229,7 +221,6 @@ class Lines {
   void add(const char* kind, std::vector<int64_t> shape, int bits, int64_t bytes, int64_t fp32_bytes) {
     total_ += std::max(bytes, fp32_bytes);  // each below 2^60
     if (total_ > kMostBytes) fail(kOp, "a model may keep at most 2^62 bytes: fewer or smaller images", std::to_string(images_) + " images");
-    kept_bytes_ += bytes;
     lines_.push_back({layer_->name, kind, std::move(shape), bits, bytes, fp32_bytes});
   }
 
@@ -247,27 +238,21 @@ class Lines {
 
   const ImageLayers& model_;
   const int64_t images_;
+  const DType type_;  // in which layers compute: bf16 stands for both types of 16 bits
   const Method& method_;
   const ImageLayer* layer_ = nullptr;
   int in_ = 0, out_ = 0;
   std::set<int> weighed_;          // maps that a convolution or a linear layer reads
   std::set<int> kept_;             // maps with a line
   std::set<int> made_by_sharing_;  // maps that their readers rebuild from a shared save
-  int64_t total_ = 0, kept_bytes_ = 0;
-  std::vector<int64_t> swapped_;  // bytes of saves that go to host memory
+  int64_t total_ = 0;
   std::vector<SavedTensor> lines_;
-  std::vector<int64_t> after_;
+  std::vector<size_t> ends_;  // of each layer's lines
 };
 
 void check(const BatchShape& batch, const Method& method) {
   if (batch.images < 1 || batch.images > kMostBatch) fail(kOp, "a batch must have 1 to 2^20 images", batch.images);
   validate(method, kOp);
-}
-
-/// What a layer's backward decodes at a time.
-int64_t decoded_bytes(const ImageLayers& model, const ImageLayer& layer, int64_t images, const Method& method) {
-  if (method.plain) return 0;
-  return std::min(kDecodedBytes, 4 * images * model.maps[static_cast<size_t>(layer.inputs[0])].values());
 }
 
 }  // namespace
@@ -280,14 +265,21 @@ Method with_mean(const ImageShape& shape, const BatchShape& batch, const Method&
   const ImageLayers model = layers_of(shape, batch.height, batch.width);
   const auto lines = [&](double mean) {
     method.mean = mean;
-    return Lines(model, batch.images, method).make();
+    return Lines(model, batch, method).make();
   };
   const int64_t two = total_bytes(lines(2)), three = total_bytes(lines(3));
   if (given.budget < two) fail(kOp, "budget must be at least the " + std::to_string(two) + " bytes that 2 bits take", given.budget);
-  // Beside its bits a map of both kinds of samples has 4 bytes a sample; 16 more are what 3 bits in one piece may lose at their ends.
-  const auto maps = std::ranges::count(lines(2.5), "third bits", &SavedTensor::kind);
-  const auto rest = static_cast<double>(given.budget - two - maps * (4 * batch.images + 16));
-  method.mean = given.budget >= three ? 3 : std::clamp(2 + rest / static_cast<double>(std::max<int64_t>(three - two, 1)), 2.0, 3.0);
+  const auto mean_of = [&](int64_t samples) { return 2 + static_cast<double>(samples) / static_cast<double>(batch.images); };
+  const auto pays = [&](int64_t samples) {  // 3 bits for so many of them; a map in one piece of 3 bits may lose 16 bytes at its end
+    const std::vector<SavedTensor> kept = lines(mean_of(samples));
+    return total_bytes(kept) + 16 * std::ranges::count(kept, "third bits", &SavedTensor::kind) <= given.budget;
+  };
+  int64_t most = given.budget >= three ? batch.images : 0, least_not = batch.images;
+  while (least_not - most > 1) {
+    const int64_t middle = most + (least_not - most) / 2;
+    (pays(middle) ? most : least_not) = middle;
+  }
+  method.mean = mean_of(most);
   return method;
 }
 
@@ -301,46 +293,20 @@ bool within_budget(const ImageShape& shape, const BatchShape& batch, const Metho
 
 std::vector<SavedTensor> plan_image(const ImageShape& shape, const BatchShape& batch, const Method& given) {
   const Method method = with_mean(shape, batch, given);
-  return Lines(layers_of(shape, batch.height, batch.width), batch.images, method).make();
+  return Lines(layers_of(shape, batch.height, batch.width), batch, method).make();
 }
 
-ImageMemory memory_of(const ImageShape& shape, const BatchShape& batch, const Method& given) {
-  const Method method = with_mean(shape, batch, given);
-  const ImageLayers model = layers_of(shape, batch.height, batch.width);
-  Lines lines(model, batch.images, method);
-  ImageMemory memory;
-  memory.saved = total_bytes(lines.make());
-  for (const ImageLayer& layer : model.layers) memory.parameters += 4 * kWeightCopies * layer.parameters;
-  if (!method.plain) memory.images = 4 * batch.images * model.maps[0].values();
-  memory.swapped = lines.on_host();
-  const std::vector<int64_t> alive = alive_values(model, method.shared), gradients = gradient_values(model, method.plain);
-  for (size_t i = 0; i < model.layers.size(); ++i) {
-    const int64_t forward = 4 * batch.images * alive[i];
-    const int64_t backward = 4 * batch.images * gradients[i] + decoded_bytes(model, model.layers[i], batch.images, method);
-    memory.fullest = std::max(memory.fullest, lines.after()[i] + std::max(forward, backward));
+std::vector<std::vector<SavedTensor>> saves_by_layer(const ImageLayers& model, const BatchShape& batch, const Method& method) {
+  Lines lines(model, batch, method);
+  const std::vector<SavedTensor> all = lines.make();
+  std::vector<std::vector<SavedTensor>> layers;
+  auto first = all.begin();
+  for (const size_t end : lines.ends()) {
+    const auto last = all.begin() + static_cast<std::ptrdiff_t>(end);
+    layers.emplace_back(first, last);
+    first = last;
   }
-  for (const ImageMap& map : model.maps) memory.slack = std::max(memory.slack, 4 * batch.images * map.values());
-  return memory;
-}
-
-int64_t largest_batch(const ImageShape& shape, int64_t height, int64_t width, const Method& method, int64_t budget) {
-  if (budget < 1 || budget > kMostBudget) fail(kOp, "a budget must be 1 to 2^55 bytes", budget);
-  const auto fits = [&](int64_t images) {
-    const BatchShape batch{images, height, width};
-    return within_budget(shape, batch, method) && memory_of(shape, batch, method).reserved() <= budget;
-  };
-  if (!fits(1)) return 0;
-  int64_t most = 1, least_not = 2;
-  while (least_not <= kMostBatch && fits(least_not)) {
-    most = least_not;
-    least_not *= 2;
-  }
-  least_not = std::min(least_not, kMostBatch + 1);
-  while (least_not - most > 1) {
-    const int64_t middle = most + (least_not - most) / 2;
-    (fits(middle) ? most : least_not) = middle;
-  }
-  return most;
+  return layers;
 }
 
 }  // namespace satchel

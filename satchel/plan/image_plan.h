@@ -10,9 +10,10 @@
 
 namespace satchel {
 
-/// The batch that a step reads: float32 images.
+/// The batch that a step reads: float32 images. `half`: autocast to bf16 or fp16.
 struct BatchShape {
   int64_t images = 256, height = 224, width = 224;
+  bool half = false;
   bool operator==(const BatchShape&) const = default;
 };
 
@@ -28,24 +29,28 @@ Method with_mean(const ImageShape& shape, const BatchShape& batch, const Method&
 /// Does the method's budget, if it has one, pay 2 bits? Else with_mean() throws.
 bool within_budget(const ImageShape& shape, const BatchShape& batch, const Method& method);
 
-/// What a training step with SGD and momentum holds. Not counted: the loss and cuDNN's workspaces.
-struct ImageMemory {
-  int64_t saved = 0;       // plan_image(): all of it, when forward has ended
-  int64_t swapped = 0;     // … of which in host memory, in none of the sums below
-  int64_t parameters = 0;  // weights, gradients and momentum: three times 4 bytes
-  int64_t images = 0;      // the batch, where no layer keeps it as it is
-  int64_t fullest = 0;     // the most that saves, the maps between layers (in backward their gradients) and decoded values take at once
-  int64_t slack = 0;       // the widest map: about what torch's allocator has free in pieces too small for one (docs/results.md: of 16 GB
-                           // fp32, actnn and satchel filled all but 0.5, 2.5 and 3.4 GiB, their widest maps 0.5, 2.4 and 3.1)
-  int64_t total() const { return parameters + images + fullest; }
-  int64_t reserved() const { return total() + slack; }
-};
-ImageMemory memory_of(const ImageShape& shape, const BatchShape& batch, const Method& method);
-
 constexpr int64_t kMostBatch = 1 << 20;
+constexpr int64_t kNoCap = int64_t{1} << 62;
 
-/// The largest batch within_budget() whose memory_of().reserved() is at most `budget` bytes: an estimate. 0 where not even one image
-/// fits, at most kMostBatch.
-int64_t largest_batch(const ImageShape& shape, int64_t height, int64_t width, const Method& method, int64_t budget);
+/// What training steps with SGD and momentum take of a GPU's memory, from sizes alone: steps are gone through tensor by tensor
+/// (image_step.h) with a model of torch's caching allocator (caching_allocator.h). Not counted: cuDNN's workspaces.
+struct ImageMemory {
+  bool fits = true;        // under the cap; else all below but what needs no steps is 0
+  int64_t saved = 0;       // plan_image(): all of it, when forward has ended
+  int64_t swapped = 0;     // … of which in host memory
+  int64_t parameters = 0;  // weights, gradients and momentum: three times 4 bytes
+  int64_t images = 0;      // the batch
+  int64_t peak = 0;        // the most that tensors take at once: saves, maps and their gradients, decoded values, and the two lines above
+  int64_t reserved = 0;    // the most that the allocator takes for them: its free pieces between tensors are the difference
+};
+/// Under a cap of so many bytes, as `satchel bench batch` and MemoryCap set it, the allocator gives back what it can before it gives up.
+ImageMemory memory_of(const ImageShape& shape, const BatchShape& batch, const Method& method, int64_t cap = kNoCap);
+
+/// The largest batch within_budget() whose steps fit into `budget` bytes, found by halving: free pieces differ from batch to batch, so that
+/// a larger one may fit too. 0 where not even one image fits, at most kMostBatch.
+int64_t largest_batch(const ImageShape& shape, int64_t height, int64_t width, const Method& method, int64_t budget, bool half = false);
+
+/// Does the method ask for torch's allocator to grow its segments in place, against fragmentation (ActNN's level 5)?
+bool wants_growing_segments(const Method& method);
 
 }  // namespace satchel

@@ -122,7 +122,9 @@ class Layers {
     int h = conv(at + "conv1", x, narrow ? Conv{planes, 1} : Conv{planes, 3, stride});
     h = conv(at + "conv2", norm(at + "bn1", h), narrow ? Conv{planes, 3, stride} : Conv{planes, 3});
     if (narrow) h = conv(at + "conv3", norm(at + "bn2", h), {out, 1});
-    return norm(at + (narrow ? "bn3" : "bn2"), h, true, {skip});
+    const int out_map = norm(at + (narrow ? "bn3" : "bn2"), h, true, {skip});
+    list_.layers.back().held = x;
+    return out_map;
   }
 
   void vgg() {
@@ -131,12 +133,16 @@ class Layers {
     const auto name = [&] { return "features." + std::to_string(at++); };
     const auto stages = stages_of(shape_.name);
     for (size_t s = 0; s < stages.size(); ++s) {
+      int read = x;
       for (int64_t i = 0; i < stages[s]; ++i) {
+        read = x;
         x = conv(name(), x, {shape_.width << std::min<size_t>(s, 3), 3, 1, true});
         x = normed ? norm(name(), x) : relu(name(), x);
+        list_.layers.back().held = read;
         at += normed ? 1 : 0;  // the ReLU is in the norm's call
       }
       x = pool(LayerKind::max_pool, name(), x, 2);
+      list_.layers.back().held = read;
     }
     x = average("avgpool", x, shape_.small_stem ? 1 : kVggPooled);
     const int64_t hidden = shape_.small_stem ? map(x).channels : kVggHidden;

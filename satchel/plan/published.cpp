@@ -1,4 +1,4 @@
-// The byte model of the published tables (theory.md 11). It counts what the papers' programs keep, so it is not plan_graph():
+// The byte model of the published tables (docs/theory.md 11). It counts what the papers' programs keep, so it is not plan_graph():
 // blocks may be cut anywhere (4·values/G bytes of metadata, no padding), projections are stored, statistics are not counted.
 #include <algorithm>
 #include <array>

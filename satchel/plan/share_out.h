@@ -1,5 +1,5 @@
-// Bits by layer and by sample from what the steps before have shown (theory.md 5), for methods that share them out: adaptive ones between
-// the inputs of layers, 1 to 8 bits, those with a mean between the maps that layers share, 2 or 3. One for a training run: give it
+// Bits by layer and by sample from what the steps before have shown (docs/theory.md 5), for methods that share them out: adaptive ones
+// between the inputs of layers, 1 to 8 bits, those with a mean between the maps that layers share, 2 or 3. One for a training run: give it
 // to the layers as Saving::shares, name the batch's samples where the loader knows them, and end every step.
 #pragma once
 

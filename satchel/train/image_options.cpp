@@ -95,10 +95,8 @@ ImageShape shape_of(const ImageTrainOptions& o, int64_t classes, int64_t channel
 }
 
 std::vector<SavedTensor> planned_saves(const ImageTrainOptions& o, const ImageShape& shape, int64_t height, int64_t width) {
-  return plan_image(shape, {o.batch, height, width}, o.method);
+  return plan_image(shape, {o.batch, height, width, o.amp != Autocast::none}, o.method);
 }
-
-bool wants_growing_segments(const Method& method) { return method.swap && method.name.find("level=5") != std::string::npos; }
 
 ConvolutionSettings::ConvolutionSettings(at::Device device, const ConvolutionOptions& options) : cuda_(device.is_cuda()) {
   if (!cuda_) return;

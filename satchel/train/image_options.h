@@ -39,9 +39,6 @@ ImageShape shape_of(const ImageTrainOptions& options, int64_t classes, int64_t c
 /// What the plan says that a batch keeps.
 std::vector<SavedTensor> planned_saves(const ImageTrainOptions& options, const ImageShape& shape, int64_t height, int64_t width);
 
-/// Does the method ask for torch's allocator to grow its segments in place, against fragmentation (ActNN's level 5)?
-bool wants_growing_segments(const Method& method);
-
 /// What torch's convolutions and products do on a CUDA device.
 struct ConvolutionOptions {
   bool tf32 = false;              // float32 ones in TF32

@@ -223,6 +223,10 @@ void release_cached_memory(c10::Device device) {
   if (device.is_cuda()) cuda_empty_cache(device);
 }
 
+void release_workspaces(c10::Device device) {
+  if (device.is_cuda()) cuda_release_workspaces(device);
+}
+
 bool out_of_memory(const c10::Error& error) {
   const std::string_view what = error.what_without_backtrace();
   return what.find("allocate memory") != what.npos || what.find("out of memory") != what.npos;

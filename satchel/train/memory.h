@@ -61,6 +61,10 @@ class MemoryCap {
 /// Gives back to a CUDA device what torch's allocator caches and nothing uses; without effect on the CPU.
 void release_cached_memory(c10::Device device);
 
+/// Gives cuBLAS's workspaces of all CUDA devices back to torch's allocator; the next product takes them anew. Not while a captured CUDA
+/// graph lives, which may use them. Without effect on the CPU.
+void release_workspaces(c10::Device device);
+
 /// Is it torch's error for memory that could not be had?
 bool out_of_memory(const c10::Error& error);
 

@@ -12,6 +12,8 @@ int64_t cuda_free_memory(c10::Device) { fail("memory", "built without CUDA"); }
 
 void cuda_empty_cache(c10::Device) { fail("memory", "built without CUDA"); }
 
+void cuda_release_workspaces(c10::Device) { fail("memory", "built without CUDA"); }
+
 double cuda_share(c10::Device) { fail("memory", "built without CUDA"); }
 
 void set_cuda_share(c10::Device, double) { fail("memory", "built without CUDA"); }

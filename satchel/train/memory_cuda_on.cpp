@@ -11,6 +11,11 @@
 #include "satchel/core/error.h"
 #include "satchel/train/memory_parts.h"
 
+// Of ATen/cuda/CUDAContextLight.h, which wants the headers of cuBLAS and cuSPARSE, that a toolkit of nvcc alone does not have.
+namespace at::cuda {
+TORCH_CUDA_CPP_API void clearCublasWorkspaces();
+}
+
 namespace satchel {
 namespace {
 
@@ -60,6 +65,12 @@ int64_t cuda_free_memory(c10::Device device) {
 void cuda_empty_cache(c10::Device device) {
   started(device);
   allocator::emptyCache();
+}
+
+void cuda_release_workspaces(c10::Device device) {
+  started(device);
+  C10_CUDA_CHECK(cudaDeviceSynchronize());
+  at::cuda::clearCublasWorkspaces();
 }
 
 double cuda_share(c10::Device device) { return allocator::getMemoryFraction(started(device)); }

@@ -17,6 +17,7 @@ CudaMemory cuda_memory(c10::Device device);
 void reset_cuda_peak(c10::Device device);
 int64_t cuda_free_memory(c10::Device device);
 void cuda_empty_cache(c10::Device device);
+void cuda_release_workspaces(c10::Device device);
 /// The share of a device's memory that torch's allocator may take.
 double cuda_share(c10::Device device);
 void set_cuda_share(c10::Device device, double share);

@@ -70,21 +70,21 @@ SavedTensor shared(int bits, int64_t bytes) { return {"norms.0", "shared", {100,
 
 TEST(GraphPlan, SatchelKeepsOneThingALayer) {
   using enum Activation;
-  expect_lines(plan(small(Norm::batch, relu), "satchel"), {shared(2, kTwoBitsChannels), kBatch, kSeedOfNorm});
-  expect_lines(plan(small(Norm::layer, relu), "satchel"), {shared(2, kTwoBitsChannels), kLayer, kSeedOfNorm});
-  expect_lines(plan(small(Norm::batch, relu, 0), "satchel"), {shared(2, kTwoBitsChannels), kBatch});
-  expect_lines(plan(small(Norm::none, relu), "satchel"), {shared(2, kTwoBits), kSeedOfNorm});
-  expect_lines(plan(small(Norm::batch, leaky_relu), "satchel"), {shared(3, kThreeBitsChannels), kBatch, kSeedOfNorm});
-  expect_lines(plan(small(Norm::none, leaky_relu), "satchel"), {shared(3, kThreeBitsOneChannel), kSeedOfNorm});
-  expect_lines(plan(small(Norm::batch, none), "satchel"), {shared(2, kTwoBits), kAffine, kBatch, kSeedOfNorm});
-  EXPECT_EQ(plan(small(Norm::batch, relu, .5, Conv::gcn), "satchel"), plan(small(Norm::batch, relu), "satchel"));
-  EXPECT_EQ(plan(small(Norm::batch, relu), "satchel", true), plan(small(Norm::batch, relu), "satchel"));
+  expect_lines(plan(small(Norm::batch, relu), "satchel,off=mean"), {shared(2, kTwoBitsChannels), kBatch, kSeedOfNorm});
+  expect_lines(plan(small(Norm::layer, relu), "satchel,off=mean"), {shared(2, kTwoBitsChannels), kLayer, kSeedOfNorm});
+  expect_lines(plan(small(Norm::batch, relu, 0), "satchel,off=mean"), {shared(2, kTwoBitsChannels), kBatch});
+  expect_lines(plan(small(Norm::none, relu), "satchel,off=mean"), {shared(2, kTwoBits), kSeedOfNorm});
+  expect_lines(plan(small(Norm::batch, leaky_relu), "satchel,off=mean"), {shared(3, kThreeBitsChannels), kBatch, kSeedOfNorm});
+  expect_lines(plan(small(Norm::none, leaky_relu), "satchel,off=mean"), {shared(3, kThreeBitsOneChannel), kSeedOfNorm});
+  expect_lines(plan(small(Norm::batch, none), "satchel,off=mean"), {shared(2, kTwoBits), kAffine, kBatch, kSeedOfNorm});
+  EXPECT_EQ(plan(small(Norm::batch, relu, .5, Conv::gcn), "satchel,off=mean"), plan(small(Norm::batch, relu), "satchel,off=mean"));
+  EXPECT_EQ(plan(small(Norm::batch, relu), "satchel,off=mean", true), plan(small(Norm::batch, relu), "satchel,off=mean"));
 }
 
 TEST(GraphPlan, SharedElu) {
   const SavedTensor norm = {"norms.0", "norm", {100, 12}, 2, kTwoBits, 4800};
-  expect_lines(plan(small(Norm::batch, Activation::elu), "satchel"), {norm, kBatch, shared(3, kThreeBitsOneChannel), kSeedOfNorm});
-  expect_lines(plan(small(Norm::none, Activation::elu), "satchel"), {shared(3, kThreeBitsOneChannel), kSeedOfNorm});
+  expect_lines(plan(small(Norm::batch, Activation::elu), "satchel,off=mean"), {norm, kBatch, shared(3, kThreeBitsOneChannel), kSeedOfNorm});
+  expect_lines(plan(small(Norm::none, Activation::elu), "satchel,off=mean"), {shared(3, kThreeBitsOneChannel), kSeedOfNorm});
   const SavedTensor kept = {"norms.0", "norm", {100, 12}, 32, 4800, 4800};
   expect_lines(plan(small(Norm::layer, Activation::elu), "satchel,bits=32"), {kept, kLayer, shared(32, 4800), kMask, kSeedOfNorm});
 }
@@ -135,6 +135,23 @@ TEST(GraphPlan, LayerByLayerKeepsEach) {
   expect_lines(plan(small(Norm::batch, relu, .5, Conv::gcn), "exact"), {data[0], data[1], norm, kBatchPair, kMask, drop, conv[0], conv[1]});
 }
 
+// Rows with bits of their own: 12 values are 16 bytes a bit, with a header and a share of 4 bytes each.
+TEST(GraphPlan, ActnnGivesEachRowItsBits) {
+  const SavedTensor input = {"convs.1", "input", {100, 12}, 2, 100 * (2 * 16 + 4 + 4), 4800};
+  const auto inputs = [](const char* method) {
+    Lines lines = plan(small(Norm::batch, Activation::relu), method);
+    std::erase_if(lines, [](const SavedTensor& s) { return s.kind != "input"; });
+    return lines;
+  };
+  expect_lines(inputs("actnn"), {input});
+  // 150·2 → 304 bytes, a header a row.
+  expect_lines(inputs("actnn,adaptive=no"), {{"convs.1", "input", {100, 12}, 2, 304 + 400, 4800}});
+  EXPECT_EQ(
+      error_of([] { plan(small(Norm::batch, Activation::relu), "actnn,levels=optimal"); }).rfind("[plan] bits by sample take even", 0), 0u);
+  EXPECT_EQ(error_of([] { plan_graph(small(Norm::batch, Activation::relu), (1 << 25) + 1, parse_method("actnn")); }),
+            "[plan] bits by sample take at most 2^25 samples (adaptive=no takes more), got 33554433");
+}
+
 TEST(GraphPlan, ProjectionKeepsInputsOnly) {
   const SavedTensor norm = {"norms.0", "norm", {100, 12}, 32, 4800, 4800}, input = {"convs.1", "input", {100, 12}, 32, 800, 4800};
   expect_lines(plan(small(Norm::batch, Activation::relu), "projection"), {norm, kBatchPair, kMask, kSeedOfNorm, input, kSeedOfConv});
@@ -175,7 +192,10 @@ TEST(GraphPlan, ArxivInWholeModels) {
   EXPECT_EQ(total_bytes(plan_graph(m.shape, m.nodes, parse_method("fp32"))), 19 * m.nodes * 128 * 2 + 2 * 2 * 128 * 4);
   // Two shared saves of 2 bits and 4 bytes a block of 256, which divides nodes × 128 up to a half: 84,672 headers. Codes end
   // on a multiple of 16, headers too; 128 channels of 16 bytes, a statistic of 4 a channel, a seed.
-  EXPECT_EQ(total_bytes(plan_graph(m.shape, m.nodes, parse_method("satchel"))), 2 * (m.nodes * 32 + 84672 * 4 + 128 * 16 + 128 * 4 + 8));
+  const int64_t plain = m.nodes * 32 + 84672 * 4 + 128 * 16 + 128 * 4 + 8;
+  EXPECT_EQ(total_bytes(plan_graph(m.shape, m.nodes, parse_method("satchel,off=mean"))), 2 * plain);
+  // The sampled plane: a key of 16 bytes, and for every eighth block a bit a value.
+  EXPECT_EQ(total_bytes(plan_graph(m.shape, m.nodes, parse_method("satchel"))), 2 * (plain + 16 + 84672 / 8 * 32));
   EXPECT_EQ((m.nodes * 128 + 255) / 256, 84672);
 }
 

@@ -15,6 +15,13 @@ using test::Outcome;
 
 Outcome plan(const std::string& arguments) { return test::run_tool("plan " + arguments); }
 
+ImageShape published() {
+  ImageShape shape;
+  shape.name = "resnet50";
+  shape.classes = 1000;
+  return shape;
+}
+
 TEST(PlanImage, PublishedFiguresStandBesideOurs) {
   const Outcome r = plan("--model resnet50 --batch 256");
   ASSERT_EQ(r.code, 0) << r.out;
@@ -39,7 +46,7 @@ TEST(PlanImage, JsonIsThePlan) {
     EXPECT_EQ(m["saved_bytes"], total_bytes(lines));
     ASSERT_EQ(m["tensors"].size(), lines.size());
     EXPECT_EQ(m["tensors"].back()["name"], lines.back().name);
-    EXPECT_EQ(m["memory"]["step_bytes"], memory_of(shape, {100, 32, 32}, method).total());
+    EXPECT_EQ(m["memory"]["step_bytes"], memory_of(shape, {100, 32, 32}, method).peak);
     int64_t parts = 0;
     for (const json& bytes : m["parts"]) parts += bytes.get<int64_t>();
     EXPECT_EQ(parts, total_bytes(lines)) << "a kind that stands in no part";
@@ -52,14 +59,13 @@ TEST(PlanImage, FitIsTheLargestBatch) {
   ASSERT_EQ(r.code, 0) << r.out;
   const json out = json::parse(r.out);
   EXPECT_EQ(out["budget_bytes"], 16000000000);
-  ImageShape shape;
-  shape.name = "resnet50";
-  shape.classes = 1000;
+  const ImageShape shape = published();
   for (const json& m : out["methods"]) {
     const Method method = parse_method(m["method"].get<std::string>());
     const int64_t batch = m["largest_batch"];
-    EXPECT_LE(memory_of(shape, {batch, 224, 224}, method).reserved(), 16000000000) << method.name;
-    EXPECT_GT(memory_of(shape, {batch + 1, 224, 224}, method).reserved(), 16000000000) << method.name;
+    EXPECT_TRUE(memory_of(shape, {batch, 224, 224}, method, 16000000000).fits) << method.name;
+    EXPECT_FALSE(memory_of(shape, {batch + 1, 224, 224}, method, 16000000000).fits) << method.name;
+    EXPECT_LE(m["memory"]["reserved_bytes"].get<int64_t>(), 16000000000) << method.name;
     EXPECT_EQ(m["capped"], false);
     EXPECT_EQ(m["memory"]["host_bytes"], 0);
   }
@@ -67,6 +73,18 @@ TEST(PlanImage, FitIsTheLargestBatch) {
   const Outcome none = plan("--model resnet50 --fit 1MB");
   EXPECT_EQ(none.code, 0);
   EXPECT_NE(none.out.find("none fits"), std::string::npos) << none.out;
+}
+
+TEST(PlanImage, AutocastIsPlanned) {
+  const json full = json::parse(plan("--model resnet50 --fit 16GB --method fp32,satchel --json -").out);
+  const json half = json::parse(plan("--model resnet50 --fit 16GB --amp bf16 --method fp32,satchel --json -").out);
+  EXPECT_EQ(half["model"]["amp"], "bf16");
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_GT(half["methods"][i]["largest_batch"].get<int64_t>(), full["methods"][i]["largest_batch"].get<int64_t>());
+  }
+  const json saved = json::parse(plan("--model resnet50 --amp bf16 --method fp32 --json -").out);
+  EXPECT_EQ(saved["methods"][0]["saved_bytes"], total_bytes(plan_image(published(), {256, 224, 224, true}, parse_method("fp32"))));
+  EXPECT_NE(plan("--model resnet50 --amp bf16").out.find("autocast to bf16"), std::string::npos);
 }
 
 TEST(PlanImage, ACappedBatchSaysSo) {
@@ -110,11 +128,14 @@ TEST(PlanImage, WrongUse) {
       {"--model resnet50 --image 65537", "[plan] images must be at most 65536 × 65536, got 65537 × 65537"},
       {"--model resnet50 --fit 1000000TB", "[plan] a budget must be 1 to 2^55 bytes, got 1000000000000000000"},
       {"--model resnet50 --small-stem --large-stem", "--small-stem"},
-      {"--model resnet50 --fit 16G", "[plan] size must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '16G'"},
+      {"--model resnet50 --fit 16G", "[plan] size must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 12000000000, got '16G'"},
+      {"--model resnet50 --fit 16", "write 16GB or 16GiB"},
+      {"--model resnet50 --amp bf17", "--amp"},
       {"--model resnet50 --fit -1GB", "[plan] size must be"},
       {"--model resnet50 --fit nan", "[plan] size must be"},
-      {"--model resnet50 --nodes 5", "[plan] an image model has no such size, got --nodes"},
-      {"--model sage --batch 5", "[plan] a graph model has no such size, got --batch"},
+      {"--model resnet50 --nodes 5", "[plan] resnet50 is an image model and takes no option of graph models, got --nodes"},
+      {"--model sage --batch 5", "[plan] sage is a graph model and takes no option of image models, got --batch"},
+      {"--model sage --amp bf16", "[plan] sage is a graph model and takes no option of image models, got --amp"},
       {"--model vgg16 --image 16", "[plan] images must be at least 32 × 32 for vgg16, got 16 × 16"},
       {"--table arxiv --model resnet50", "[plan] --table has its own sizes, got --model"}};
   for (const auto& [arguments, message] : wrong) {

@@ -1,0 +1,261 @@
+#include "satchel/plan/image_step.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <variant>
+
+#include "satchel/core/layout.h"
+#include "satchel/plan/sample_bits.h"
+
+namespace satchel {
+namespace {
+
+constexpr int64_t kWorkspace = int64_t{32} << 20;      // of cuBLAS on a GPU of compute capability 9
+constexpr int64_t kSampleStretch = int64_t{64} << 20;  // values decoded at a time by a convolution (autograd/input.cpp)
+constexpr int64_t kRowStretch = int64_t{12} << 20;     // … and by a linear layer or a norm of its own (autograd/shared.cpp)
+constexpr size_t kInFlight = 2;                        // saves on their way to or from host memory at once (autograd/swap.h)
+constexpr int64_t kLeastSwapped = 64 << 10;            // bytes; smaller ones stay on the device (autograd/swap.h)
+
+/// Lines of fp32 that are maps which torch holds, not memory of their own.
+bool is_map(const SavedTensor& line) { return line.kind == "input" || line.kind == "norm" || line.kind == "activation"; }
+
+/// Samples that a convolution decodes at a time, as InputSave::samples_at_a_time().
+int64_t samples_at_a_time(const ImageMap& map, int64_t images, int64_t most) {
+  const int64_t some = std::clamp<int64_t>(most / std::max<int64_t>(map.values(), 1), 1, images);
+  const int64_t even = ceil_div(images, ceil_div(images, some)), step = 8 / std::gcd<int64_t, int64_t>(map.height * map.width, 8);
+  return std::min(images, ceil_div(even, step) * step);
+}
+
+}  // namespace
+
+bool is_swapped(const Method& method, const SavedTensor& line) {
+  return method.swap && (line.kind == "input" || line.kind == "norm") && line.bits <= kMostMixed && line.bytes >= kLeastSwapped;
+}
+
+ImageSteps::ImageSteps(const ImageLayers& model, const BatchShape& batch, const Method& method, CachingAllocator& allocator,
+                       Tensor& workspace)
+    : model_(model),
+      batch_(batch),
+      method_(method),
+      allocator_(allocator),
+      workspace_(workspace),
+      width_(batch.half ? 2 : 4),
+      saves_(saves_by_layer(model, batch, method)),
+      last_(model.maps.size(), 0),
+      maps_(model.maps.size()),
+      kept_(model.layers.size()),
+      gradients_(model.maps.size()) {
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    for (const int read : model.layers[i].inputs) last_[static_cast<size_t>(read)] = i;
+    last_[static_cast<size_t>(model.layers[i].held)] = i;
+  }
+  for (int copy = 0; copy < 2; ++copy) {  // weights, momentum
+    for (const ImageLayer& layer : model.layers) {
+      if (layer.parameters > 0) standing_.push_back(take(4 * layer.parameters));
+    }
+  }
+  map(0) = take(4 * values(0));
+}
+
+void ImageSteps::run() {
+  weight_gradients_.clear();
+  for (size_t i = 0; i < model_.layers.size(); ++i) {
+    pack_deferred();
+    method_.plain ? forward_plain(i) : forward(i);
+    for (size_t m = 1; m + 1 < maps_.size(); ++m) {
+      if (last_[m] == i) maps_[m].reset();
+    }
+  }
+  loss();
+  for (size_t i = model_.layers.size(); i-- > 0;) {
+    fetch(i);
+    backward(i);
+    kept_[i].clear();
+    std::erase_if(swapped_, [i](const Swapped& s) { return s.layer == i; });
+  }
+}
+
+/// Saves of a layer that are no maps.
+void ImageSteps::keep(size_t i) {
+  for (const SavedTensor& line : saves_[i]) {
+    if (method_.plain && is_map(line)) continue;
+    Tensor memory = take(line.bytes);
+    if (!is_swapped(method_, line)) {
+      kept_[i].push_back(std::move(memory));
+      continue;
+    }
+    swapped_.push_back({i, line.bytes, std::move(memory)});
+    if (swapped_.size() > kInFlight) swapped_[swapped_.size() - kInFlight - 1].here.reset();
+  }
+}
+
+void ImageSteps::pack_deferred() {
+  if (!deferred_) return;
+  const Tensor normalised = take_map(model_.layers[deferred_->layer].output);
+  keep(deferred_->layer);
+  deferred_.reset();
+}
+
+void ImageSteps::forward(size_t i) {
+  using enum LayerKind;
+  const ImageLayer& layer = model_.layers[i];
+  const int in = layer.inputs[0], out = layer.output;
+  switch (layer.kind) {
+    case norm: return forward_norm(i);
+    case conv:
+    case linear: {
+      const Tensor cast = in == 0 && batch_.half ? take_map(0) : nullptr;
+      Tensor ranges = std::exchange(passed_ranges_, nullptr);
+      if (ranges == nullptr && has_sample_bits(method_, method_.input) && !saves_[i].empty()) ranges = take(range_bytes(in));
+      keep(i);
+      ranges.reset();
+      map(out) = take_map(out);
+      return;
+    }
+    case relu:
+      keep(i);
+      map(out) = take_map(out);
+      return;
+    default: map(out) = take_map(out); keep(i);
+  }
+}
+
+void ImageSteps::forward_norm(size_t i) {
+  const ImageLayer& layer = model_.layers[i];
+  const int in = layer.inputs[0], out = layer.output;
+  if (method_.shared && !layer.relu) {
+    map(out) = take_map(out);
+    deferred_ = Deferred{i, map(in)};
+    return;
+  }
+  // Which codes the fused passes serve; others make the normalised values first and a map of their own.
+  const bool fused = method_.shared ? method_.norm.side != Side::none : method_.norm.bits != kKeep;
+  const Tensor normalised = fused ? nullptr : take(4 * values(in));
+  const bool by_sample = has_sample_bits(method_, method_.norm);
+  Tensor ranges = by_sample ? take(range_bytes(in)) : nullptr;
+  keep(i);
+  map(out) = fused && layer.relu && last_[static_cast<size_t>(in)] == i ? std::exchange(map(in), nullptr) : take_map(out);
+  if (by_sample) passed_ranges_ = take(range_bytes(out));
+}
+
+/// torch's functions: each map that backward reads is held.
+void ImageSteps::forward_plain(size_t i) {
+  using enum LayerKind;
+  const ImageLayer& layer = model_.layers[i];
+  const int in = layer.inputs[0], out = layer.output;
+  const auto hold = [&](int held) { kept_[i].push_back(map(held)); };
+  const ImageMap &read = model_.maps[static_cast<size_t>(in)], &made = model_.maps[static_cast<size_t>(out)];
+  const bool averages = layer.kind == average_pool && !(made.row && made.channels == read.channels);  // to more than one value a map
+  if (in == 0) {
+    if (batch_.half) kept_[i].push_back(take_map(0));  // autocast's copy of the images
+  } else if (layer.kind == conv || layer.kind == linear || layer.kind == norm || layer.kind == max_pool || averages) {
+    hold(in);
+  }
+  map(out) = take_map(out);
+  keep(i);
+  if (layer.kind == norm && layer.relu) map(out) = take_map(out);
+  if (layer.relu) hold(out);
+}
+
+/// torch's cross entropy in float32.
+void ImageSteps::loss() {
+  const int last = static_cast<int>(maps_.size()) - 1;
+  if (workspace_ == nullptr) workspace_ = take(kWorkspace);
+  Tensor logits = batch_.half ? take(4 * values(last)) : map(last);
+  map(last).reset();
+  const Tensor probabilities = take(4 * values(last)), g = take(4 * values(last));
+  gradients_.back() = {take(4 * values(last))};
+}
+
+void ImageSteps::fetch(size_t i) {
+  const auto end = std::ranges::find(swapped_, i, &Swapped::layer);
+  if (end == swapped_.end()) return;
+  const auto ahead = std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(kInFlight), end - swapped_.begin());
+  for (auto s = end - ahead; s != swapped_.end(); ++s) {
+    if (s->here == nullptr) s->here = take(s->bytes);
+  }
+}
+
+/// Gradients of one map are added in the memory of the first, unless others hold that.
+void ImageSteps::pass_on(int to, Gradient g) {
+  if (to == 0) return;
+  Gradient& standing = gradients_[static_cast<size_t>(to)];
+  if (standing.memory == nullptr) {
+    standing = std::move(g);
+  } else if (!standing.is_own()) {
+    standing = {take_map(to)};
+  }
+}
+
+void ImageSteps::backward(size_t i) {
+  using enum LayerKind;
+  const ImageLayer& layer = model_.layers[i];
+  const int in = layer.inputs[0], out = layer.output;
+  Gradient g = std::exchange(gradients_[static_cast<size_t>(out)], {});
+  switch (layer.kind) {
+    case norm: return backward_norm(i, std::move(g));
+    case concat:
+      for (const int part : layer.inputs) pass_on(part, {g.memory, true});
+      return;
+    case conv:
+    case linear: {
+      const Tensor in_order = g.view ? take_map(out) : nullptr;
+      Tensor dx = in == 0 ? nullptr : take_map(in);
+      backward_weight(layer);
+      g = {};
+      return pass_on(in, {std::move(dx)});
+    }
+    case relu:
+      if (method_.shared) {
+        const Tensor on = take(values(out) / 8);
+        return pass_on(in, std::move(g));
+      }
+      break;
+    default: break;
+  }
+  // torch averages the gradient of maps in NCHW order: copies both ways.
+  const bool copies = !method_.plain && layer.kind == average_pool && !model_.maps[static_cast<size_t>(out)].row;
+  const Tensor planes = copies ? take_map(out) : nullptr, averaged = copies ? take_map(in) : nullptr;
+  Tensor dx = take_map(in);
+  g = {};
+  pass_on(in, {std::move(dx)});
+}
+
+void ImageSteps::backward_norm(size_t i, Gradient g) {
+  const ImageLayer& layer = model_.layers[i];
+  const int in = layer.inputs[0];
+  const bool adds = layer.inputs.size() > 1;
+  if (method_.plain && layer.relu) {
+    Tensor passed = take_map(in);
+    g = {std::move(passed)};
+  }
+  if (!method_.plain && !g.is_own()) g = {take_map(in)};
+  if (!method_.plain && method_.shared && !layer.relu) take(width_ * std::min(kRowStretch, values(in)));  // decoded
+  if (!method_.plain && !adds) return pass_on(in, std::move(g));
+  Tensor dx = take_map(in);
+  if (adds) pass_on(layer.inputs[1], std::exchange(g, {}));
+  g = {};
+  pass_on(in, {std::move(dx)});
+}
+
+/// A sum over stretches of samples; under autocast each part is of 2 bytes and the sum of 4.
+void ImageSteps::backward_weight(const ImageLayer& layer) {
+  Tensor sum;
+  if (method_.plain) {
+    sum = take(width_ * layer.parameters);
+  } else {
+    const ImageMap& in = model_.maps[static_cast<size_t>(layer.inputs[0])];
+    const bool whole = std::holds_alternative<RandomProjection>(method_.input.transform);
+    const int64_t most = layer.kind == LayerKind::conv ? kSampleStretch : kRowStretch;
+    const int64_t some = whole ? batch_.images : samples_at_a_time(in, batch_.images, most);
+    for (int64_t first = 0; first < batch_.images; first += some) {
+      const Tensor decoded = take(width_ * some * in.values());
+      Tensor part = take(width_ * layer.parameters);
+      if (sum == nullptr) sum = std::move(part);
+    }
+  }
+  weight_gradients_.push_back(width_ == 4 ? std::move(sum) : take(4 * layer.parameters));
+}
+
+}  // namespace satchel

@@ -1,0 +1,99 @@
+// The memory of an image model's training steps on a GPU, tensor by tensor, in the order in which the models, autograd and train rooms
+// take and give it back. Private to this room. No torch.
+//
+// e bytes a value: 4, or 2 under autocast. At a moment of a step there stand
+//   all the time   weights, momentum, the batch (4 bytes a value each), 32 MiB of cuBLAS once it has run
+//   forward        the saves so far, and each map from the layer that makes it to its last reader (a block's input: to the block's end).
+//                  A fused norm works in the memory of what it reads. A shared norm without a ReLU holds input, output and, when the next
+//                  layer makes it pack, its normalised values: three maps
+//   backward       the saves of the layers still to come, the weights' gradients so far, and the maps' gradients: what a layer reads, what
+//   it
+//                  makes, and what waits for other readers of the same map. A sum makes a second one; other fused norms work in place.
+//                  A convolution makes its input's gradient and then decodes that input, at most 64 Mi values in equal stretches of samples
+// Not counted: cuDNN's workspaces, and what bits that move between layers (actnn, mean=) change after the third step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "satchel/plan/caching_allocator.h"
+#include "satchel/plan/image_plan.h"
+
+namespace satchel {
+
+/// plan_image()'s lines, layer by layer.
+std::vector<std::vector<SavedTensor>> saves_by_layer(const ImageLayers& model, const BatchShape& batch, const Method& method);
+
+/// Does this line of the method wait in host memory?
+bool is_swapped(const Method& method, const SavedTensor& line);
+
+class ImageSteps {
+ public:
+  using Tensor = CachingAllocator::Tensor;
+
+  /// Takes weights, momentum and the batch. `workspace`: cuBLAS's, which the process keeps from its first product on.
+  ImageSteps(const ImageLayers& model, const BatchShape& batch, const Method& method, CachingAllocator& allocator, Tensor& workspace);
+
+  /// Forward, loss and backward. Weights' gradients stand until the next step begins.
+  void run();
+
+ private:
+  /// Of a map. `view`: a part of a larger one, which it keeps.
+  struct Gradient {
+    Tensor memory;
+    bool view = false;
+    bool is_own() const { return !view && memory.use_count() == 1; }
+  };
+
+  void forward(size_t i);
+  void forward_norm(size_t i);
+  void forward_plain(size_t i);
+  void pack_deferred();
+  void keep(size_t i);
+  void loss();
+  void backward(size_t i);
+  void backward_norm(size_t i, Gradient g);
+  void backward_weight(const ImageLayer& layer);
+  void fetch(size_t i);
+  void pass_on(int map, Gradient g);
+
+  Tensor take(int64_t bytes) { return allocator_.take(bytes); }
+  Tensor take_map(int map) { return take(bytes(map)); }
+  int64_t values(int map) const { return batch_.images * model_.maps[static_cast<size_t>(map)].values(); }
+  int64_t bytes(int map) const { return width_ * values(map); }
+  /// A range a block of 256 values, two floats.
+  int64_t range_bytes(int map) const { return values(map) / 32; }
+  Tensor& map(int i) { return maps_[static_cast<size_t>(i)]; }
+
+  const ImageLayers& model_;
+  const BatchShape batch_;
+  const Method& method_;
+  CachingAllocator& allocator_;
+  Tensor& workspace_;
+  const int64_t width_;  // e
+  const std::vector<std::vector<SavedTensor>> saves_;
+  std::vector<size_t> last_;  // of each map: the layer that reads or holds it last
+
+  /// A save that waits in host memory, or stands on the device on its way.
+  struct Swapped {
+    size_t layer;
+    int64_t bytes;
+    Tensor here;
+  };
+  /// A norm that packs when the next layer comes.
+  struct Deferred {
+    size_t layer;
+    Tensor x;
+  };
+  std::vector<Tensor> standing_, weight_gradients_, maps_;
+  std::vector<std::vector<Tensor>> kept_;  // by layer
+  std::vector<Swapped> swapped_;           // in the order of the forward pass
+  std::vector<Gradient> gradients_;        // by map
+  std::optional<Deferred> deferred_;
+  Tensor passed_ranges_;  // of a norm's output, for the convolution that packs it
+};
+
+}  // namespace satchel

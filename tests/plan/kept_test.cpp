@@ -1,0 +1,207 @@
+// Plans against real models: the report of a training step must have the plan's lines, and the allocator the plan's bytes.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "satchel/autograd/loss.h"
+#include "satchel/autograd/report.h"
+#include "satchel/models/graph_model.h"
+#include "satchel/models/image_model.h"
+#include "satchel/plan/image_plan.h"
+#include "satchel/plan/share_out.h"
+#include "satchel/train/memory.h"
+
+namespace satchel {
+namespace {
+
+using Lines = std::vector<SavedTensor>;
+
+std::string text_of(const SavedTensor& s) {
+  std::string text = s.name + ' ' + s.kind + ' ' + std::to_string(s.bits) + " bits " + std::to_string(s.bytes) + " bytes";
+  for (const int64_t size : s.shape) text += ' ' + std::to_string(size);
+  return text;
+}
+
+void expect_lines(const Lines& kept, const Lines& plan, const std::string& where) {
+  for (size_t i = 0; i < std::min(kept.size(), plan.size()); ++i) {
+    EXPECT_TRUE(kept[i] == plan[i]) << where << ": kept " << text_of(kept[i]) << ", planned " << text_of(plan[i]);
+    if (!(kept[i] == plan[i])) return;
+  }
+  EXPECT_EQ(kept.size(), plan.size()) << where;
+}
+
+constexpr int64_t kNodes = 61, kEdges = 300;
+
+Adjacency random_graph(Conv conv) {
+  at::manual_seed(5);
+  const Csr a = made_symmetric(csr_from_coo(at::randint(kNodes, {kEdges}), at::randint(kNodes, {kEdges}), kNodes, kNodes));
+  return conv == Conv::gcn ? gcn_adjacency(a) : mean_adjacency(a);
+}
+
+GraphInput features(int64_t width, bool sparse) {
+  if (!sparse) return {at::randn({kNodes, width})};
+  GraphInput input;
+  input.sparse = adjacency(csr_from_coo(at::randint(kNodes, {kEdges}), at::randint(width, {kEdges}), kNodes, width));
+  return input;
+}
+
+void expect_graph_plan(const GraphShape& shape, const std::string& name, bool sparse) {
+  const Method method = parse_method(name);
+  const Adjacency a = random_graph(shape.conv);
+  const GraphInput input = features(shape.features, sparse);
+  GraphModel model(GraphModelOptions{shape, method});
+  model(input, a);  // what is made once stands
+  const Lines plan = plan_graph(shape, kNodes, method, sparse);
+  const std::string where = name + (shape.conv == Conv::gcn ? " gcn" : " sage") + " layers " + std::to_string(shape.layers) + " width " +
+                            std::to_string(shape.features) + "/" + std::to_string(shape.hidden) + " norm " +
+                            std::to_string(static_cast<int>(shape.norm)) + " activation " +
+                            std::to_string(static_cast<int>(shape.activation)) + " dropout " + std::to_string(shape.dropout) +
+                            (sparse ? " sparse" : "");
+  const MemoryMeter meter(at::kCPU);
+  at::Tensor logits = model(input, a);
+  EXPECT_EQ(meter.allocated() - static_cast<int64_t>(logits.nbytes()), total_bytes(plan)) << where;
+  if (method.plain) return;
+  expect_lines(saved_tensors(logits), plan, where);
+  cross_entropy_(logits, at::randint(shape.classes, {kNodes}), at::arange(30)).backward();
+  EXPECT_TRUE(saved_tensors(logits).empty()) << where << ": backward lets go of all";
+}
+
+constexpr const char* kGraphMethods[] = {"fp32",
+                                         "satchel",
+                                         "satchel,bits=3",
+                                         "satchel,bits=3,side=both",
+                                         "satchel,side=none",
+                                         "satchel,residual=1",
+                                         "satchel,header=f32",
+                                         "satchel,bits=32",
+                                         "satchel,project=8",
+                                         "gact",
+                                         "bits=4,block=128",
+                                         "exact",
+                                         "blockwise",
+                                         "blockwise,block=2rows",
+                                         "projection",
+                                         "actnn",
+                                         "actnn,bits=3",
+                                         "actnn,bits=8,header=f32",
+                                         "actnn,block=16",
+                                         "actnn,adaptive=no",
+                                         "actnn,level=0",
+                                         "actnn,level=1",
+                                         "actnn,level=2"};
+
+TEST(KeptByGraphs, EveryMethodAndWidth) {
+  for (const char* method : kGraphMethods) {
+    expect_graph_plan({Conv::sage, 2, 1, 1, 5}, method, /*sparse=*/false);
+    expect_graph_plan({Conv::gcn, 3, 7, 13, 5}, method, /*sparse=*/false);
+    expect_graph_plan({Conv::sage, 3, 33, 130, 5}, method, /*sparse=*/false);
+    expect_graph_plan({Conv::gcn, 2, 300, 300, 5}, method, /*sparse=*/false);
+  }
+}
+
+TEST(KeptByGraphs, EveryNormActivationAndDropout) {
+  for (const char* method : {"fp32", "satchel", "satchel,side=none", "gact", "exact", "projection", "actnn", "actnn,level=1"}) {
+    for (const Norm norm : {Norm::none, Norm::batch, Norm::layer}) {
+      for (const Activation activation : {Activation::none, Activation::relu, Activation::leaky_relu, Activation::elu}) {
+        for (const double dropout : {0.0, 0.3}) {
+          GraphShape shape{Conv::sage, 2, 7, 13, 5, norm, activation};
+          shape.dropout = dropout;
+          expect_graph_plan(shape, method, /*sparse=*/false);
+        }
+      }
+    }
+  }
+}
+
+TEST(KeptByGraphs, SparseFeaturesAndOneLayer) {
+  for (const char* method : kGraphMethods) {
+    for (const Conv conv : {Conv::sage, Conv::gcn}) {
+      expect_graph_plan({conv, 2, 40, 12, 5}, method, /*sparse=*/true);
+      expect_graph_plan({conv, 1, 9, 12, 5}, method, /*sparse=*/false);
+    }
+  }
+}
+
+constexpr int64_t kImages = 3;
+
+void expect_image_plan(const std::string& name, const std::string& method, int64_t side, bool small_stem = true, double dropout = 0.25) {
+  ImageModelOptions o;
+  o.name = name;
+  o.classes = 7;
+  o.small_stem = small_stem;
+  o.width = 16;
+  o.dropout = dropout;
+  o.saving.method = parse_method(method);
+  if (shares_out(o.saving.method)) {  // as a run has it
+    const auto shares = std::make_shared<ShareOut>(ShareOutOptions{kImages});
+    std::vector<int64_t> samples(kImages);
+    std::iota(samples.begin(), samples.end(), 0);
+    shares->set_samples(samples);
+    o.saving.shares = shares;
+  }
+  const Lines plan = plan_image(shape_of(o), {kImages, side, side}, o.saving.method);
+  ImageModel model = make_image_model(o);
+  const at::Tensor x = at::randn({kImages, 3, side, side}).contiguous(at::MemoryFormat::ChannelsLast);
+  model->forward(x);  // what is made once stands
+  const std::string where = name + ' ' + method + " side " + std::to_string(side);
+  const MemoryMeter meter(at::kCPU);
+  const at::Tensor logits = model->forward(x);
+  const int64_t kept = meter.allocated() - static_cast<int64_t>(logits.nbytes());
+  if (o.saving.method.plain) {
+    EXPECT_EQ(kept, total_bytes(plan) - plan[0].bytes) << where << ": the images stood before";
+    return;
+  }
+  expect_lines(saved_tensors(logits), plan, where);
+  EXPECT_EQ(kept, total_bytes(plan)) << where;
+}
+
+constexpr const char* kImageMethods[] = {"fp32",
+                                         "satchel",
+                                         "satchel,bits=3,residual=1",
+                                         "satchel,side=both",
+                                         "satchel,side=none",
+                                         "satchel,bits=32",
+                                         "satchel,mean=2.5",
+                                         "satchel,project=8",
+                                         "gact",
+                                         "bits=4,block=128",
+                                         "exact",
+                                         "blockwise",
+                                         "projection",
+                                         "division",
+                                         "division,lowpass=4",
+                                         "division,part=low",
+                                         "division,part=high",
+                                         "actnn",
+                                         "actnn,bits=3,header=f32",
+                                         "actnn,block=64",
+                                         "actnn,adaptive=no",
+                                         "actnn,level=0",
+                                         "actnn,level=1",
+                                         "actnn,level=2",
+                                         "actnn,level=4"};
+
+TEST(KeptByImages, EveryMethodOnAResNet) {
+  for (const char* method : kImageMethods) expect_image_plan("resnet18", method, 12);
+}
+
+TEST(KeptByImages, EveryMethodOnAVggWithoutNorms) {
+  for (const char* method : kImageMethods) expect_image_plan("vgg16", method, 32);
+}
+
+TEST(KeptByImages, OtherModelsAndOddSizes) {
+  for (const char* method : {"fp32", "satchel", "gact", "exact", "actnn"}) {
+    expect_image_plan("resnet50", method, 21, false);
+    expect_image_plan("vgg16_bn", method, 35);
+  }
+  for (const char* method : {"satchel", "actnn"}) expect_image_plan("densenet121", method, 29, false, 0);
+}
+
+}  // namespace
+}  // namespace satchel
