@@ -1,6 +1,8 @@
 #include "satchel/autograd/activation.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/elu.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/native_dropout.h>
 #include <ATen/ops/ones.h>
@@ -102,13 +104,21 @@ std::optional<SharedSave> dropped(const at::Tensor& x, const at::Tensor& seed, d
   return save;
 }
 
-at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& out, const NormCall& call, double p, const at::Tensor& seed) {
+/// torch's dropout from a seed of ours: on the CPU its own function draws from a generator that all threads share.
+at::Tensor plain_dropout(const at::Tensor& x, double p) {
+  if (!x.is_cpu() || x.numel() == 0) return std::get<0>(at::native_dropout(x, p, /*train=*/true));
+  const auto seed = static_cast<uint64_t>(fresh_seed(at::kCPU).item<int64_t>());
+  const at::Tensor kept = at::empty(x.sizes(), x.options().dtype(at::kBool)).bernoulli_(1 - p, at::detail::createCPUGenerator(seed));
+  return x.mul(kept).mul_(1 / (1 - p));
+}
+
+at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& values, const NormCall& call, double p, const at::Tensor& seed) {
   const Method& method = call.saving.method;
   const auto node = make_node<DropoutNode>(call.saving.name, x);
   node->axes = call.axes;
   node->width = call.width;
   node->p = p;
-  attach(out, node);
+  const at::Tensor out = attach(values, node);
   if (method.keeps_dropout) {
     const at::Tensor ones = at::ones({x.numel() / std::max<int64_t>(call.width, 1), call.width}, x.options());
     node->mask = pack_mask(apply_chain(ones, {}, {}, {}, seed, {p, 1}));
@@ -150,7 +160,7 @@ at::Tensor elu(const at::Tensor& x, double alpha, const Saving& saving) {
 at::Tensor dropout(const at::Tensor& x, double p, bool training, const Saving& saving) {
   check_dropout(p, "dropout");
   if (!training || p == 0) return x;
-  if (saving.method.plain) return std::get<0>(at::native_dropout(x, p, /*train=*/true));
+  if (saving.method.plain) return plain_dropout(x, p);
   check_float(x, "dropout");
   const NoAutocast no_autocast;
   const at::Tensor seed = fresh_seed(x.device());

@@ -27,6 +27,21 @@ struct Geometry {
 
   at::Tensor in(const at::Tensor& t) const { return line ? t.unsqueeze(2) : t; }
   at::Tensor out(const at::Tensor& t) const { return line ? t.squeeze(2) : t; }
+
+  /// Does a kernel of 1×1 step over places? torch's oneDNN crashes at, or gets wrong, the gradients of such weights with few channels in
+  /// channels_last order (upstream issue 6035): they are made of the places that are read, without a stride.
+  bool skips(at::IntArrayRef kernel) const {
+    const auto all = [](at::IntArrayRef numbers, int64_t n) { return std::ranges::all_of(numbers, [n](int64_t i) { return i == n; }); };
+    return !transposed && all(kernel.slice(2), 1) && all(padding, 0) && !all(stride, 1);
+  }
+  /// Every stride-th place of a map.
+  at::Tensor places(at::Tensor x) const {
+    for (size_t d = 0; d < stride.size(); ++d) {
+      const auto at = static_cast<int64_t>(d) + 2;
+      x = x.slice(at, 0, x.size(at), stride[d]);
+    }
+    return x;
+  }
 };
 
 /// One number for each spatial dimension.
@@ -70,9 +85,25 @@ void check_conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   if (weight.device() != x.device()) fail(kOp, "weight must be on " + x.device().str(), weight.device());
 }
 
+/// Throws where the kernel is larger than the padded map. Sizes as they are convolved.
+void check_reach(at::IntArrayRef x, at::IntArrayRef weight, const Geometry& g) {
+  for (size_t d = 0; d < g.stride.size() && !g.transposed; ++d) {
+    const int64_t least = g.dilation[d] * (weight[d + 2] - 1) + 1 - 2 * g.padding[d];
+    if (x[d + 2] >= least) continue;
+    fail(kOp, "input must be at least " + std::to_string(least) + " long in spatial dimension " + std::to_string(d - (g.line ? 1 : 0)),
+         x[d + 2]);
+  }
+}
+
 at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Geometry& g) {
   return at::convolution(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, g.stride, g.padding, g.dilation, g.transposed,
                          g.output_padding, g.groups);
+}
+
+/// Would torch's own gradient of the weight be wrong (Geometry::skips)?
+bool torch_miscounts(const at::Tensor& x, const at::Tensor& weight, at::ScalarType type, const Geometry& g) {
+  const auto last = [](const at::Tensor& t) { return t.suggest_memory_format() != at::MemoryFormat::Contiguous; };
+  return x.is_cpu() && type != at::kDouble && g.skips(g.in(weight).sizes()) && (last(x) || last(weight));
 }
 
 class ConvNode : public SavingNode {
@@ -133,11 +164,14 @@ class ConvNode : public SavingNode {
   at::Tensor weight_gradient(const at::Tensor& g, const at::Tensor& given) const {
     input.gradient_seen(given);
     const at::Tensor w = sizes_only(weight_sizes, g.options());
+    const bool skips = g.is_cpu() && geometry.skips(weight_sizes);
+    const std::vector<int64_t> stride = skips ? std::vector<int64_t>(geometry.stride.size(), 1) : geometry.stride;
     at::Tensor sum;
-    input.for_samples(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& x) {
-      const at::Tensor part = std::get<1>(
-          at::convolution_backward(g.narrow(0, first, last - first), geometry.in(x), w, std::nullopt, geometry.stride, geometry.padding,
-                                   geometry.dilation, geometry.transposed, geometry.output_padding, geometry.groups, {false, true, false}));
+    input.for_samples(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& some) {
+      const at::Tensor x = skips ? in_channels_last(geometry.places(geometry.in(some))) : geometry.in(some);
+      const at::Tensor part = std::get<1>(at::convolution_backward(g.narrow(0, first, last - first), x, w, std::nullopt, stride,
+                                                                   geometry.padding, geometry.dilation, geometry.transposed,
+                                                                   geometry.output_padding, geometry.groups, {false, true, false}));
       sum = sum.defined() ? sum.to(at::kFloat).add_(part) : part;
     });
     if (!sum.defined()) sum = at::zeros(weight_sizes, g.options());  // no samples
@@ -153,10 +187,12 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   if (x.dim() + 1 == weight.dim()) return conv(x.unsqueeze(0), weight, bias, options, saving).squeeze(0);
   check_conv(x, weight, bias, options);
   const Geometry geometry = geometry_of(options, static_cast<size_t>(x.dim()) - 2);
+  check_reach(geometry.in(x).sizes(), geometry.in(weight).sizes(), geometry);
   const at::ScalarType type = layer_type(x);
   const NoAutocast guard;
   const auto as_type = [&](const at::Tensor& t) { return t.defined() ? t.to(type) : t; };
-  if (saving.method.plain) {
+  const bool routed = torch_miscounts(x, weight, type, geometry) && records(weight);
+  if (saving.method.plain && !routed) {
     return geometry.out(convolve(geometry.in(as_type(x)), geometry.in(as_type(weight)), as_type(bias), geometry));
   }
   check_float(x, kOp);
@@ -175,7 +211,9 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   if (bias.defined()) node->bias_type = bias.scalar_type();
   const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
   const double reach = static_cast<double>(taps) / static_cast<double>(options.groups);
-  if (weight.requires_grad()) node->input = InputSave(x, saving, {Reads::samples, values, reach});
+  if (weight.requires_grad()) {
+    node->input = saving.method.plain ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, reach});
+  }
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
   return attach(run(), node);
 }

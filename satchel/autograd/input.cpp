@@ -42,11 +42,13 @@ struct LiveInput {
   at::ScalarType type;  // packed in
   std::optional<c10::Stream> stream;
   CodecSpec spec;
+  std::shared_ptr<const StepClock> clock;  // of the run that packed it
+  uint64_t era;                            // … and its step
   std::weak_ptr<const OwnInput> own;
 
   bool operator==(const LiveInput& o) const {
     return address == o.address && data == o.data && version == o.version && type == o.type && stream == o.stream && sizes == o.sizes &&
-           strides == o.strides && spec == o.spec;
+           strides == o.strides && spec == o.spec && clock == o.clock && era == o.era;
   }
 };
 
@@ -60,14 +62,18 @@ LiveInput key_of(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec
           type,
           current_stream(x),
           spec,
+          step_clock(),
+          step_clock()->era(),
           {}};
 }
 
-/// The packed bytes of x: those of an earlier layer that read the same x in this thread and stream, or new ones.
+/// The packed bytes of x: those of an earlier layer that read the same x in this thread, stream and step, or new ones. A code is handed on
+/// until the next backward begins: from then on the same noise would come again, however long somebody holds the graph.
 std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const Saving& saving) {
   thread_local std::vector<LiveInput> live;
   const Method& method = saving.method;
-  std::erase_if(live, [](const LiveInput& input) { return input.own.expired() || input.tensor.expired(); });
+  std::erase_if(live,
+                [](const LiveInput& input) { return input.own.expired() || input.tensor.expired() || input.era != input.clock->era(); });
   const auto make = [&] {
     auto own = std::make_shared<OwnInput>(OwnInput{{}, {}, saving.name, values.sizes().vec(), x.is_cuda(), {}});
     if (method.adaptive) {
@@ -78,24 +84,34 @@ std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor&
     return own;
   };
   if (x.is_inference()) return make();
-  LiveInput key = key_of(x, values.scalar_type(), method.input);
-  const auto found = std::find(live.begin(), live.end(), key);
+  const LiveInput wanted = key_of(x, values.scalar_type(), method.input);
+  const auto found = std::find(live.begin(), live.end(), wanted);
   if (found != live.end()) {
     if (auto own = found->own.lock(); own && own->adaptive.defined() == method.adaptive) return own;
   }
   const auto own = make();
+  LiveInput key = key_of(x, values.scalar_type(), method.input);  // its seed may have been the first of a run
   key.own = own;
   live.push_back(std::move(key));
   return own;
 }
 
+/// Has a save as many bits as the reader's own method would give one of this kind? A maker may have been told fewer.
+bool has_bits_for(const CodecSpec& code, double slope, const Method& reader) {
+  const bool relu = code.side == Side::relu || slope == 0;
+  const Activation activation = relu ? Activation::relu : code.side == Side::both ? Activation::leaky_relu : Activation::none;
+  const Norm norm = code.side == Side::relu ? Norm::none : Norm::batch;
+  return code.bits >= shared_spec(reader, norm, activation, 1, 0).bits;
+}
+
 /// The shared save of x, where the layer can read it that way.
-std::shared_ptr<const SharedSave> shared_input(const at::Tensor& x, Reads reads) {
+std::shared_ptr<const SharedSave> shared_input(const at::Tensor& x, Reads reads, const Method& method) {
   auto found = readable_save_of(x);
   if (found == nullptr && reads == Reads::samples && made_on_current_stream(x)) {
-    if (auto* late = dynamic_cast<LateSharingNode*>(x.grad_fn().get())) found = late->kept_promise(x);
+    auto* late = dynamic_cast<LateSharingNode*>(x.grad_fn().get());
+    if (late != nullptr && late->promised() && has_bits_for(*late->promised(), 0, method)) found = late->kept_promise(x);
   }
-  if (found == nullptr) return nullptr;
+  if (found == nullptr || !has_bits_for(found->code.spec, found->chain.slope, method)) return nullptr;
   const bool same_rows = found->sizes.empty() && found->channels() == x.size(-1) && found->rows() * x.size(-1) == x.numel();
   const bool fits = reads == Reads::rows ? same_rows : at::IntArrayRef(found->sizes) == x.sizes();
   return fits ? found : nullptr;
@@ -117,7 +133,7 @@ int64_t values_of(at::IntArrayRef sizes, size_t from) {
 }  // namespace
 
 InputSave::InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options) {
-  if (saving.method.shared) shared_ = shared_input(x, options.reads);
+  if (saving.method.shared) shared_ = shared_input(x, options.reads, saving.method);
   reach_ = options.reach;
   if (shared_ != nullptr) return;
   own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving);
@@ -230,8 +246,10 @@ void LateSharingNode::promise(const CodecSpec& spec, const at::Tensor& out) {
   promised_version_ = out._version();
 }
 
+bool LateSharingNode::promises(const at::Tensor& x) const { return promised_ && x._version() == promised_version_; }
+
 std::shared_ptr<const SharedSave> LateSharingNode::kept_promise(const at::Tensor& x) {
-  if (!promised_ || x._version() != promised_version_ || x.numel() == 0) return nullptr;
+  if (!promises(x) || x.numel() == 0) return nullptr;
   SharedSave save;
   save.code = pack(rows_of_map(x.detach()), *promised_, fresh_seed(x.device()));
   save.sizes = x.sizes().vec();

@@ -90,6 +90,8 @@ class LateSharingNode : public SharingNode {
   /// The save of the node's output x; null where x was changed or nothing promised.
   std::shared_ptr<const SharedSave> kept_promise(const at::Tensor& x);
   const std::optional<CodecSpec>& promised() const { return promised_; }
+  /// … and is x, the node's output, still what was promised?
+  bool promises(const at::Tensor& x) const;
 
  private:
   std::optional<CodecSpec> promised_;

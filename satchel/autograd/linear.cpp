@@ -5,10 +5,12 @@
 #include <ATen/ops/matmul.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/split_product.h"
 
@@ -26,6 +28,18 @@ at::Tensor rows_times(const at::Tensor& x, const at::Tensor& factor, const at::T
   at::Tensor to = out.view({rows, factor.size(1)});
   RowProduct({factor}, bias, rows).write(to, {x.reshape({rows, depth})});
   return out;
+}
+
+void check_sizes(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  constexpr const char* op = "linear";
+  if (weight.dim() != 2) fail(op, "weight must have 2 dimensions, outputs × features", weight.sizes());
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0))) {
+    fail(op, "bias must be a line of " + std::to_string(weight.size(0)), bias.sizes());
+  }
+  if (x.dim() == 0 || x.size(-1) != weight.size(1)) {
+    fail(op, "x must have " + std::to_string(weight.size(1)) + " features in its last dimension", x.sizes());
+  }
+  if (weight.device() != x.device()) fail(op, "x must be on the weight's device, " + weight.device().str(), x.device());
 }
 
 class LinearNode : public SavingNode {
@@ -71,6 +85,7 @@ class LinearNode : public SavingNode {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
   check_tensor(x, "linear");
   check_tensor(weight, "linear");
+  check_sizes(x, weight, bias);
   if (x.dim() == 1) return linear(x.unsqueeze(0), weight, bias, saving).squeeze(0);
   const at::ScalarType type = layer_type(x);
   const NoAutocast guard;

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <mutex>
 
@@ -32,8 +33,7 @@ void reader_has_come() { waiting.taken = true; }
 
 void settle_waiting_norm() {
   const std::shared_ptr<SavingNode> norm = waiting.norm.lock();
-  // Taken, and held by this name and by its output alone: no gradient will come unless somebody reads that once more.
-  if (norm == nullptr || (waiting.taken && norm.use_count() <= 2)) return;
+  if (norm == nullptr || (waiting.taken && norm->may_wait_on())) return;
   waiting = {};
   norm->settle();
 }
@@ -43,9 +43,10 @@ void check_no_autocast(const at::Tensor& x, const char* op) {
 }
 
 std::vector<SavedTensor> SavingNode::saved() {
+  const std::shared_ptr<Node> self = shared_from_this();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (released_) return {};
-  pack_now();
+  if (!may_wait_on()) pack_now();
   return lines();
 }
 
@@ -56,6 +57,7 @@ void SavingNode::settle() {
 
 variable_list SavingNode::apply(variable_list&& gradients) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  clock_->backward_begins(torch::autograd::get_current_graph_task_id());
   if (released_) fail(op_, "backward through the same graph twice needs retain_graph = true");
   if (at::GradMode::is_enabled()) fail(op_, "gradients of gradients are not offered: create_graph must be false");
   at::Tensor gradient = std::move(gradients.at(0));

@@ -22,12 +22,15 @@ using torch::autograd::variable_list;
 
 class SavingNode : public torch::autograd::Node {
  public:
-  SavingNode(const char* op, std::string layer) : op_(op), layer_(std::move(layer)) {}
+  SavingNode(const char* op, std::string layer) : op_(op), layer_(std::move(layer)), clock_(step_clock()) {}
 
-  /// What it keeps now, a line each; nothing once backward has released it. What still waits for its reader is packed first.
+  /// What it keeps now, a line each; nothing once backward has released it. What still waits for its reader is packed first, unless that
+  /// reader has come.
   std::vector<SavedTensor> saved();
-  /// Packs what still waits for its reader.
+  /// Packs what still waits for its reader. The caller holds one pointer to the node.
   void settle();
+  /// A reader has taken over: may the node wait on, since nobody else has read its output so far? The caller holds one pointer to the node.
+  virtual bool may_wait_on() const { return false; }
   std::string name() const override { return std::string("Satchel<") + op_ + ">"; }
 
  protected:
@@ -36,7 +39,7 @@ class SavingNode : public torch::autograd::Node {
   virtual variable_list back(at::Tensor gradient) = 0;
   /// Lets go of everything that was kept.
   virtual void release() = 0;
-  /// Packs what waits, if anything does.
+  /// Packs what waits, if anything does. The caller holds one pointer to the node.
   virtual void pack_now() {}
 
   const char* op() const { return op_; }
@@ -52,6 +55,7 @@ class SavingNode : public torch::autograd::Node {
 
   const char* op_;
   std::string layer_;
+  std::shared_ptr<StepClock> clock_;  // of the thread that recorded it
   bool last_use_ = false, released_ = false;
 };
 
@@ -84,8 +88,10 @@ std::shared_ptr<NodeType> make_node(const std::string& layer, const Tensors&... 
   return node;
 }
 
-/// `out`, a fresh tensor without a history, as the node's output.
+/// `out`, a fresh tensor without a history, as the node's output: the tensor that comes back. A view of memory that nobody else has
+/// becomes a tensor of its own, or autograd would refuse changes in place, and forget the node after some.
 inline at::Tensor attach(at::Tensor out, const std::shared_ptr<torch::autograd::Node>& node) {
+  if (out.is_view()) out = out.variable_data();
   torch::autograd::set_history(out, node);
   return out;
 }

@@ -75,6 +75,8 @@ at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights
   const at::Tensor x = given.to(precise_type(given));
   if (x.dim() != 2 && !is_map(x)) fail(op, "x must be rows × channels or a map N×C×…", std::to_string(x.dim()) + " dimensions");
   const int64_t channels = x.size(1);
+  check_channels(x, weights.gamma, "gamma", op);
+  check_channels(x, weights.beta, "beta", op);
   if (groups < 1 || channels % groups != 0) fail(op, "channels must be a multiple of groups, which must be 1 or more", groups);
   check_weight(x, weights.gamma, channels, "gamma", op);
   check_weight(x, weights.beta, channels, "beta", op);

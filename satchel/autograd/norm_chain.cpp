@@ -61,8 +61,8 @@ at::Tensor norm_chain(const at::Tensor& x, const NormWeights& w, const NormActOp
   NormBlockSeeds seeds;
   seeds.code = fresh_seed(x.device());
   if (options.dropout > 0) seeds.dropout = fresh_seed(x.device());
-  NormBlockResult result = norm_block_encode(rows, moments, w.gamma.detach(), w.beta.detach(), norm_spec(saving.method, x.size(1), 0), seeds,
-                                             options.dropout, saving.method.keeps_dropout, same_memory ? into : at::Tensor());
+  NormBlockResult result = norm_block_encode(rows, moments, w.gamma.detach(), w.beta.detach(), norm_spec(saving.method, x.size(1), 0),
+                                             seeds, options.dropout, saving.method.keeps_dropout, same_memory ? into : at::Tensor());
   node->save = std::move(result.save);
   node->weight = SavedVariable(w.gamma, /*is_output=*/false);
   return attach(result.z, node);

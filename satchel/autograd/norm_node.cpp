@@ -7,6 +7,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <mutex>
@@ -61,7 +62,7 @@ namespace {
 
 constexpr const char* kChanged = "x must not be changed in place while a norm reads it";
 
-/// Keeps the normalised values, or, layer by layer, x itself of rows; maps by samples, as the published methods block them.
+/// Keeps the normalised values, or x itself where a method publishes that; layer by layer maps by samples, as the papers block them.
 class NormNode : public SharingNode {
  public:
   explicit NormNode(const std::string& layer) : SharingNode("norm", layer) {}
@@ -79,6 +80,7 @@ class NormNode : public SharingNode {
 
   std::vector<SavedTensor> lines() const override;
   std::shared_ptr<const SharedSave> shared() override;
+  bool may_wait_on() const override { return being_taken || (taker_save != nullptr && output_lives() && !is_read_by_others()); }
 
   /// Shared methods: nothing is packed until settle(), and what is may stand for `out` as well.
   void wait(NormCall call, const at::Tensor& out) {
@@ -90,7 +92,23 @@ class NormNode : public SharingNode {
     shares = axes.span > 0 || out.size(-1) == width;
     share_bits = call.saving.method.norm.bits;
     waiting = std::move(call);
+    output.emplace(out.getIntrusivePtr());
+    output_changes = torch::autograd::impl::version_counter(out);
     stands_for(out);
+  }
+  /// Its output is about to go, edge and all. Where only the taker reads the norm then, nobody needs the input any more.
+  void output_goes() {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);  // who holds it looks for itself
+    if (!lock.owns_lock() || taker_save == nullptr || output_changes.current_version() != output_version()) return;
+    const long known = 2 + (taker.expired() ? 0 : 1);  // the output's pointer, the caller's, the taker's
+    if (weak_from_this().use_count() <= known) waiting.reset();
+  }
+  /// From here on `save` serves for the gradient that the taker hands on: nothing else needs values of the norm.
+  void taken_by(const std::shared_ptr<SharingNode>& node, std::shared_ptr<const SharedSave> save) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    being_taken = false;
+    taker = node;
+    taker_save = std::move(save);
   }
   /// What it was called with, and the seed: if it packs after all, it draws another.
   std::optional<NormCall> call() {
@@ -100,6 +118,7 @@ class NormNode : public SharingNode {
     if (!unchanged) return std::nullopt;
     NormCall given = *waiting;
     waiting->seed.reset();
+    being_taken = true;
     return given;
   }
 
@@ -113,16 +132,44 @@ class NormNode : public SharingNode {
     return rows_of_map(adaptive.defined() ? adaptive.samples(first, last) : unpack_samples(packed, first, last));
   }
   std::shared_ptr<const SharedSave> made_shared() const;
+  /// Does the output stand, and is it still this node's?
+  bool output_lives() const {
+    const auto strong = output ? output->lock() : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>();
+    return strong && at::Tensor(strong).grad_fn().get() == this;
+  }
+  /// Do edges lead here beside the taker's? The caller holds one pointer to this node.
+  bool is_read_by_others() const { return weak_from_this().use_count() > 1 + (output_lives() ? 1 : 0) + (taker.expired() ? 0 : 1); }
 
   std::optional<NormCall> waiting;  // not packed yet
-  at::Tensor gamma, beta;           // what a reader of the output rebuilds it with; undefined: 1 and 0
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> output;
+  c10::VariableVersion output_changes;
+  bool being_taken = false;                           // an activation has asked for the call, and makes its node
+  std::weak_ptr<SharingNode> taker;                   // of the norm, where an activation took it over
+  std::shared_ptr<const SharedSave> taker_save = {};  // … and what it keeps for both
+  at::Tensor gamma, beta;                             // what a reader of the output rebuilds it with; undefined: 1 and 0
   uint32_t x_version = 0, gamma_version = 0, beta_version = 0;
   bool shares = false;
   int share_bits = 0;  // a norm's own (`residual`) may be too few for a layer's weights
 };
 
+/// Lives as long as a norm's output: a slot that torch reads of leaves alone, for hooks after their gradients are added up.
+class OutputEnd : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit OutputEnd(std::weak_ptr<NormNode> norm) : norm_(std::move(norm)) {}
+  ~OutputEnd() override {
+    if (const auto norm = norm_.lock()) norm->output_goes();
+  }
+  OutputEnd(const OutputEnd&) = delete;
+  OutputEnd& operator=(const OutputEnd&) = delete;
+  void operator()(const at::Tensor&) override {}
+
+ private:
+  std::weak_ptr<NormNode> norm_;
+};
+
 std::vector<SavedTensor> NormNode::lines() const {
   std::vector<SavedTensor> kept;
+  if (taker_save != nullptr && !packed.bytes.defined()) return kept;  // the statistics are the taker's lines
   if (shared_ != nullptr) {
     report(*shared_, layer(), kept);
   } else if (packed.bytes.defined()) {
@@ -132,7 +179,7 @@ std::vector<SavedTensor> NormNode::lines() const {
   std::vector<int64_t> shape{rstd.numel()};
   if (mean.defined()) shape.insert(shape.begin(), 2);
   const int64_t bytes = static_cast<int64_t>(rstd.nbytes()) * (mean.defined() ? 2 : 1);
-  kept.push_back({layer(), "statistics", std::move(shape), 32, bytes, bytes});
+  if (taker_save == nullptr) kept.push_back({layer(), "statistics", std::move(shape), 32, bytes, bytes});
   if (on.defined()) {
     int64_t count = 1;
     for (const int64_t size : sizes) count *= size;
@@ -143,6 +190,7 @@ std::vector<SavedTensor> NormNode::lines() const {
 
 void NormNode::pack_now() {
   if (!waiting) return;
+  if (taker_save != nullptr && !output_lives() && !is_read_by_others()) return waiting.reset();  // no gradient but the taker's can come
   const NormCall call = std::move(*waiting);
   waiting.reset();
   if (!reads_values) return;
@@ -151,7 +199,7 @@ void NormNode::pack_now() {
   const NoAutocast no_autocast;
   const c10::OptionalStreamGuard own_stream(stream());  // whoever asks: there x stands, and there backward reads
   const at::Tensor rows = rows_of(call);
-  const CodecSpec spec = norm_spec(call.saving.method, call.width);
+  const CodecSpec spec = norm_spec(call.saving.method, call.width, call.count());
   const at::Tensor seed = call.seed.defined() ? call.seed : fresh_seed(call.x.device());
   if (rows.is_cuda() && call.by_map() && axes.by_channel()) {  // one pass
     const Affine plain = folded(call.known, {}, {});
@@ -163,7 +211,7 @@ void NormNode::pack_now() {
 
 std::shared_ptr<const SharedSave> NormNode::made_shared() const {
   const auto unchanged = [](const at::Tensor& t, uint32_t version) { return !t.defined() || t._version() == version; };
-  if (!packed.bytes.defined() || packed.spec.bits != share_bits || !unchanged(gamma, gamma_version) || !unchanged(beta, beta_version))
+  if (!packed.bytes.defined() || packed.spec.bits < share_bits || !unchanged(gamma, gamma_version) || !unchanged(beta, beta_version))
     return nullptr;
   SharedSave save;
   save.code = packed;
@@ -188,7 +236,9 @@ std::shared_ptr<const SharedSave> NormNode::shared() {
 variable_list NormNode::back(at::Tensor g) {
   const at::Tensor gradient = gradient_rows(std::move(g), axes, width);
   if (on.defined()) chain_gradient_(gradient, on, {}, {0, slope});
-  const at::Tensor scale = weight ? weight->unpack().detach() : at::Tensor();
+  const bool from_taker = !waiting && !packed.bytes.defined() && taker_save != nullptr && reads_values;
+  at::Tensor scale;  // of the forward pass: the taker allows γ to change
+  if (weight && !from_taker) scale = weight->unpack().detach();
   const auto result = [&](const NormGradients& sums) {
     return variable_list{needs(0) ? in_sizes(gradient, sizes, axes) : at::Tensor(), sums.gamma, sums.beta};
   };
@@ -200,7 +250,11 @@ variable_list NormNode::back(at::Tensor g) {
   NormBack back{axes, training, scale, rstd, {}, mean};
   std::optional<SharedRows> rows;
   SharedSave save;
-  if (waiting) {
+  if (from_taker) {
+    rows.emplace(*taker_save);
+    back.gamma = rows->gamma();
+    back.values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows->values(first, last, type); };
+  } else if (waiting) {
     if (waiting->x._version() != x_version) fail(op(), kChanged, "a change");
     const at::Tensor x = rows_of(*waiting);
     back.mean = waiting->known.mean;
@@ -223,6 +277,7 @@ void NormNode::release() {
   packed = {};
   adaptive.release();
   shared_.reset();
+  taker_save.reset();
   for (at::Tensor* t : {&mean, &rstd, &gamma, &beta, &on}) t->reset();
   weight.reset();
 }
@@ -253,14 +308,14 @@ void prepare(NormCall& call, const at::Tensor& rows, bool reads_values) {
   if (reads_values) call.seed = fresh_seed(call.x.device());
 }
 
-/// Layer by layer: x of rows, as EXACT publishes it; of maps the normalised values where they are coded, as norm_map() does.
+/// Layer by layer: the normalised values where they are coded, of maps as norm_map() does; else x itself.
 void keep_input(NormNode& node, const NormCall& call, const at::Tensor& rows) {
   const Method& method = call.saving.method;
-  const CodecSpec spec = norm_spec(method, call.width);
-  const bool coded = call.by_map() && codes_normalised(spec);
+  const CodecSpec spec = norm_spec(method, call.width, 0);
+  const bool coded = call.by_map() ? codes_normalised(spec) : codes_normalised_rows(method);
   if (!coded) node.mean = call.known.mean;
   if (!call.by_map()) {
-    node.packed = pack(rows, spec, call.seed);
+    node.packed = pack(coded ? normalised(rows, call.known, call.axes) : rows, spec, call.seed);
     return;
   }
   const at::Tensor map = in_sizes(coded ? normalised(rows, call.known, call.axes) : rows, call.x.sizes(), call.axes);
@@ -287,6 +342,12 @@ at::Tensor output_of(const NormCall& call, const at::Tensor& rows) {
 
 }  // namespace
 
+int64_t NormCall::count() const {
+  if (!x.requires_grad() || (axes.by_channel() && !options.training)) return 0;
+  if (axes.groups > 0) return axes.span * width / axes.groups;
+  return axes.by_channel() ? x.numel() / std::max<int64_t>(width, 1) : width;
+}
+
 at::Tensor recorded_norm(NormCall call, bool waits) {
   if (call.axes.by_channel() && serves_norm_map(call.x, call.weights, call.options, call.saving)) {
     return norm_map(call.x, call.weights, call.options, {/*activates=*/false}, call.saving);
@@ -303,6 +364,7 @@ at::Tensor recorded_norm(NormCall call, bool waits) {
   }
   node->wait(std::move(call), out);
   if (waits) {
+    torch::autograd::impl::set_post_acc_grad_hooks(out, std::make_unique<OutputEnd>(node));
     wait_for_reader(node);
   } else {
     node->settle();
@@ -326,14 +388,27 @@ at::Tensor recorded_norm_act(NormCall call, double slope) {
 std::optional<NormCall> take_norm(const at::Tensor& y) {
   const auto node = std::dynamic_pointer_cast<NormNode>(waiting_norm());
   if (node == nullptr || y.grad_fn() != node || y._version() != node->output_version() || !made_on_current_stream(y)) return std::nullopt;
-  // Who listens to the norm's own gradient must hear it: then it stays a function of its own.
-  if (!node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty() || !node->pre_hooks().empty() ||
-      !node->post_hooks().empty()) {
-    return std::nullopt;
-  }
   std::optional<NormCall> call = node->call();
-  if (call) reader_has_come();
+  if (!call) return std::nullopt;
+  reader_has_come();
+  call->taken_from = node;
   return call;
+}
+
+void take_over(const NormCall& call, const std::shared_ptr<SharingNode>& taker) {
+  const auto norm = std::dynamic_pointer_cast<NormNode>(call.taken_from);
+  if (norm == nullptr) return;
+  taker->add_next_edge({norm, 0});
+  norm->taken_by(taker, taker->shared());
+}
+
+bool is_heard(torch::autograd::Node& norm) {
+  if (!norm.tensor_pre_hooks().empty() || !norm.retains_grad_hooks().empty()) return true;
+  if (!norm.pre_hooks().empty() || !norm.post_hooks().empty()) return true;
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr) return false;
+  const auto found = wanted->find(&norm);
+  return found != wanted->end() && found->second.captures_ != nullptr;
 }
 
 }  // namespace satchel

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
@@ -23,9 +22,9 @@ struct NormCall {
   NormAxes axes;
   NormOptions options;
   Saving saving;
-  int64_t width = 0;      // values a row: channels, or those of LayerNorm's shape
-  Statistics known = {};  // undefined: not taken yet
-  at::Tensor seed = {};   // of the code; undefined: not drawn yet
+  int64_t width = 0;                                       // values a row: channels, or those of LayerNorm's shape
+  Statistics known = {};                                   // undefined: not taken yet
+  at::Tensor seed = {};                                    // of the code; undefined: not drawn yet
   std::shared_ptr<torch::autograd::Node> taken_from = {};  // take_norm(): the norm itself
   bool by_map() const { return axes.span > 0; }
   /// Values that share a mean and a deviation; 0 where the gradient of x does not read what the norm keeps.

@@ -57,6 +57,17 @@ PoolWindow window_of(const PoolOptions& options, size_t dims, const char* op) {
   return w;
 }
 
+/// Throws where no window fits: `x` as it is pooled.
+void check_reach(const at::Tensor& x, const PoolWindow& w, const char* op) {
+  const auto dims = static_cast<int64_t>(w.kernel.size());
+  for (size_t d = 0; d < w.kernel.size(); ++d) {
+    const int64_t size = x.size(x.dim() - dims + static_cast<int64_t>(d));
+    const int64_t least = w.dilation[d] * (w.kernel[d] - 1) + 1 - 2 * w.padding[d] - (w.ceil_mode ? w.stride[d] - 1 : 0);
+    if (size < least)
+      fail(op, "input must be at least " + std::to_string(least) + " long where the kernel is " + std::to_string(w.kernel[d]), size);
+  }
+}
+
 /// One spatial dimension runs as two, the first of them 1 long.
 struct Lift {
   bool line = false;
@@ -156,7 +167,7 @@ class AdaptivePoolNode : public SavingNode {
 bool is_shared_relu(const at::Tensor& x) {
   if (const auto save = readable_save_of(x)) return save->chain.slope == 0 || save->code.spec.side == Side::relu;
   const auto* late = dynamic_cast<const LateSharingNode*>(x.grad_fn().get());
-  return late != nullptr && late->promised();
+  return late != nullptr && late->promises(x);
 }
 
 at::Tensor torch_max_pool(const at::Tensor& x, const PoolWindow& w) {
@@ -181,6 +192,7 @@ at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const Savin
   check_map(x, op);
   const PoolWindow window = window_of(options, static_cast<size_t>(x.dim()) - 2, op);
   const Lift lift{x.dim() == 3};
+  check_reach(lift.up(x), window, op);
   const NoAutocast guard;
   if (saving.method.plain || !records(x) || x.numel() == 0) return lift.down(torch_max_pool(lift.up(x), window));
   check_float(x, op);
@@ -189,7 +201,7 @@ at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const Savin
   const at::Tensor values = in_channels_last(lift.up(x.detach()));
   node->lift = lift;
   const at::Tensor out = attach(lift.finished(node->offsets.pool(values, window)), node);
-  if (shares) node->promise(shared_spec(saving.method, Norm::none, Activation::relu, x.size(1)), out);
+  if (shares) node->promise(shared_spec(saving.method, Norm::none, Activation::relu, x.size(1), 0), out);
   return out;
 }
 
@@ -201,6 +213,7 @@ at::Tensor avg_pool(const at::Tensor& x, const PoolOptions& options, const Savin
   if (std::ranges::any_of(window.dilation, [](int64_t d) { return d != 1; })) fail(op, "dilation must be 1", options.dilation[0]);
   if (options.divisor && *options.divisor == 0) fail(op, "divisor must not be 0", 0);
   const Lift lift{x.dim() == 3};
+  check_reach(lift.up(x), window, op);
   const NoAutocast guard;
   if (saving.method.plain || !records(x) || x.numel() == 0) return lift.down(torch_avg_pool(lift.up(x), window, options));
   check_float(x, op);

@@ -1,32 +1,61 @@
 #include "satchel/autograd/report.h"
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_set>
+#include <utility>
 
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/torch_saves.h"
 
 namespace satchel {
+namespace {
 
-std::vector<SavedTensor> saved_tensors(const at::Tensor& root) {
+struct Nodes {
+  std::vector<SavingNode*> ours;  // both in the order of the forward pass
+  std::vector<torch::autograd::Node*> torchs;
+};
+
+Nodes nodes_behind(const at::Tensor& root) {
   std::vector<torch::autograd::Node*> todo;
   std::unordered_set<torch::autograd::Node*> seen;
   const auto visit = [&](torch::autograd::Node* node) {
     if (node != nullptr && seen.insert(node).second) todo.push_back(node);
   };
   if (root.defined()) visit(root.grad_fn().get());
-  std::vector<SavingNode*> nodes;
+  if (const auto reader = root.defined() ? std::dynamic_pointer_cast<SavingNode>(root.grad_fn()) : nullptr) reader->settle();
+  Nodes nodes;
   while (!todo.empty()) {
     torch::autograd::Node* node = todo.back();
     todo.pop_back();
-    if (auto* ours = dynamic_cast<SavingNode*>(node)) nodes.push_back(ours);
+    if (auto* ours = dynamic_cast<SavingNode*>(node)) {
+      nodes.ours.push_back(ours);
+    } else {
+      nodes.torchs.push_back(node);
+    }
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
-  std::sort(nodes.begin(), nodes.end(), [](const SavingNode* a, const SavingNode* b) { return a->sequence_nr() < b->sequence_nr(); });
+  const auto earlier = [](const auto* a, const auto* b) { return a->sequence_nr() < b->sequence_nr(); };
+  std::sort(nodes.ours.begin(), nodes.ours.end(), earlier);
+  std::sort(nodes.torchs.begin(), nodes.torchs.end(), earlier);
+  return nodes;
+}
+
+std::vector<SavedTensor> lines_of(const std::vector<SavingNode*>& nodes) {
   std::vector<SavedTensor> lines;
-  for (SavingNode* node : nodes) {
-    for (SavedTensor& line : node->saved()) lines.push_back(std::move(line));
-  }
+  for (SavingNode* node : nodes) std::ranges::move(node->saved(), std::back_inserter(lines));
   return lines;
 }
+
+}  // namespace
+
+std::vector<SavedTensor> saved_tensors(const at::Tensor& root) {
+  const Nodes nodes = nodes_behind(root);
+  std::vector<SavedTensor> lines = lines_of(nodes.ours);
+  std::ranges::move(torch_saves(nodes.torchs), std::back_inserter(lines));
+  return lines;
+}
+
+std::vector<SavedTensor> packed_tensors(const at::Tensor& root) { return lines_of(nodes_behind(root).ours); }
 
 }  // namespace satchel

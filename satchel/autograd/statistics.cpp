@@ -33,6 +33,12 @@ void check_weight(const at::Tensor& x, const at::Tensor& w, int64_t count, const
   }
 }
 
+void check_channels(const at::Tensor& x, const at::Tensor& w, const char* name, const char* op) {
+  if (w.defined() && w.numel() != x.size(1)) {
+    fail(op, "x must have " + std::to_string(w.numel()) + " channels (dimension 1), as " + name + " has numbers", x.sizes());
+  }
+}
+
 void check_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, const NormOptions& options, const char* op) {
   const bool right_shape = x.defined() && (x.dim() == 2 || (norm != Norm::layer && is_map(x)));
   if (!right_shape) {
@@ -41,7 +47,10 @@ void check_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, cons
   }
   check_activations(x, op);
   const int64_t channels = x.size(1);
-  const auto check = [&](const at::Tensor& w, const char* name) { check_weight(x, w, channels, name, op); };
+  const auto check = [&](const at::Tensor& w, const char* name) {
+    check_channels(x, w, name, op);
+    check_weight(x, w, channels, name, op);
+  };
   if (norm != Norm::none) check(weights.gamma, "gamma");
   if (norm != Norm::none) check(weights.beta, "beta");
   if (norm != Norm::batch) return;

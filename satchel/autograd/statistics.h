@@ -27,6 +27,8 @@ struct Statistics {
 void check_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, const NormOptions& options, const char* op);
 /// … unless w, where it is defined, is `count` numbers as a norm takes them.
 void check_weight(const at::Tensor& x, const at::Tensor& w, int64_t count, const char* name, const char* op);
+/// … unless x has as many channels as w, where that is defined, has numbers: x is what the caller gave last.
+void check_channels(const at::Tensor& x, const at::Tensor& w, const char* name, const char* op);
 /// … unless x has a type and a place that norms take.
 void check_activations(const at::Tensor& x, const char* op);
 

@@ -1,6 +1,5 @@
 #include "satchel/train/image_step.h"
 
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/grad_mode.h>
@@ -45,7 +44,7 @@ AutocastGuard::~AutocastGuard() {
 
 ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape, at::Device device,
                       const std::shared_ptr<BitShares>& shares) {
-  at::manual_seed(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
+  const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
   ImageModelOptions o{shape.name, shape.classes, shape.channels, shape.small_stem, shape.width, shape.dropout, {}};
   o.saving.method = options.method;
   o.saving.shares = shares;
@@ -70,7 +69,8 @@ ImageStep::ImageStep(ImageModel model, const ImageTrainOptions& options, at::Dev
 }
 
 at::Tensor ImageStep::operator()(const at::Tensor& images, const at::Tensor& labels, const Rates& rates, uint64_t seed, StepCost* cost) {
-  at::manual_seed(seed);
+  const SeedRun run(seed);
+  seed_torch_on(device_, seed);
   const int64_t stood = clear_gradients(parameters_);  // those of the step before: new ones take their place
   std::optional<MemoryMeter> meter;
   if (cost != nullptr) meter.emplace(device_);
@@ -97,7 +97,7 @@ at::Tensor ImageStep::forward_to_optimizer(const at::Tensor& images, const at::T
   if (meter != nullptr) {
     cost->saved_bytes = after_forward - logit_bytes;
     cost->loss_bytes = meter->allocated() - cost->saved_bytes;
-    cost->tensors = saved_tensors(loss);
+    cost->tensors = packed_tensors(loss);
   }
   (scaler_ ? scaler_->scaled(loss) : loss).backward();
   move(rates);

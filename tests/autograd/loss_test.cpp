@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -145,6 +146,55 @@ TEST(MaskedLoss, RefusesWhatDoesNotFit) {
   EXPECT_THROW(cross_entropy_(leaf({5, 3}) * 1, MaskedLabels{}), Error);
   const at::Tensor x = leaf({5, 3}), logits = x * 1, both = cross_entropy_(logits, five) + cross_entropy_(logits, five);
   EXPECT_THROW(torch::autograd::grad({both}, {x}), Error) << "logits serve one loss";
+}
+
+TEST(Loss, OfARowThatIsNamedTwiceCountsItTwice) {
+  at::manual_seed(7);
+  const at::Tensor x = leaf({10, 4}), labels = at::randint(0, 4, {10}), index = at::tensor({1, 3, 1, 7, 1}, at::kLong);
+  const at::Tensor targets = at::rand({10, 4});
+  const auto chosen = [&](const at::Tensor& t) { return t.index_select(0, index); };
+  const at::Tensor want = torch::autograd::grad({at::cross_entropy_loss(chosen(x), chosen(labels))}, {x})[0];
+  EXPECT_TRUE(at::allclose(torch::autograd::grad({cross_entropy_(x * 1, labels, index)}, {x})[0], want, 1e-5, 1e-7));
+  EXPECT_TRUE(at::allclose(torch::autograd::grad({cross_entropy(x, labels, index)}, {x})[0], want, 1e-5, 1e-7));
+  const at::Tensor two = torch::autograd::grad({at::binary_cross_entropy_with_logits(chosen(x), chosen(targets))}, {x})[0];
+  EXPECT_TRUE(at::allclose(torch::autograd::grad({binary_cross_entropy_(x * 1, targets, index)}, {x})[0], two, 1e-5, 1e-7));
+}
+
+TEST(Loss, WithoutAnUnderscoreLeavesTheLogitsAlone) {
+  at::manual_seed(8);
+  const at::Tensor x = leaf({50, 12}), labels = at::randint(0, 12, {50}), index = at::randperm(50).narrow(0, 0, 20);
+  const MaskedLabels masked = masked_labels(labels, index);
+  const at::Tensor before = x.detach().clone(), expected = at::cross_entropy_loss(x.index_select(0, index), labels.index_select(0, index));
+  const at::Tensor want = torch::autograd::grad({expected}, {x})[0];
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> losses = {
+      [&](const at::Tensor& logits) { return cross_entropy(logits, labels, index); },
+      [&](const at::Tensor& logits) { return cross_entropy(logits, masked); }};
+  for (const auto& loss_of : losses) {
+    const at::Tensor logits = x * 1, loss = loss_of(logits), second = loss_of(logits), of_leaf = loss_of(x);
+    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
+    EXPECT_TRUE(at::equal(logits.detach(), before) && at::equal(x.detach(), before));
+    EXPECT_EQ(total_bytes(packed_tensors(loss)), static_cast<int64_t>(logits.nbytes()));
+    EXPECT_TRUE(at::allclose(torch::autograd::grad({loss + second}, {x})[0], want * 2, 1e-5, 1e-8)) << "logits may serve two losses";
+    EXPECT_TRUE(at::allclose(torch::autograd::grad({of_leaf}, {x})[0], want, 1e-5, 1e-8)) << "and may be a leaf";
+  }
+  const at::Tensor all = cross_entropy(x, labels);
+  EXPECT_TRUE(
+      at::allclose(torch::autograd::grad({all}, {x})[0], torch::autograd::grad({at::cross_entropy_loss(x, labels)}, {x})[0], 1e-5, 1e-8));
+}
+
+TEST(Loss, NamesTheLabelOrIndexThatIsWrong) {
+  const at::Tensor logits = leaf({5, 3}) * 1, labels = at::zeros({5}, at::kLong);
+  const auto message = [&](const at::Tensor& l, const at::Tensor& index) -> std::string {
+    try {
+      cross_entropy_(logits, l, index);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "nothing was thrown";
+  };
+  EXPECT_EQ(message(labels, at::tensor({0, 5}, at::kLong)), "[cross_entropy_] index must be 0 to 4, got 5");
+  EXPECT_EQ(message(labels + 3, {}), "[cross_entropy_] labels must be 0 to 2, got 3");
+  EXPECT_EQ(message(labels - 100, {}), "[cross_entropy_] labels must be 0 to 2, got -100");
 }
 
 }  // namespace

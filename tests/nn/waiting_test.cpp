@@ -1,4 +1,5 @@
 // A norm that waits for its reader: who shares what with it, and that nothing is overlooked.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -96,7 +97,7 @@ TEST(Waiting, ANormThatPacksAfterAllDrawsItsOwnNoise) {
   saved_tensors(y);  // packs
   const at::Tensor on = (y > 0).to(at::kFloat);
   // Σ on·x̂ of each channel, from one code and from the other.
-  const at::Tensor taken = gradients_of(z, on, {w.gamma})[0], own = gradients_of(y, on, {w.gamma})[0];
+  const at::Tensor taken = gradients_of(z, on, {w.gamma}, /*retain=*/true)[0], own = gradients_of(y, on, {w.gamma})[0];
   EXPECT_FALSE(at::equal(taken, own));
   const at::Tensor exact = (y - w.beta.view({1, 8, 1, 1})) / w.gamma.view({1, 8, 1, 1}), want = (exact * on).sum(at::IntArrayRef{0, 2, 3});
   // A code of four levels over a range of at most 6 is off by less than 2 each; 75 of them, as independent errors add up, five times over.
@@ -142,6 +143,80 @@ TEST(Waiting, WhoListensToTheNormHearsIt) {
   ASSERT_TRUE(y.grad().defined());
   // A ReLU passes 1 where it is on; y at exactly 0 does not happen here.
   EXPECT_TRUE(y.grad().equal((y > 0).to(at::kFloat)));
+}
+
+/// grad(), a hook or retain_grad() after the ReLU took over: the norm's output has the gradient that torch gives it.
+TEST(Waiting, TheNormsOutputHasItsGradientOnceAReluTookOver) {
+  for (const char* method : {"satchel", "satchel,bits=32", "satchel,side=none"}) {
+    for (const double slope : {0.0, 0.1}) {
+      at::manual_seed(4);
+      const Saving s = saving_of(method);
+      const NormWeights w = weights_of(8);
+      const at::Tensor x = leaf({3, 8, 5, 5}), g = at::randn({3, 8, 5, 5});
+      const auto activated = [&](const at::Tensor& y) { return slope == 0 ? relu(y, s) : leaky_relu(y, slope, s); };
+      const at::Tensor y = batch_norm(x, w, {}, s), z = activated(y);
+      const at::Tensor want = at::where(y > 0, g, g * slope).detach();
+      EXPECT_TRUE(at::equal(gradients_of(z, g, {y}, /*retain=*/true)[0], want)) << method;
+      at::Tensor heard;
+      y.register_hook([&](const at::Tensor& gradient) { heard = gradient.clone(); });
+      const auto with_hook = gradients_of(z, g, {x, w.gamma, w.beta}, /*retain=*/true);
+      EXPECT_TRUE(heard.defined() && at::equal(heard, want)) << method;
+      y.retain_grad();
+      z.backward(g);
+      EXPECT_TRUE(y.grad().defined() && at::equal(y.grad(), want)) << method;
+      if (std::string(method) != "satchel,bits=32") continue;
+      const at::Tensor torchs = at::batch_norm(x, w.gamma, w.beta, {}, {}, true, 0.1, 1e-5, false);
+      const auto exact = gradients_of(slope == 0 ? at::relu(torchs) : at::leaky_relu(torchs, slope), g, {x, w.gamma, w.beta});
+      for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(with_hook[i], exact[i], 1e-4, 1e-4)) << i;  // as below
+    }
+  }
+}
+
+/// Who listens changes nothing: the norm rebuilds its values from the ReLU's save, as the ReLU would.
+TEST(Waiting, AHookOnAnOutputThatIsGoneChangesNoGradient) {
+  const Saving s = saving_of("satchel");
+  std::vector<std::vector<at::Tensor>> runs;
+  for (const bool listens : {false, true}) {
+    at::manual_seed(4);
+    const NormWeights w = weights_of(8);
+    const at::Tensor x = leaf({3, 8, 5, 5}), kernel = leaf({4, 8, 3, 3});
+    int calls = 0;
+    at::Tensor out;
+    {
+      const at::Tensor y = batch_norm(x, w, {}, s), z = relu(y, s);
+      if (listens) y.register_hook([&](const at::Tensor&) { ++calls; });
+      out = z * 1;
+    }
+    out = conv3(out, kernel, s);
+    runs.push_back(gradients_of(out, at::ones_like(out), {x, w.gamma, w.beta, kernel}));
+    EXPECT_EQ(calls, listens ? 1 : 0);
+  }
+  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(at::equal(runs[0][i], runs[1][i])) << i;
+}
+
+/// A ReLU took over, torch reads y as well, and y's name is gone: the norm packs, and its float32 input goes.
+TEST(Waiting, ATakenNormThatTorchReadsKeepsNoFloats) {
+  const Saving s = saving_of("satchel");
+  for (const bool read_by_torch : {false, true}) {
+    at::manual_seed(7);
+    const NormWeights w = weights_of(8);
+    const at::Tensor kernel = leaf({4, 8, 3, 3});
+    const MemoryMeter meter(at::kCPU);
+    at::Tensor h = leaf({4, 8, 16, 16}) * 1, z, other;
+    const auto map = static_cast<int64_t>(h.nbytes());
+    {
+      const at::Tensor y = batch_norm(h, w, {}, s);
+      z = relu(y, s);
+      if (read_by_torch) other = y.sum();
+    }
+    h.reset();
+    const at::Tensor out = conv3(z, kernel, s);
+    const int64_t now = meter.allocated() - static_cast<int64_t>(out.nbytes() + z.nbytes());
+    // The leaf itself, and codes of 2 bits twice, with their headers and statistics: less than a quarter of what they stand for.
+    EXPECT_LT(now, map + map / 4) << read_by_torch;
+    EXPECT_EQ(total_bytes(saved_tensors(read_by_torch ? out.sum() + other : out)), now - map - (read_by_torch ? 4 : 0)) << read_by_torch;
+    (read_by_torch ? out.sum() + other : out.sum()).backward();
+  }
 }
 
 TEST(Waiting, ANormsWeightsOfTheForwardPassCount) {
