@@ -38,9 +38,9 @@ void check_bias(const at::Tensor& weight, const at::Tensor& bias, const char* op
 }  // namespace
 
 void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
-  check_matrix(x, a.nodes(), -1, a, "x", op, true);
+  check_matrix(weight, -1, -1, a, "weight", op);
+  check_matrix(x, a.nodes(), weight.size(1), a, "x", op, true);
   check_no_autocast(x, op);
-  check_matrix(weight, -1, x.size(1), a, "weight", op);
   check_bias(weight, bias, op);
 }
 
@@ -49,8 +49,11 @@ void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& 
     if (input.x.requires_grad() && at::GradMode::is_enabled()) {
       fail(op, "a data set needs no gradient (pass x as a tensor where it does)", "features that require one");
     }
-    if (input.aggregated.defined() && !input.aggregated_by.is_same(a.matrix.column)) {
-      fail(op, "aggregated features must be made with this adjacency", "another's");
+    if (input.aggregated.defined() && !input.aggregated_by.is_matrix(a.matrix)) {
+      fail(op, "aggregated features must be made with this adjacency, unchanged since (with_aggregated)", "another's");
+    }
+    if (input.aggregated.defined() && !input.aggregated_by.is_features(input.x)) {
+      fail(op, "aggregated features must be made of these features, unchanged since (with_aggregated)", "those of others");
     }
     check_layer(input.x, a, weight, bias, op);
     if (input.aggregated.defined()) {
@@ -63,7 +66,9 @@ void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& 
     return;
   }
   if (input.sparse.matrix.rows != a.nodes()) fail(op, "x must have " + std::to_string(a.nodes()) + " rows", input.sparse.matrix.rows);
-  check_matrix(weight, -1, input.sparse.matrix.columns, a, "weight", op);
+  check_matrix(weight, -1, -1, a, "weight", op);
+  if (input.sparse.matrix.columns != weight.size(1))
+    fail(op, "x must have " + std::to_string(weight.size(1)) + " columns", input.sparse.matrix.columns);
   check_bias(weight, bias, op);
 }
 

@@ -11,6 +11,34 @@
 #include "satchel/graph/spmm.h"
 
 namespace satchel {
+namespace {
+
+int64_t version_of(const at::Tensor& t) { return t.defined() && !t.is_inference() ? t._version() : 0; }
+
+}  // namespace
+
+AggregateSource::Part::Part(const at::Tensor& t) : tensor(t.defined() ? t.detach() : t), version(version_of(t)) {}
+
+bool AggregateSource::Part::is(const at::Tensor& t) const {
+  if (!t.defined() || !tensor.defined()) return t.defined() == tensor.defined();
+  return t.const_data_ptr() == tensor.const_data_ptr() && t.sizes() == tensor.sizes() && t.strides() == tensor.strides() &&
+         t.scalar_type() == tensor.scalar_type() && t.device() == tensor.device() && version_of(t) == version;
+}
+
+std::vector<at::Tensor> AggregateSource::tensors_of(const Csr& a) { return {a.start, a.column, a.value, a.row_scale, a.column_scale}; }
+
+AggregateSource::AggregateSource(const Csr& a, const at::Tensor& x) : x_(x) {
+  for (const at::Tensor& t : tensors_of(a)) matrix_.emplace_back(t);
+}
+
+bool AggregateSource::is_matrix(const Csr& a) const {
+  const std::vector<at::Tensor> tensors = tensors_of(a);
+  if (matrix_.size() != tensors.size()) return false;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!matrix_[i].is(tensors[i])) return false;
+  }
+  return true;
+}
 
 at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight) {
   if (!input.is_sparse()) return at::mm(input.x, weight.t());
@@ -26,7 +54,7 @@ GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows) {
   const at::Tensor x = input.x.contiguous();
   input.aggregated = at::empty({rows, x.size(1)}, x.options());
   multiply_rows(a.matrix, x, 0, rows, input.aggregated);
-  input.aggregated_by = a.matrix.column;
+  input.aggregated_by = AggregateSource(a.matrix, input.x);
   return input;
 }
 

@@ -5,17 +5,47 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "satchel/graph/csr.h"
 
 namespace satchel {
+
+/// What A·X was computed from: it counts for this memory alone, unchanged.
+class AggregateSource {
+ public:
+  AggregateSource() = default;
+  AggregateSource(const Csr& a, const at::Tensor& x);
+
+  bool defined() const { return x_.tensor.defined(); }
+  bool is_matrix(const Csr& a) const;
+  bool is_features(const at::Tensor& x) const { return x_.is(x); }
+  /// `to` has taken the place of `from`, with the same values in another type.
+  void moved(const at::Tensor& from, const at::Tensor& to) {
+    if (is_features(from)) x_ = Part(to);
+  }
+
+ private:
+  struct Part {
+    at::Tensor tensor;
+    int64_t version = 0;
+
+    Part() = default;
+    explicit Part(const at::Tensor& t);
+    bool is(const at::Tensor& t) const;
+  };
+  static std::vector<at::Tensor> tensors_of(const Csr& a);
+
+  std::vector<Part> matrix_;
+  Part x_;
+};
 
 struct GraphInput {
   at::Tensor x = {};           // nodes × features; undefined where they are sparse
   Adjacency sparse = {};       // X and Xᵀ, where they are sparse
   at::Tensor aggregated = {};  // A·X's first rows, computed once: all, or as many as memory is given to; undefined: none
 
-  at::Tensor aggregated_by = {};  // A's columns: which adjacency that was
+  AggregateSource aggregated_by = {};  // which adjacency and features that was
 
   bool is_sparse() const { return !x.defined(); }
   int64_t nodes() const { return is_sparse() ? sparse.matrix.rows : x.size(0); }

@@ -20,7 +20,10 @@ void check_shape(const GraphShape& s) {
 
 /// Dense features in `type`: as they are where they stand so already, else a copy.
 GraphInput in_type(GraphInput input, at::ScalarType type) {
-  if (input.x.defined()) input.x = input.x.to(type);
+  if (!input.x.defined() || input.x.scalar_type() == type) return input;
+  const at::Tensor x = input.x.to(type);
+  input.aggregated_by.moved(input.x, x);
+  input.x = x;
   if (input.aggregated.defined()) input.aggregated = input.aggregated.to(type);
   return input;
 }
