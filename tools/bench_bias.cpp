@@ -86,20 +86,16 @@ NetFindings findings_of(const BiasNet& net, NetLoss loss, const std::string& los
   return found;
 }
 
-std::vector<std::string> row_of(const NetFindings& n) {
+constexpr const char* kRow = "{:<14} {:<13} {:>7} {:<18} {:>7} {:>7} {:>9} {:>9}  {}\n";
+
+void print_row(const NetFindings& n) {
   const TensorBias& b = n.worst().counts();
   const std::string verdict = n.biased() > 0 ? fmt::format("{} of {} biased", n.biased(), n.tensors.size())
                               : n.repeated() ? "ok, repeated"
                                              : "ok";
-  return {n.net,
-          n.loss,
-          grouped(n.rows),
-          b.name,
-          fmt::format("{:+.1f}", b.t),
-          fmt::format("{:+.1f}", b.z),
-          fmt::format("{:.2f} %", 100 * b.bias),
-          fmt::format("{:.2f} %", 100 * b.noise),
-          verdict};
+  fmt::print(kRow, n.net, n.loss, grouped(n.rows), b.name, fmt::format("{:+.1f}", b.t), fmt::format("{:+.1f}", b.z),
+             fmt::format("{:.2f} %", 100 * b.bias), fmt::format("{:.2f} %", 100 * b.noise), verdict);
+  std::fflush(stdout);
 }
 
 ordered_json json_of(const TensorBias& b) {
@@ -129,9 +125,12 @@ void run_bench_bias(const BenchBiasCommand& c) {
   options.device = c.device;
   const Tf32Guard full_precision(options);
   const bool silent = c.json == "-";
-  if (!silent) fmt::print("{}, {} seeds, {} again for what is above {:.0f}\n\n", methods[0].name, c.seeds, c.again, kMostBias);
+  if (!silent) {
+    fmt::print("{}, {} seeds, {} again for what is above {:.0f}\n\n", methods[0].name, c.seeds, c.again, kMostBias);
+    fmt::print(kRow, "net", "loss", "rows", "worst tensor", "t", "z", "bias", "noise", "verdict");
+    std::fflush(stdout);
+  }
   ordered_json results = ordered_json::array();
-  std::vector<std::vector<std::string>> table{{"net", "loss", "rows", "worst tensor", "t", "z", "bias", "noise", "verdict"}};
   int64_t biased = 0, tensors = 0;
   for (const BiasNet& net : nets) {
     for (const auto& [loss, name] : kLosses) {
@@ -139,17 +138,9 @@ void run_bench_bias(const BenchBiasCommand& c) {
       const NetFindings found = findings_of(net, loss, name, methods[0], c);
       biased += found.biased();
       tensors += static_cast<int64_t>(found.tensors.size());
-      table.push_back(row_of(found));
       results.push_back(json_of(found));
-      if (!silent) {
-        std::fprintf(stderr, "%s\r", fmt::format("{:<40}", fmt::format("{}, {}", net.name, name)).c_str());
-        std::fflush(stderr);
-      }
+      if (!silent) print_row(found);
     }
-  }
-  if (!silent) {
-    std::fprintf(stderr, "%-40s\r", "");
-    print_table(table);
   }
   if (!c.json.empty()) {
     write_json(c.json,
