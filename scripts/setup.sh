@@ -100,7 +100,7 @@ find_tool() {
 
 if [[ -z "${PYTHON:-}" ]]; then
   command -v python3 >/dev/null || die "python3 is missing; as root run: apt-get install -y python3"
-  packages=(libcli11-dev libfmt-dev libgtest-dev libturbojpeg0-dev libzip-dev nlohmann-json3-dev pkg-config zlib1g-dev)
+  packages=(libcli11-dev libfmt-dev libgtest-dev libpng-dev libturbojpeg0-dev libzip-dev nlohmann-json3-dev pkg-config zlib1g-dev)
   type -P g++ >/dev/null || packages+=(g++)
   if ! [[ -x .venv/bin/python3 ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then packages+=(python3-venv); fi
   install_packages "${packages[@]}"

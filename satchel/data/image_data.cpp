@@ -11,7 +11,6 @@
 
 #include "satchel/data/graph_layouts.h"
 #include "satchel/data/image_layouts.h"
-#include "satchel/data/jpeg.h"
 #include "satchel/data/numbers.h"
 #include "satchel/data/synthetic_images.h"
 
@@ -53,7 +52,7 @@ ImageSets load_layout(const std::string& where) {
   if (layout.load == nullptr) {
     refuse(where,
            "must hold data_batch_*.bin and test_batch.bin (CIFAR-10), train.bin and test.bin (CIFAR-100), *train-images-idx3-ubyte[.gz] "
-           "… (IDX), or train/CLASS/*.jpg and val/CLASS/*.jpg",
+           "… (IDX), or train/CLASS/*.jpg and val/CLASS/*.jpg (or .png)",
            listed(names_in(where)));
   }
   return layout.load(layout.folder);
@@ -78,7 +77,7 @@ bool holds_images(const std::string& where) try {
 
 Image image_of(const ImageData& data, int64_t index) {
   if (index < 0 || index >= data.count()) fail("load", "image must be 0 to " + std::to_string(data.count() - 1), index);
-  if (data.in_files()) return read_jpeg(data.paths[static_cast<size_t>(index)]);
+  if (data.in_files()) return read_image(data.paths[static_cast<size_t>(index)]);
   check_images(data, "load");
   const int64_t bytes = data.channels * data.height * data.width;
   const auto first = data.pixels.begin() + index * bytes;

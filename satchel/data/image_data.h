@@ -39,10 +39,14 @@ struct ImageSets {
 ///   data_batch_*.bin, test_batch.bin                  CIFAR-10, binary version (or its parent folder)
 ///   train.bin, test.bin                               CIFAR-100, binary version; fine labels (or its parent folder)
 ///   *train-images-idx3-ubyte[.gz], *t10k-images-…     IDX: MNIST, Fashion-MNIST (/usr/share/datasets/fashion-mnist), EMNIST
-///   train/CLASS/*.jpg, val/CLASS/*.jpg or test/…      folders of JPEG files
+///   train/CLASS/*.jpg, val/CLASS/*.jpg or test/…      folders of JPEG and PNG files
 ///   "synthetic-images:…"                              synthetic_images.h
 /// Throws `[load] rule, got value` that names file and position.
 ImageSets load_images(const std::string& where);
+
+/// Decodes every image that is in a file and takes those out that cannot be read or decoded; returns why, one text an image, training
+/// images first. Throws where no training image is left. 0 threads: one a core, at most 16.
+std::vector<std::string> drop_broken(ImageSets& sets, int threads = 0);
 
 /// Does `where` look like images (a layout above)? Looks at names only and never throws.
 bool holds_images(const std::string& where);

@@ -1,5 +1,5 @@
-// JPEG files in folders by class: train/CLASS/*.jpg and val/CLASS/*.jpg (or test/). Files are only listed here; they are decoded when
-// they are asked for.
+// JPEG and PNG files in folders by class: train/CLASS/*.jpg and val/CLASS/*.jpg (or test/). Files are only listed here; they are
+// decoded when they are asked for.
 #include <algorithm>
 #include <cctype>
 
@@ -11,15 +11,15 @@
 namespace satchel {
 namespace {
 
-bool is_jpeg(std::string name) {
+bool is_image(std::string name) {
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return name.ends_with(".jpg") || name.ends_with(".jpeg");
+  return name.ends_with(".jpg") || name.ends_with(".jpeg") || name.ends_with(".png");
 }
 
 void list_class(ImageData& data, const std::string& folder, int32_t label) {
   const size_t had = data.paths.size();
   for (const std::string& name : names_in(folder)) {
-    if (!is_jpeg(name)) refuse(folder, "must hold .jpg and .jpeg files only", printable(name));
+    if (!is_image(name)) refuse(folder, "must hold .jpg, .jpeg and .png files only", printable(name));
     data.paths.push_back(folder + "/" + name);
     data.labels.push_back(label);
   }

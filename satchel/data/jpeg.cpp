@@ -13,9 +13,6 @@
 namespace satchel {
 namespace {
 
-constexpr uint64_t kMaxFile = uint64_t{1} << 30;
-constexpr int64_t kMaxPixels = int64_t{1} << 27;  // a bomb says 65,500 by 65,500 in 20 bytes
-
 struct Destroy {
   void operator()(void* handle) const { tjDestroy(handle); }
 };
@@ -65,7 +62,5 @@ Image decode_jpeg(std::span<const uint8_t> bytes, const std::string& name) {
   spread(mixed, cmyk, out);
   return out;
 }
-
-Image read_jpeg(const std::string& path) { return decode_jpeg(read_file(path, kMaxFile), path); }
 
 }  // namespace satchel

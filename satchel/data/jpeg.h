@@ -11,6 +11,5 @@ namespace satchel {
 
 /// Three channels: grey ones are repeated, CMYK (as Adobe writes it, inverted) is multiplied out. `name` is for errors.
 Image decode_jpeg(std::span<const uint8_t> bytes, const std::string& name);
-Image read_jpeg(const std::string& path);
 
 }  // namespace satchel

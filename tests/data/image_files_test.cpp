@@ -217,10 +217,41 @@ TEST(ImageFolder, ClassesAreFoldersAndFilesAreDecodedWhenAsked) {
   EXPECT_EQ(image.channels * 10000 + image.height * 100 + image.width, 32416);
   spill(scratch.path("f/train/ant/b.JPEG"), "GIF89a");
   EXPECT_EQ(error_of([&] { image_of(sets.train, 1); }, scratch),
-            "[load] f/train/ant/b.JPEG must begin with the bytes of a JPEG file, \\xff\\xd8, got 'GIF89a'");
+            "[load] f/train/ant/b.JPEG must be a JPEG file, which begins with \\xff\\xd8, or a PNG file, which begins with \\x89PNG, got "
+            "'GIF89a'");
   EXPECT_EQ(error_of_load(scratch, "f"), "accepted");
   std::remove(scratch.path("f/train/ant/b.JPEG").c_str());
   EXPECT_EQ(error_of([&] { image_of(sets.train, 1); }, scratch), "[load] file must exist, got f/train/ant/b.JPEG");
+}
+
+TEST(ImageFolder, BrokenImagesAreDropped) {
+  const Scratch scratch;
+  write_image_folder(scratch, "f");
+  spill(scratch.path("f/train/ant/0.jpg"), "GIF89a");
+  const std::string whole = slurp(scratch.path("f/train/ant/a.jpg"));
+  spill(scratch.path("f/train/bee/b.jpg"), whole.substr(0, whole.size() / 2));
+  for (const int threads : {1, 3, 0}) {
+    ImageSets sets = load_images(scratch.path("f"));
+    ASSERT_EQ(sets.train.count(), 5);
+    const std::vector<std::string> why = drop_broken(sets, threads);
+    ASSERT_EQ(why.size(), 2u);
+    EXPECT_TRUE(holds(why[0], "/f/train/ant/0.jpg must be")) << why[0];
+    EXPECT_TRUE(holds(why[1], "/f/train/bee/b.jpg must be a whole JPEG file")) << why[1];
+    EXPECT_EQ(sets.train.labels, (std::vector<int32_t>{0, 0, 1}));
+    EXPECT_TRUE(sets.train.paths[0].ends_with("ant/a.jpg") && sets.train.paths[2].ends_with("bee/a.jpeg"));
+    for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(image_of(sets.train, i).channels, 3);
+    EXPECT_EQ(sets.test.count(), 1);
+    EXPECT_TRUE(drop_broken(sets, threads).empty());
+  }
+  ImageSets none = load_images(scratch.path("f"));
+  spill(scratch.path("f/val/bee/a.jpg"), "x");
+  const std::string error = error_of([&] { drop_broken(none); }, scratch);
+  EXPECT_TRUE(
+      error.starts_with("[load] f must have images to test on that can be read, got 3 broken ones, the first: [load] f/train/ant/0.jpg"))
+      << error;
+  ImageSets made = load_images("synthetic-images:classes=2,count=4,test=2,size=8");
+  EXPECT_TRUE(drop_broken(made).empty());
+  EXPECT_EQ(made.train.count(), 4);
 }
 
 TEST(ImageFolder, ErrorsNameTheFolder) {
@@ -231,10 +262,10 @@ TEST(ImageFolder, ErrorsNameTheFolder) {
   EXPECT_EQ(error_of_load(scratch, "f"), "[load] f/val must hold classes of train only, got 'cow'");
   folder("f/train/cow");
   EXPECT_EQ(error_of_load(scratch, "f"), "[load] f/train/cow must hold an image, got none");
-  spill(scratch.path("f/train/cow/x.png"), "");
-  EXPECT_EQ(error_of_load(scratch, "f"), "[load] f/train/cow must hold .jpg and .jpeg files only, got 'x.png'");
+  spill(scratch.path("f/train/cow/x.gif"), "");
+  EXPECT_EQ(error_of_load(scratch, "f"), "[load] f/train/cow must hold .jpg, .jpeg and .png files only, got 'x.gif'");
   spill(scratch.path("f/train/notes.txt"), "");
-  std::remove(scratch.path("f/train/cow/x.png").c_str());
+  std::remove(scratch.path("f/train/cow/x.gif").c_str());
   ::rmdir(scratch.path("f/train/cow").c_str());
   EXPECT_EQ(error_of_load(scratch, "f"), "[load] f/train must hold one folder a class, got 'notes.txt'");
   folder("g");
