@@ -56,6 +56,8 @@ class Graph:
         folder = pathlib.Path(folder)
         with np.load(folder / "adj_full.npz") as adjacency:
             start, column = adjacency["indptr"], adjacency["indices"]
+            if np.any(adjacency["data"] != 1):
+                sys.exit("graph_torch: edges must have no weights (satchel data --unweighted leaves them out)")
         features = np.load(folder / "feats.npy")
         classes = json.loads((folder / "class_map.json").read_text())
         self.nodes, self.edges = len(start) - 1, len(column)

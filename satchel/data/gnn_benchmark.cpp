@@ -1,4 +1,4 @@
-// gnn-benchmark npz (Shchur et al.): adj_* and attr_* as CSR arrays (or attr_matrix), labels, and where it has them
+// gnn-benchmark npz (Shchur et al.): adj_* and attr_* as CSR arrays (or attr_matrix), and where it has them labels (−1: none),
 // train_idx, val_idx, test_idx.
 #include <algorithm>
 #include <numeric>
@@ -68,14 +68,20 @@ Features dense_features(const Npz& file, int64_t nodes) {
 
 }  // namespace
 
-GraphData load_gnn_benchmark(const Npz& file) {
+GraphData load_gnn_benchmark(const Npz& file, EdgeWeights weights) {
   GraphData data;
-  set_adjacency(data, file, "adj_");
+  if (weights == EdgeWeights::use) {
+    refuse_edge_features(file, {"edge_attr", "edge_attr_matrix", "edge_attr_data", "edge_features"});
+    if (file.has("edge_weight")) refuse(file.field("edge_weight"), "must not be there: weights are adj_data", "it");
+  }
+  set_adjacency(data, file, "adj_", weights);
   data.features = file.has("attr_matrix") ? dense_features(file, data.nodes) : sparse_features(file, data.nodes);
-  set_labels(data, file.integers("labels", {data.nodes}), file.field("labels"));
-  if (file.has("train_idx") || file.has("val_idx") || file.has("test_idx")) {
+  const bool split = file.has("train_idx") || file.has("val_idx") || file.has("test_idx");
+  if (!split && !file.has("labels")) return data;
+  const std::vector<uint8_t> labelled = set_labels(data, file.integers("labels", {data.nodes}), file.field("labels"));
+  if (split) {
     const auto part = [&](const std::string& name) { return Part{file.field(name), file.integers(name, {kAny})}; };
-    data.splits.push_back(checked_split({part("train_idx"), part("val_idx"), part("test_idx")}, data.nodes));
+    data.splits.push_back(checked_split({part("train_idx"), part("val_idx"), part("test_idx")}, data.nodes, labelled));
   }
   return data;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <sstream>
 
 #include "satchel/data/printable.h"
 
@@ -77,7 +78,7 @@ SparseArrays read_sparse(const Npz& file, const std::string& prefix) {
   return out;
 }
 
-void set_adjacency(GraphData& data, const Npz& file, const std::string& prefix) {
+void set_adjacency(GraphData& data, const Npz& file, const std::string& prefix, EdgeWeights weights) {
   SparseArrays arrays = read_sparse(file, prefix);
   if (arrays.rows != arrays.columns) {
     refuse(file.field(prefix + "shape"), "must be square", std::to_string(arrays.rows) + " by " + std::to_string(arrays.columns));
@@ -85,15 +86,39 @@ void set_adjacency(GraphData& data, const Npz& file, const std::string& prefix) 
   data.nodes = arrays.rows;
   data.start = std::move(arrays.start);
   data.target = std::move(arrays.column);
+  if (weights == EdgeWeights::use) data.weight = checked_weights(std::move(arrays.value), file.field(prefix + "data"));
 }
 
-void set_edges(GraphData& data, std::span<const int32_t> pairs) {
+std::vector<float> checked_weights(std::vector<float> weight, const std::string& field) {
+  for (size_t i = 0; i < weight.size(); ++i) {
+    if (weight[i] >= 0) continue;
+    std::ostringstream got;
+    got << weight[i] << " at position " << i;
+    refuse(field, "must be 0 or more, as weights of edges are (--unweighted takes edges without their weights)", got.str());
+  }
+  if (std::all_of(weight.begin(), weight.end(), [](float w) { return w == 1.0f; })) weight.clear();
+  return weight;
+}
+
+void refuse_edge_features(const Npz& file, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    if (file.has(name))
+      refuse(file.field(name), "must not be there: edges may have weights, no features (--unweighted takes edges without either)", "it");
+  }
+}
+
+void set_edges(GraphData& data, std::span<const int32_t> pairs, std::vector<float> weight) {
   data.start.assign(static_cast<size_t>(data.nodes) + 1, 0);
   for (size_t i = 0; i < pairs.size(); i += 2) ++data.start[static_cast<size_t>(pairs[i]) + 1];
   for (size_t i = 1; i < data.start.size(); ++i) data.start[i] += data.start[i - 1];
   std::vector<int64_t> next(data.start.begin(), data.start.end() - 1);
   data.target.resize(pairs.size() / 2);
-  for (size_t i = 0; i < pairs.size(); i += 2) data.target[static_cast<size_t>(next[static_cast<size_t>(pairs[i])]++)] = pairs[i + 1];
+  data.weight.resize(weight.size());
+  for (size_t i = 0; i < pairs.size(); i += 2) {
+    const auto at = static_cast<size_t>(next[static_cast<size_t>(pairs[i])]++);
+    data.target[at] = pairs[i + 1];
+    if (!weight.empty()) data.weight[at] = weight[i / 2];
+  }
 }
 
 Split checked_split(std::array<Part, 3> parts, int64_t nodes, std::span<const uint8_t> labelled) {
@@ -116,11 +141,14 @@ Split checked_split(std::array<Part, 3> parts, int64_t nodes, std::span<const ui
   return {std::move(parts[0].nodes), std::move(parts[1].nodes), std::move(parts[2].nodes)};
 }
 
-void set_labels(GraphData& data, std::span<const int64_t> labels, const std::string& field) {
-  check_range(labels, 0, data.nodes - 1, field);
+std::vector<uint8_t> set_labels(GraphData& data, std::span<const int64_t> labels, const std::string& field) {
+  check_range(labels, -1, data.nodes - 1, field);
   data.task = Task::single_label;
   data.labels.assign(labels.begin(), labels.end());
   data.classes = *std::max_element(labels.begin(), labels.end()) + 1;
+  std::vector<uint8_t> labelled;
+  for (const int64_t label : labels) labelled.push_back(label >= 0 ? 1 : 0);
+  return labelled;
 }
 
 }  // namespace satchel

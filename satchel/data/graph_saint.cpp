@@ -1,5 +1,5 @@
-// GraphSAINT folders: adj_full.npz (scipy CSR), feats.npy, class_map.json (a class id or a list of 0 and 1 for each node) and
-// role.json (tr, va, te).
+// GraphSAINT folders: adj_full.npz (scipy CSR; its data are weights), feats.npy, and where it has labels class_map.json (a class id or
+// a list of 0 and 1 for each node) and role.json (tr, va, te).
 #include <algorithm>
 #include <charconv>
 #include <string_view>
@@ -116,9 +116,9 @@ class Roles final : public NumberSink {
 
 }  // namespace
 
-GraphData load_graph_saint(const std::string& folder) {
+GraphData load_graph_saint(const std::string& folder, EdgeWeights weights) {
   GraphData data;
-  set_adjacency(data, Npz(folder + "/adj_full.npz"), "");
+  set_adjacency(data, Npz(folder + "/adj_full.npz"), "", weights);
 
   const std::string feats = folder + "/feats.npy", classes = folder + "/class_map.json", roles = folder + "/role.json";
   const NpyArray array = read_npy(feats, "load");
@@ -128,6 +128,7 @@ GraphData load_graph_saint(const std::string& folder) {
   data.features.columns = array.shape[1];
   data.features.dense = floats_of(array, feats + ": features");
 
+  if (!exists(classes) && !exists(roles)) return data;
   const ClassMap map(classes, data);
   data.splits.push_back(checked_split(Roles(roles, data.nodes).parts, data.nodes, map.labelled));
   return data;

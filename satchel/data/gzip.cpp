@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "satchel/data/numbers.h"
+#include "satchel/data/printable.h"
 
 namespace satchel {
 namespace {
@@ -37,6 +38,9 @@ void GzipLines::unpack_more() {
     if (stream_.avail_in == 0) {
       stream_.next_in = packed_.data();
       stream_.avail_in = static_cast<uInt>(std::fread(packed_.data(), 1, packed_.size(), file_.get()));
+      const std::string_view front(reinterpret_cast<const char*>(packed_.data()), stream_.avail_in);
+      if (taken_ == 0 && front.size() >= 2 && !front.starts_with("\x1f\x8b"))
+        refuse(path_, "must be a gzip file, which begins with \\x1f\\x8b", printable(front));
       taken_ += stream_.avail_in;
     }
     if (stream_.avail_in == 0) {
@@ -52,8 +56,7 @@ void GzipLines::unpack_more() {
     end_ = text_.size() - stream_.avail_out;
     member_done_ = code == Z_STREAM_END;
     if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR) {
-      refuse(path_, "must be a whole gzip file",
-             std::string(stream_.msg != nullptr ? stream_.msg : "garbage") + " at byte " + std::to_string(taken_ - stream_.avail_in));
+      refuse(path_, "must be a whole gzip file", "damage at byte " + std::to_string(taken_ - stream_.avail_in));
     }
   }
 }

@@ -1,5 +1,7 @@
-// Heterophilous npz (Platonov et al.): node_features, node_labels, edges (E × 2), and train_masks, val_masks, test_masks of
-// k splits (k × nodes).
+// Heterophilous npz (Platonov et al.): node_features, edges (E × 2), and where it has them node_labels (−1: none), edge_weight (E),
+// and train_masks, val_masks, test_masks of k splits (k × nodes).
+#include <algorithm>
+
 #include "satchel/data/graph_layouts.h"
 
 namespace satchel {
@@ -22,7 +24,7 @@ Part part_of(const Npz& file, const std::array<std::vector<int64_t>, 3>& masks, 
   return part;
 }
 
-std::vector<Split> read_splits(const Npz& file, int64_t nodes) {
+std::vector<Split> read_splits(const Npz& file, int64_t nodes, const std::vector<uint8_t>& labelled) {
   std::array<std::vector<int64_t>, 3> masks;
   masks[0] = file.integers(kMasks[0], {kAny, nodes});
   const int64_t count = static_cast<int64_t>(masks[0].size()) / nodes;
@@ -30,15 +32,23 @@ std::vector<Split> read_splits(const Npz& file, int64_t nodes) {
   for (size_t p = 0; p < 3; ++p) check_range(masks[p], 0, 1, file.field(kMasks[p]));
   std::vector<Split> splits;
   for (int64_t k = 0; k < count; ++k) {
-    splits.push_back(
-        checked_split({part_of(file, masks, 0, k, nodes), part_of(file, masks, 1, k, nodes), part_of(file, masks, 2, k, nodes)}, nodes));
+    splits.push_back(checked_split(
+        {part_of(file, masks, 0, k, nodes), part_of(file, masks, 1, k, nodes), part_of(file, masks, 2, k, nodes)}, nodes, labelled));
   }
   return splits;
 }
 
+std::vector<float> read_weights(const Npz& file, int64_t edges) {
+  refuse_edge_features(file, {"edge_attr", "edge_feat", "edge_features"});
+  for (const char* name : {"edge_weight", "edge_weights"}) {
+    if (file.has(name)) return checked_weights(file.floats(name, {edges}), file.field(name));
+  }
+  return {};
+}
+
 }  // namespace
 
-GraphData load_heterophilous(const Npz& file) {
+GraphData load_heterophilous(const Npz& file, EdgeWeights weights) {
   GraphData data;
   const NpyHeader header = file.header("node_features");
   check_shape(header, {kAny, kAny}, file.field("node_features"));
@@ -48,15 +58,19 @@ GraphData load_heterophilous(const Npz& file) {
   data.features.columns = header.shape[1];
   data.features.dense = file.floats("node_features", {data.nodes, data.features.columns});
 
-  set_labels(data, file.integers("node_labels", {data.nodes}), file.field("node_labels"));
+  const std::vector<int64_t> edges = file.integers("edges", {kAny, 2});
+  check_range(edges, 0, data.nodes - 1, file.field("edges"));
+  set_edges(data, std::vector<int32_t>(edges.begin(), edges.end()),
+            weights == EdgeWeights::use ? read_weights(file, static_cast<int64_t>(edges.size() / 2)) : std::vector<float>());
+
+  const bool split = std::any_of(std::begin(kMasks), std::end(kMasks), [&](const char* name) { return file.has(name); });
+  if (!split && !file.has("node_labels")) return data;
+  const std::vector<uint8_t> labelled = set_labels(data, file.integers("node_labels", {data.nodes}), file.field("node_labels"));
   if (data.classes == 2) {
     data.task = Task::binary;
     data.classes = 1;
   }
-  const std::vector<int64_t> edges = file.integers("edges", {kAny, 2});
-  check_range(edges, 0, data.nodes - 1, file.field("edges"));
-  set_edges(data, std::vector<int32_t>(edges.begin(), edges.end()));
-  data.splits = read_splits(file, data.nodes);
+  if (split) data.splits = read_splits(file, data.nodes, labelled);
   return data;
 }
 

@@ -52,10 +52,11 @@ class Reader {
   /// zlib tells of a cut stream only after the last whole byte of it.
   void check(int got) {
     int code = Z_OK;
-    const char* text = gzerror(file_.get(), &code);
+    gzerror(file_.get(), &code);
     if (got >= 0 && (code == Z_OK || code == Z_STREAM_END)) return;
     if (code == Z_ERRNO) fail("load", "file must be readable to its end", path_);
-    refuse(path_, "must be a whole gzip file", std::string(text) + " after " + std::to_string(at_) + " unpacked bytes");
+    refuse(path_, "must be a whole gzip file",
+           (code == Z_BUF_ERROR ? "its end after " : "damage after ") + std::to_string(at_) + " unpacked bytes");
   }
 
   std::string path_;

@@ -4,6 +4,7 @@
 #include <zip.h>
 
 #include <algorithm>
+#include <fstream>
 #include <span>
 
 #include "satchel/data/printable.h"
@@ -57,12 +58,12 @@ class Npz::Stream {
              std::to_string(entry.bytes) + " bytes declared");
     }
     File file(zip_fopen_index(archive, entry.index, 0));
-    if (!file) refuse(field, "must be readable", zip_strerror(archive));
+    if (!file) refuse(field, "must be where the archive's directory says", "damage");
     return file;
   }
   [[noreturn]] void damaged(zip_int64_t got) {
     refuse(field_, "must unpack to the size and checksum it declares",
-           (got < 0 ? std::string(zip_file_strerror(file_.get())) : std::string("its end")) + " after " + std::to_string(read_) + " bytes");
+           (got < 0 ? std::string("damage") : std::string("its end")) + " after " + std::to_string(read_) + " bytes");
   }
 
   const std::string& field_;
@@ -77,11 +78,13 @@ Npz::Npz(const std::string& path) : path_(path) {
   int code = 0;
   archive_.reset(zip_open(path.c_str(), ZIP_RDONLY | ZIP_CHECKCONS, &code));
   if (!archive_) {
-    zip_error_t error;
-    zip_error_init_with_code(&error, code);
-    const std::string why = zip_error_strerror(&error);
-    zip_error_fini(&error);
-    refuse(path, "must be a whole npz (zip) file", why);
+    std::string front(8, '\0');
+    std::ifstream file(path, std::ios::binary);
+    file.read(front.data(), static_cast<std::streamsize>(front.size()));
+    front.resize(static_cast<size_t>(file.gcount()));
+    if (!front.starts_with("PK")) refuse(path, "must be an npz file, a zip archive, which begins with PK", printable(front));
+    refuse(path, "must be a whole npz file (a zip archive)",
+           code == ZIP_ER_NOZIP ? "no directory at its end" : "a directory that does not fit its entries");
   }
   const zip_int64_t count = zip_get_num_entries(archive_.get(), 0);
   if (count > kMaxEntries) refuse(path, "must have at most " + std::to_string(kMaxEntries) + " entries", std::to_string(count));

@@ -1,4 +1,5 @@
-// OGB raw node-property folders: raw/{num-node-list,num-edge-list,edge,node-feat,node-label}.csv.gz without header lines, and
+// OGB raw node-property folders: raw/{num-node-list,num-edge-list,edge,node-feat}.csv.gz without header lines; where it has weights,
+// raw/edge_weight.csv.gz or raw/edge-feat.csv.gz of one column; where it has labels, raw/node-label.csv.gz and
 // split/<name>/{train,valid,test}.csv.gz.
 #include <algorithm>
 #include <charconv>
@@ -55,6 +56,12 @@ class CsvReader {
     if (value < 0 || value > high) stop("must be 0 to " + std::to_string(high));
     return value;
   }
+  float finite() const {
+    const auto wide = number<double>("must be a number");
+    if (!(std::fabs(wide) <= 3.4028234663852886e38)) stop("must be a finite number of 32 bits");
+    return static_cast<float>(wide);
+  }
+  bool more() const { return more_; }
   [[noreturn]] void stop(const std::string& rule) const { refuse(place(), rule, cell_.empty() ? "nothing" : printable(cell_)); }
   std::string place() const { return lines_.field() + ", column " + std::to_string(column_); }
   const std::string& path() const { return lines_.path(); }
@@ -99,7 +106,21 @@ int64_t read_count(const std::string& path, int64_t low, int64_t high) {
   return count;
 }
 
-void read_edges(const std::string& raw, GraphData& data) {
+/// One number a line.
+std::vector<float> read_weights(const std::string& path, int64_t edges) {
+  CsvReader csv(path);
+  std::vector<float> weight;
+  read_rows(csv, edges, "edge", [&](int64_t) {
+    csv.expect_cell(1);
+    weight.push_back(csv.finite());
+    if (csv.more()) {
+      refuse(csv.path(), "must have one column, the edge's weight (--unweighted takes edges without weights and features)", "more");
+    }
+  });
+  return checked_weights(std::move(weight), path);
+}
+
+void read_edges(const std::string& raw, GraphData& data, EdgeWeights weights) {
   const int64_t edges = read_count(raw + "num-edge-list.csv.gz", 0, INT64_MAX / 16);
   CsvReader csv(raw + "edge.csv.gz");
   std::vector<int32_t> pairs;
@@ -110,17 +131,19 @@ void read_edges(const std::string& raw, GraphData& data) {
     }
     csv.expect_line_end(2);
   });
-  set_edges(data, pairs);
+  std::vector<float> weight;
+  const std::string own = raw + "edge_weight.csv.gz", features = raw + "edge-feat.csv.gz";
+  if (weights == EdgeWeights::use) {
+    if (exists(own) && exists(features)) refuse(features, "must not stand beside edge_weight.csv.gz", "both");
+    if (exists(own) || exists(features)) weight = read_weights(exists(own) ? own : features, edges);
+  }
+  set_edges(data, pairs, std::move(weight));
 }
 
 void read_features(const std::string& raw, GraphData& data) {
   CsvReader csv(raw + "node-feat.csv.gz");
   Features& out = data.features;
-  const auto cell = [&] {
-    const auto wide = csv.number<double>("must be a number");
-    if (!(std::fabs(wide) <= 3.4028234663852886e38)) csv.stop("must be a finite number of 32 bits");
-    out.dense.push_back(static_cast<float>(wide));
-  };
+  const auto cell = [&] { out.dense.push_back(csv.finite()); };
   read_rows(csv, data.nodes, "node", [&](int64_t i) {
     if (i == 0) {
       while (csv.next_cell()) cell();
@@ -195,20 +218,21 @@ Part read_part(const std::string& path, int64_t nodes) {
 
 }  // namespace
 
-GraphData load_ogb(const std::string& folder) {
+GraphData load_ogb(const std::string& folder, EdgeWeights weights) {
   const std::string raw = folder + "/raw/", split = folder + "/split";
+  GraphData data;
+  data.nodes = read_count(raw + "num-node-list.csv.gz", 1, kMaxNodes);
+  const bool unlabelled = !exists(raw + "node-label.csv.gz") && !exists(split);
+  const std::vector<uint8_t> labelled = unlabelled ? std::vector<uint8_t>() : read_labels(raw, data);
+  read_features(raw, data);
+  read_edges(raw, data, weights);
+  if (unlabelled) return data;
   if (!is_folder(split)) fail("load", "folder must exist", split);
   std::vector<std::string> ways;
   for (const std::string& name : names_in(split)) {
     if (is_folder(split + "/" + name)) ways.push_back(name);
   }
   if (ways.size() != 1) refuse(split, "must hold one folder", listed(ways));
-
-  GraphData data;
-  data.nodes = read_count(raw + "num-node-list.csv.gz", 1, kMaxNodes);
-  const std::vector<uint8_t> labelled = read_labels(raw, data);
-  read_features(raw, data);
-  read_edges(raw, data);
   const std::string chosen = split + "/" + ways[0] + "/";
   data.splits.push_back(checked_split({read_part(chosen + "train.csv.gz", data.nodes), read_part(chosen + "valid.csv.gz", data.nodes),
                                        read_part(chosen + "test.csv.gz", data.nodes)},

@@ -112,14 +112,18 @@ class ArchiveFile {
 
 void save_edges(const GraphData& data, const std::string& path) {
   const auto line = [](size_t n) { return "(" + std::to_string(n) + ",)"; };
-  const std::vector<int8_t> ones(data.target.size(), 1);
+  const std::vector<int8_t> ones(data.weight.empty() ? data.target.size() : 0, 1);
   const std::array<int64_t, 2> shape{data.nodes, data.nodes};
   ArchiveFile file(path);
   file.add("indices", "<i4", line(data.target.size()), data.target.data(), data.target.size() * sizeof(int32_t));
   file.add("indptr", "<i8", line(data.start.size()), data.start.data(), data.start.size() * sizeof(int64_t));
   file.add("format", "|S3", "()", "csr", 3);
   file.add("shape", "<i8", "(2,)", shape.data(), sizeof shape);
-  file.add("data", "|i1", line(ones.size()), ones.data(), ones.size());
+  if (data.weight.empty()) {
+    file.add("data", "|i1", line(ones.size()), ones.data(), ones.size());
+  } else {
+    file.add("data", "<f4", line(data.weight.size()), data.weight.data(), data.weight.size() * sizeof(float));
+  }
   file.finish();
 }
 

@@ -1,6 +1,7 @@
 // A graph data set as a GraphSAINT folder, which load_graph() and other programs read. Torch-free.
 //
-//   adj_full.npz    scipy's CSR (scipy.sparse.load_npz): indptr int64[nodes + 1], indices int32[edges], data int8 ones, shape, format
+//   adj_full.npz    scipy's CSR (scipy.sparse.load_npz): indptr int64[nodes + 1], indices int32[edges], data int8 ones
+//                   or float32 weights, shape, format
 //   feats.npy       float32[nodes, features]; sparse features are written dense
 //   class_map.json  {"0": 3, …}: the class of every node that has one, or a list of 0 and 1 (multi-label)
 //   role.json       {"tr": […], "va": […], "te": […]}: nodes of the split

@@ -39,7 +39,8 @@ Split split_of(const GraphData& data, uint64_t seed, int64_t index) {
     }
     for (size_t c = 0; c < of_class.size(); ++c) share_out(of_class[c], dice, static_cast<uint32_t>(c), split);
   }
-  if (split.train.empty()) fail("load", data.name + " must have labelled nodes to draw a split from", "none");
+  if (split.train.empty())
+    fail("load", (data.source.empty() ? data.name : data.source) + " must have labelled nodes to draw a split from", "none");
   for (auto* part : {&split.train, &split.valid, &split.test}) std::sort(part->begin(), part->end());
   return split;
 }

@@ -42,6 +42,9 @@ Csr csr_from_csr(const at::Tensor& start, const at::Tensor& column, int64_t colu
 Csr transposed(const Csr& a);
 /// A with every edge in both directions, once each, all ones. Values and scales are dropped.
 Csr made_symmetric(const Csr& a);
+/// A with every edge in both directions, once each, and its value: of an edge that is given in both directions the mean of the two, of
+/// one that is given in one direction its own. Repeats in one direction are added first.
+Csr made_symmetric_weighted(const Csr& a);
 /// With exactly one (all ones) or no entry on the diagonal.
 Csr with_self_loops(const Csr& a);
 Csr without_self_loops(const Csr& a);

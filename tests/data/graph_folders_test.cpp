@@ -3,6 +3,7 @@
 
 #include "files.h"
 #include "satchel/data/graph_data.h"
+#include "satchel/data/save_graph.h"
 
 namespace satchel {
 namespace {
@@ -83,6 +84,30 @@ TEST_F(GraphSaint, NodesOfNoSplitNeedNoLabel) {
   EXPECT_EQ(error(), "[load] g/role.json: 'va' must have nodes with a label only, got 1 at position 0");
   spill(folder + "/role.json", R"({"tr": [2, 0], "va": [], "te": []})");
   EXPECT_EQ(load_graph(folder).labels, (I32{1, -1, 0}));
+}
+
+TEST_F(GraphSaint, LabelsMayBeMissingWithTheirSplit) {
+  std::remove((folder + "/class_map.json").c_str());
+  EXPECT_EQ(error(), "[load] file must exist, got g/class_map.json");
+  std::remove((folder + "/role.json").c_str());
+  const GraphData data = load_graph(folder);
+  EXPECT_FALSE(data.has_labels());
+  EXPECT_TRUE(data.splits.empty());
+  EXPECT_EQ(data.features.dense, (F32{1, 2, 3, 4, 5, 6}));
+}
+
+TEST_F(GraphSaint, ValuesAreWeights) {
+  EXPECT_TRUE(load_graph(folder).weight.empty());
+  Arrays arrays = adjacency;
+  arrays["data"] = npy(F32{2, 1, 0.25});
+  write_npz(folder + "/adj_full.npz", arrays);
+  const GraphData data = load_graph(folder);
+  EXPECT_EQ(data.weight, (F32{2, 1, 0.25}));
+  EXPECT_TRUE(load_graph(folder, EdgeWeights::ignore).weight.empty());
+  // What is saved is what was read.
+  save_graph(data, data.splits[0], scratch.path("h"));
+  EXPECT_EQ(load_graph(scratch.path("h")).weight, data.weight);
+  EXPECT_TRUE(holds(error_with_array("data", npy(F32{2, 1, -0.25})), "[load] g/adj_full.npz: data must be 0 or more"));
 }
 
 TEST_F(GraphSaint, AdjacencyAndFeaturesAreChecked) {
@@ -215,6 +240,39 @@ TEST_F(Ogb, ManyColumnsAreLabels) {
   EXPECT_EQ(error_with("raw/node-label", "1,0\n0\n0,0\n0,0\n"), "[load] g/raw/node-label.csv.gz: line 2 must have 2 columns, got 1");
 }
 
+TEST_F(Ogb, LabelsMayBeMissingWithTheirSplit) {
+  for (const char* name : {"raw/node-label", "split/time/train", "split/time/valid", "split/time/test"}) {
+    std::remove((folder + "/" + name + ".csv.gz").c_str());
+  }
+  EXPECT_EQ(error(), "[load] file must exist, got g/raw/node-label.csv.gz");
+  ::rmdir((folder + "/split/time").c_str());
+  ::rmdir((folder + "/split").c_str());
+  const GraphData data = load_graph(folder);
+  EXPECT_FALSE(data.has_labels());
+  EXPECT_EQ(data.target, (I32{3, 0, 1}));
+}
+
+TEST_F(Ogb, WeightsOfEdgesAreUsedOrRefused) {
+  // 2 → 0, 0 → 3, 2 → 1 are stored as 0 → 3, 2 → 0, 2 → 1.
+  for (const char* name : {"raw/edge_weight", "raw/edge-feat"}) {
+    put(name, "4\n0.5\n6\n");
+    EXPECT_EQ(load_graph(folder).weight, (F32{0.5, 4, 6})) << name;
+    EXPECT_TRUE(load_graph(folder, EdgeWeights::ignore).weight.empty());
+    put(name, "1\n1.0\n1\n");
+    EXPECT_TRUE(load_graph(folder).weight.empty());
+    EXPECT_TRUE(holds(error_with(name, "1\n-1\n1\n"), "must be 0 or more, as weights of edges are"));
+    EXPECT_TRUE(holds(error_with(name, "1\n1\n"), "must have 3 lines, one edge, got 2"));
+    EXPECT_TRUE(holds(error_with(name, "1\nx\n1\n"), "line 2, column 1 must be a number, got 'x'"));
+    EXPECT_EQ(error_with(name, "1,2\n1,2\n1,2\n"),
+              "[load] g/" + std::string(name) +
+                  ".csv.gz must have one column, the edge's weight (--unweighted takes edges without weights and features), got more");
+    std::remove((folder + "/" + name + ".csv.gz").c_str());
+  }
+  put("raw/edge_weight", "1\n1\n1\n");
+  put("raw/edge-feat", "1\n1\n1\n");
+  EXPECT_EQ(error(), "[load] g/raw/edge-feat.csv.gz must not stand beside edge_weight.csv.gz, got both");
+}
+
 TEST_F(Ogb, CellsAreChecked) {
   const std::string edge = "[load] g/raw/edge.csv.gz", feat = "[load] g/raw/node-feat.csv.gz", label = "[load] g/raw/node-label.csv.gz";
   EXPECT_EQ(error_with("raw/edge", "2,0\n0,4\n2,1\n"), edge + ": line 2, column 2 must be 0 to 3, got '4'");
@@ -259,11 +317,12 @@ TEST_F(Ogb, GzipIsChecked) {
                       "[load] g/raw/edge.csv.gz must be a whole gzip file, got its end after " + std::to_string(length)))
         << length;
   }
-  EXPECT_TRUE(holds(error_in("2,0\n0,3\n2,1\n"), "[load] g/raw/edge.csv.gz must be a whole gzip file, got incorrect header check"));
+  EXPECT_TRUE(holds(error_in("2,0\n0,3\n2,1\n"),
+                    "[load] g/raw/edge.csv.gz must be a gzip file, which begins with \\x1f\\x8b, got '2,0\\x0a0,3\\x0a2,1\\x0a'"));
   EXPECT_TRUE(holds(error_in(whole + "garbage"), "[load] g/raw/edge.csv.gz must be a whole gzip file"));
   std::string wrong = whole;
   wrong[wrong.size() - 8] ^= 1;  // the CRC
-  EXPECT_TRUE(holds(error_in(wrong), "must be a whole gzip file, got incorrect data check"));
+  EXPECT_TRUE(holds(error_in(wrong), "must be a whole gzip file, got damage at byte "));
   // Files may be joined.
   put("raw/edge", "2,0\n");
   const std::string first = slurp(path);

@@ -1,4 +1,5 @@
 // The npz layouts: gnn-benchmark and heterophilous. Folders are in graph_folders_test.cpp.
+#include <algorithm>
 #include <cmath>
 
 #include "files.h"
@@ -130,11 +131,8 @@ TEST_F(GraphNpz, BenchmarkAdjacencyIsChecked) {
 }
 
 TEST_F(GraphNpz, EveryArrayIsNeeded) {
-  for (const auto& [name, array] : benchmark()) {
-    EXPECT_TRUE(holds(error(benchmark(), name, ""), "[load] t.npz: " + name + " must be there, got '")) << name;
-  }
-  for (const char* name : {"train_idx", "val_idx", "test_idx"}) {
-    EXPECT_TRUE(holds(error(with_split(), name, ""), "[load] t.npz: " + std::string(name) + " must be there")) << name;
+  for (const auto& [name, array] : with_split()) {
+    EXPECT_TRUE(holds(error(with_split(), name, ""), "[load] t.npz: " + name + " must be there, got '")) << name;
   }
   for (const auto& [name, array] : heterophilous()) {
     EXPECT_TRUE(holds(error(heterophilous(), name, ""), "[load] t.npz: " + name + " must be there, got '")) << name;
@@ -154,8 +152,8 @@ TEST_F(GraphNpz, BenchmarkFeaturesAndLabelsAreChecked) {
   EXPECT_EQ(error(more, "attr_indptr", npy(I32{0, 2, 3, 3, 3, 6, 6})), "[load] t.npz: attr_shape must have 5 rows, one a node, got 6");
   EXPECT_EQ(error(benchmark(), "attr_matrix", npy(F32(8, 1), "(4, 2)")), "[load] t.npz: attr_matrix must have shape (5, any), got (4, 2)");
   EXPECT_EQ(error(benchmark(), "attr_matrix", npy(F32{}, "(5, 0)")), "[load] t.npz: attr_matrix must have a column, got none");
-  EXPECT_EQ(error(benchmark(), "labels", npy(I64{0, 1, 2, 1, -1})), "[load] t.npz: labels must be 0 to 4, got -1 at position 4");
-  EXPECT_EQ(error(benchmark(), "labels", npy(I64{0, 1, 2, 1000000, 1})), "[load] t.npz: labels must be 0 to 4, got 1000000 at position 3");
+  EXPECT_EQ(error(benchmark(), "labels", npy(I64{0, 1, 2, 1, -2})), "[load] t.npz: labels must be -1 to 4, got -2 at position 4");
+  EXPECT_EQ(error(benchmark(), "labels", npy(I64{0, 1, 2, 1000000, 1})), "[load] t.npz: labels must be -1 to 4, got 1000000 at position 3");
   EXPECT_EQ(error(benchmark(), "labels", npy(I64{0, 1, 2})), "[load] t.npz: labels must have shape (5), got (3)");
   EXPECT_EQ(error(benchmark(), "labels", npy(F32{0, 1, 2, 1, 0})), "[load] t.npz: labels must be whole numbers, got <f4");
 }
@@ -200,7 +198,8 @@ TEST_F(GraphNpz, HeterophilousIsChecked) {
             "[load] t.npz: node_features sizes must be 1 to 2147483647, got 0 at position 1");
   EXPECT_EQ(error(heterophilous(), "node_features", npy(F32{1, 2, 3, 4})),
             "[load] t.npz: node_features must have shape (any, any), got (4)");
-  EXPECT_EQ(error(heterophilous(), "node_labels", npy(I64{0, 1, 1, -1})), "[load] t.npz: node_labels must be 0 to 3, got -1 at position 3");
+  EXPECT_EQ(error(heterophilous(), "node_labels", npy(I64{0, 1, 1, -2})),
+            "[load] t.npz: node_labels must be -1 to 3, got -2 at position 3");
   EXPECT_EQ(error(heterophilous(), "val_masks", npy_text("|b1", "(2, 4)", std::string("\0\1\0\0\1\0\1\0", 8))),
             "[load] t.npz: val_masks row 1 must be false where train_masks is true, got true at position 2");
   EXPECT_EQ(error(heterophilous(), "val_masks", npy(std::vector<uint8_t>{0, 1, 0, 0, 2, 0, 0, 0}, "(2, 4)")),
@@ -211,11 +210,81 @@ TEST_F(GraphNpz, HeterophilousIsChecked) {
             "[load] t.npz: train_masks row 1 must have a node to train on, got none");
 }
 
+TEST_F(GraphNpz, NodesWithoutALabelAreInNoSplit) {
+  Arrays arrays = benchmark();
+  arrays["labels"] = npy(I64{0, -1, 2, -1, 0});
+  const GraphData data = load(arrays);
+  EXPECT_EQ(data.labels, (I32{0, -1, 2, -1, 0}));
+  EXPECT_EQ(data.classes, 3);
+  for (const uint64_t seed : {0, 1, 2}) {
+    const Split drawn = split_of(data, seed);
+    I64 all = drawn.train;
+    for (const I64* part : {&drawn.valid, &drawn.test}) all.insert(all.end(), part->begin(), part->end());
+    std::sort(all.begin(), all.end());
+    EXPECT_EQ(all, (I64{0, 2, 4}));
+  }
+  arrays["labels"] = npy(I64(5, -1));
+  EXPECT_EQ(error_of([&] { split_of(load(arrays), 0); }, scratch), "[load] t.npz must have labelled nodes to draw a split from, got none");
+  // A split that names one is wrong, whichever part it is.
+  const Arrays given = with_split();
+  EXPECT_EQ(error(given, "labels", npy(I64{-1, 1, 2, 1, 0})),
+            "[load] t.npz: train_idx must have nodes with a label only, got 0 at position 1");
+  EXPECT_EQ(error(given, "labels", npy(I64{0, -1, 2, 1, 0})),
+            "[load] t.npz: val_idx must have nodes with a label only, got 1 at position 0");
+  EXPECT_EQ(error(given, "labels", npy(I64{0, 1, -1, 1, 0})),
+            "[load] t.npz: test_idx must have nodes with a label only, got 2 at position 1");
+  EXPECT_EQ(error(heterophilous(), "node_labels", npy(I64{0, 1, -1, 0})),
+            "[load] t.npz: test_masks row 0 must have nodes with a label only, got 2 at position 0");
+}
+
+TEST_F(GraphNpz, LabelsMayBeMissing) {
+  Arrays benchmarked = benchmark(), masked = heterophilous();
+  benchmarked.erase("labels");
+  for (const char* name : {"node_labels", "train_masks", "val_masks", "test_masks"}) masked.erase(name);
+  for (const Arrays& arrays : {benchmarked, masked}) {
+    const GraphData data = load(arrays);
+    EXPECT_FALSE(data.has_labels());
+    EXPECT_EQ(data.classes, 0);
+    EXPECT_TRUE(data.splits.empty());
+    EXPECT_FALSE(data.target.empty());
+    EXPECT_EQ(error_of([&] { split_of(data, 0); }, scratch), "[load] t.npz must have labelled nodes to draw a split from, got none");
+  }
+  EXPECT_TRUE(load(benchmark()).has_labels());
+  masked["node_labels"] = heterophilous()["node_labels"];
+  EXPECT_TRUE(load(masked).splits.empty());  // to be drawn
+}
+
+TEST_F(GraphNpz, WeightsOfEdgesAreUsedOrRefused) {
+  Arrays arrays = benchmark();
+  EXPECT_TRUE(load(arrays).weight.empty());  // all ones
+  arrays["adj_data"] = npy(F32{1, 0.5, 2, 1, 0, 3});
+  EXPECT_EQ(load(arrays).weight, (F32{1, 0.5, 2, 1, 0, 3}));
+  EXPECT_TRUE(load_graph(path, EdgeWeights::ignore).weight.empty());
+  const std::string hint = " (--unweighted takes edges without their weights)";
+  arrays["adj_data"] = npy(F32{1, 0.5, -2, 1, 0, 3});
+  EXPECT_EQ(error(arrays), "[load] t.npz: adj_data must be 0 or more, as weights of edges are" + hint + ", got -2 at position 2");
+  EXPECT_TRUE(load_graph(path, EdgeWeights::ignore).weight.empty());
+  arrays["adj_data"] = npy(F32{1, 0.5, NAN, 1, 0, 3});
+  EXPECT_EQ(error(arrays), "[load] t.npz: adj_data must be finite numbers of 32 bits, got nan at position 2");
+
+  arrays = heterophilous();  // 2 → 0, 0 → 3, 2 → 1 are stored as 0 → 3, 2 → 0, 2 → 1
+  arrays["edge_weight"] = npy(F32{4, 5, 6});
+  EXPECT_EQ(load(arrays).weight, (F32{5, 4, 6}));
+  EXPECT_TRUE(load_graph(path, EdgeWeights::ignore).weight.empty());
+  arrays["edge_weight"] = npy(F32{4, 5});
+  EXPECT_EQ(error(arrays), "[load] t.npz: edge_weight must have shape (3), got (2)");
+  const std::string features = " must not be there: edges may have weights, no features (--unweighted takes edges without either), got it";
+  EXPECT_EQ(error(heterophilous(), "edge_attr", npy(F32{1, 2, 3})), "[load] t.npz: edge_attr" + features);
+  EXPECT_EQ(error(benchmark(), "edge_attr_matrix", npy(F32{1, 2, 3})), "[load] t.npz: edge_attr_matrix" + features);
+  EXPECT_EQ(load_graph(path, EdgeWeights::ignore).nodes, 5);
+}
+
 TEST_F(GraphNpz, OtherFilesNameTheLayouts) {
   const std::string unknown = error({{"x", npy(F32{1})}, {"y", npy(F32{1})}});
   EXPECT_TRUE(holds(unknown, "(gnn-benchmark)") && holds(unknown, "(heterophilous)") && unknown.ends_with("got 'x', 'y'")) << unknown;
   spill(path, "not a zip");
-  EXPECT_EQ(error_of([&] { load_graph(path); }, scratch), "[load] t.npz must be a whole npz (zip) file, got Not a zip archive");
+  EXPECT_EQ(error_of([&] { load_graph(path); }, scratch),
+            "[load] t.npz must be an npz file, a zip archive, which begins with PK, got 'not a zi'");
   EXPECT_EQ(error_of([&] { load_graph(scratch.path("none")); }, scratch), "[load] file or folder must exist, got none");
   EXPECT_EQ(error_of([&] { load_graph(""); }, scratch), "[load] file or folder must exist, got ''");
 }
