@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/data/printable.h"
 #include "satchel/tensor/output.h"
 
 namespace satchel {
@@ -23,6 +24,7 @@ static_assert(std::endian::native == std::endian::little, "values and the header
 constexpr const char* kOp = "checkpoint";
 constexpr uint64_t kMaxHeader = 100'000'000;  // as Python's safetensors
 constexpr size_t kPiece = size_t{1} << 30;    // Linux moves less than 2^31 bytes at once
+constexpr size_t kFront = 16;                 // bytes that show what kind of file it is
 
 std::string reason() { return std::string(" (") + std::strerror(errno) + ")"; }
 
@@ -154,6 +156,22 @@ std::string header_of(const TensorFile& file, const std::string& path) {
   return out;
 }
 
+/// Refuses a file of another kind by its first bytes, before they are taken for a length.
+void check_kind(std::string_view front, const std::string& path) {
+  if (front.size() > sizeof(uint64_t) && front[sizeof(uint64_t)] == '{') return;
+  const auto begins = [&](std::string_view with) { return front.starts_with(with); };
+  const char* kind = begins("PK\x03\x04")                       ? "a zip archive, as torch.save and numpy.savez write it"
+                     : begins("\x80\x02") || begins("\x80\x04") ? "a pickle"
+                     : begins("\x93NUMPY")                      ? "an .npy file"
+                     : begins("SATCHELP")                       ? "a packed tensor of satchel pack"
+                     : begins("\x89HDF")                        ? "an HDF5 file"
+                     : begins("\x1f\x8b")                       ? "a gzip file"
+                     : front.empty()                            ? "an empty file"
+                                                                : nullptr;
+  fail(kOp, path + ": file must be a safetensors file (the length of its header in 8 bytes, then the header, which begins with '{')",
+       kind != nullptr ? std::string(kind) : "the bytes " + printable(front));
+}
+
 }  // namespace
 
 const StoredTensor* TensorFile::find(std::string_view name) const {
@@ -181,11 +199,13 @@ TensorFile read_safetensors(const std::string& path) {
     fail(kOp, path + ": file must be readable" + reason(), "'" + path + "'");
   const auto bytes = static_cast<uint64_t>(about.st_size);
   uint64_t length = 0;
-  if (bytes < sizeof length) fail(kOp, path + ": file must have 8 bytes or more", bytes);
   const auto read = [&](void* to, size_t count, uint64_t place) {
     if (!in.read(to, count, place)) fail(kOp, path + ": file must be readable to its end" + reason(), "'" + path + "'");
   };
-  read(&length, sizeof length, 0);
+  std::string front(std::min<uint64_t>(bytes, kFront), '\0');
+  read(front.data(), front.size(), 0);
+  check_kind(front, path);
+  std::memcpy(&length, front.data(), sizeof length);
   if (length > kMaxHeader) fail(kOp, path + ": header must be at most 100000000 bytes", length);
   if (length > bytes - sizeof length) fail(kOp, path + ": header must lie within the file's " + std::to_string(bytes) + " bytes", length);
   std::string json(length, '\0');

@@ -220,6 +220,25 @@ TEST_F(Safetensors, HeaderLengthIsChecked) {
   EXPECT_EQ(error_at(0), front + "header must begin with '{', got ''");
 }
 
+TEST_F(Safetensors, FilesOfOtherKindsAreNamed) {
+  const std::string front = "[checkpoint] " + path() +
+                            ": file must be a safetensors file (the length of its header in 8 bytes, then the header, which begins with "
+                            "'{'), got ";
+  const std::string tail(40, 'x');
+  for (const auto& [bytes, kind] : std::map<std::string, std::string>{
+           {"PK\x03\x04" + tail, "a zip archive, as torch.save and numpy.savez write it"},
+           {"\x93NUMPY\x01" + tail, "an .npy file"},
+           {"SATCHELP" + tail, "a packed tensor of satchel pack"},
+           {"\x1f\x8b\x08" + tail, "a gzip file"},
+           {"", "an empty file"},
+           {"{}", "the bytes '{}'"},
+           {"hello, world: a text", "the bytes 'hello, world: a '"},
+           {std::string("\x02\0\0\0\0\0\0\0[]", 10), "the bytes '\\x02\\x00\\x00\\x00\\x00\\x00\\x00\\x00[]'"}}) {
+    spill(path(), bytes);
+    EXPECT_EQ(error_of([&] { read_safetensors(path()); }), front + kind);
+  }
+}
+
 TEST_F(Safetensors, JsonIsChecked) {
   EXPECT_EQ(error_in("", 0), "[checkpoint] f: header must begin with '{', got ''");
   EXPECT_EQ(error_in("[]", 0), "[checkpoint] f: header must begin with '{', got '['");
