@@ -65,8 +65,8 @@ template <class Read>
 auto guarded(const std::string& where, const Read& read) {
   try {
     return read();
-  } catch (const nlohmann::json::exception& e) {
-    fail("checkpoint", where + " must be as satchel train writes it", e.what());
+  } catch (const nlohmann::json::exception&) {
+    fail("checkpoint", where + " must be as satchel train writes it", "JSON of another kind");
   }
 }
 
@@ -163,7 +163,7 @@ std::string describe_options(const TrainOptions& o) {
                       {"patience", o.patience},
                       {"seed", o.seed},
                       {"split", o.split},
-                      {"device", o.device},
+                      {"device", o.device.substr(0, o.device.find(':'))},  // whichever GPU: they give the same results
                       {"self_loops", o.self_loops},
                       {"cache_aggregate", o.cache_aggregate},
                       {"cache_bytes", o.cache_bytes},
@@ -210,6 +210,7 @@ std::string describe_data(const GraphData& data) {
   Digest digest;
   digest.add(data.start);
   digest.add(data.target);
+  if (!data.weight.empty()) digest.add(data.weight);
   digest.add(data.features.dense);
   digest.add(data.features.start);
   digest.add(data.features.column);
@@ -221,10 +222,11 @@ std::string describe_data(const GraphData& data) {
     digest.add(split.valid);
     digest.add(split.test);
   }
-  return ordered_json{
+  ordered_json about = {
       {"name", data.name},       {"nodes", data.nodes},        {"edges", data.target.size()}, {"features", data.features.columns},
-      {"classes", data.classes}, {"task", name_of(data.task)}, {"digest", digest.text()}}
-      .dump();
+      {"classes", data.classes}, {"task", name_of(data.task)}, {"digest", digest.text()}};
+  if (!data.weight.empty()) about["weighted"] = true;
+  return about.dump(-1, ' ', false, ordered_json::error_handler_t::replace);  // file names may be no UTF-8
 }
 
 void check_equal(const std::string& checkpoint, const std::string& now, const char* what) {
@@ -252,6 +254,8 @@ void write_checkpoint(const std::string& path, const Checkpoint& c) {
   file.metadata["digest"] = digest_of(file);
   write_safetensors(path, file);
 }
+
+std::string checkpoint_format(const std::string& path) { return field(read_safetensors(path).metadata, "format", path); }
 
 Checkpoint read_checkpoint(const std::string& path, const std::string& format) {
   const TensorFile file = read_safetensors(path);

@@ -64,6 +64,8 @@ void check_equal(const std::string& checkpoint, const std::string& now, const ch
 
 /// Throws, and leaves the file alone, where the model's weights are not all finite: the loss of the step that made them so was.
 void write_checkpoint(const std::string& path, const Checkpoint& checkpoint);
+/// The format that a checkpoint says to have.
+std::string checkpoint_format(const std::string& path);
 /// Throws where anything is missing or not what it should be, the format too.
 Checkpoint read_checkpoint(const std::string& path, const std::string& format = kGraphFormat);
 

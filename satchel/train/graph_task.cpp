@@ -28,8 +28,19 @@ at::Tensor copied(const std::vector<T>& values, at::IntArrayRef shape, at::Scala
 
 int64_t length(const auto& values) { return static_cast<int64_t>(values.size()); }
 
+const std::string& source_of(const GraphData& data) { return data.source.empty() ? data.name : data.source; }
+
+/// ROC AUC has no value where a class is missing: better said before the first epoch, of the data, than after it, of the metric.
+void check_both_classes(const GraphData& data, const std::vector<int64_t>& nodes, const char* part) {
+  const auto is_one = [&](int64_t node) { return data.labels[static_cast<size_t>(node)] == 1; };
+  const bool ones = std::any_of(nodes.begin(), nodes.end(), is_one);
+  if (ones && !std::all_of(nodes.begin(), nodes.end(), is_one)) return;
+  fail("data", source_of(data) + ": " + part + " nodes of the split must be of both classes, as ROC AUC needs",
+       ones ? "class 1 only" : "class 0 only");
+}
+
 void check_nodes(const GraphData& data, const std::vector<int64_t>& nodes, const char* part) {
-  if (nodes.empty()) fail("data", data.name + ": the split must have " + part + " nodes", "none");
+  if (nodes.empty()) fail("data", source_of(data) + ": the split must have " + part + " nodes", "none");
   const int64_t most = data.task == Task::single_label ? data.classes - 1 : 1;
   if (std::adjacent_find(nodes.begin(), nodes.end(), std::greater_equal<>()) != nodes.end())
     fail("data", std::string(part) + " nodes must rise", "others");
@@ -38,8 +49,12 @@ void check_nodes(const GraphData& data, const std::vector<int64_t>& nodes, const
     if (data.task == Task::multi_label) continue;
     const int32_t label = data.labels[static_cast<size_t>(node)];
     if (label < 0 || label > most)
-      fail("data", "label of " + std::string(part) + " node " + std::to_string(node) + " must be 0 to " + std::to_string(most), label);
+      fail("data",
+           "label of " + std::string(part) + " node " + std::to_string(node) + " must be 0 to " + std::to_string(most) + " in " +
+               source_of(data),
+           label);
   }
+  if (data.task == Task::binary) check_both_classes(data, nodes, part);
 }
 
 void check_features(const Features& x, int64_t nodes) {
@@ -60,9 +75,11 @@ at::Tensor label_tensor(const GraphData& data) {
 }
 
 Adjacency adjacency_of(const GraphData& data, const TrainOptions& options) {
-  const Csr edges =
-      csr_from_csr(copied(data.start, {data.nodes + 1}, at::kLong), copied(data.target, {length(data.target)}, at::kInt), data.nodes);
-  const Csr graph = without_self_loops(made_symmetric(edges));
+  const int64_t entries = length(data.target);
+  const bool weighted = !data.weight.empty();
+  const Csr edges = csr_from_csr(copied(data.start, {data.nodes + 1}, at::kLong), copied(data.target, {entries}, at::kInt), data.nodes,
+                                 weighted ? copied(data.weight, {entries}, at::kFloat) : at::Tensor());
+  const Csr graph = without_self_loops(weighted ? made_symmetric_weighted(edges) : made_symmetric(edges));
   if (options.shape.conv == Conv::gcn) return gcn_adjacency(graph);
   return mean_adjacency(options.self_loops ? with_self_loops(graph) : graph);
 }
@@ -81,10 +98,17 @@ GraphInput input_of(const Features& x) {
 
 }  // namespace
 
-void validate(const GraphData& data, const Split& split) {
+void validate_inputs(const GraphData& data) {
   if (data.nodes < 1) fail("data", "a graph must have nodes", data.nodes);
+  if (!data.weight.empty() && data.weight.size() != data.target.size())
+    fail("data", "there must be a weight an edge, " + std::to_string(data.target.size()), data.weight.size());
   if (length(data.start) != data.nodes + 1) fail("data", "edges must have a start a node and one more", data.start.size());
   check_features(data.features, data.nodes);
+}
+
+void validate(const GraphData& data, const Split& split) {
+  validate_inputs(data);
+  if (!data.has_labels()) fail("data", source_of(data) + " must have labels to train on", "none");
   if (data.classes < 1 || (data.task == Task::binary && data.classes != 1))
     fail("data", "classes must be at least 1, and 1 for a binary task", data.classes);
   const int64_t known = data.task == Task::multi_label ? length(data.targets) : length(data.labels);
@@ -124,7 +148,7 @@ Amp amp_for(const TrainOptions& o, const FeatureRange& features, const char* op)
   if (o.amp != Amp::automatic) return o.amp;
   const bool packs = !o.method.plain && o.method.input.bits < 32 && o.method.norm.bits < 32;
   const bool fits = features.dense && features.largest >= kLeast && features.largest <= kMost;
-  return o.tf32 && o.device == "cuda" && packs && o.shape.norm != Norm::none && fits ? Amp::fp16 : Amp::none;
+  return o.tf32 && names_cuda(o.device) && packs && o.shape.norm != Norm::none && fits ? Amp::fp16 : Amp::none;
 }
 
 double gradient_scale(const GraphTask& task, const TrainOptions& options) {
@@ -138,15 +162,22 @@ void set_type(GraphTask& task, Amp amp) {
   if (task.input.x.defined()) task.input.x = task.input.x.to(activation_type(amp));
 }
 
-GraphTask make_task(const GraphData& data, const TrainOptions& options) {
+GraphTask make_unlabelled_task(const GraphData& data, const TrainOptions& options) {
   const at::Device device = device_of(options.device);
-  const Split split = split_of(data, options.seed, options.split);
-  validate(data, split);
+  validate_inputs(data);
   GraphTask task;
   task.kind = data.task;
   task.a = adjacency_of(data, options);
   task.input = input_of(data.features);
   set_type(task, options.amp);
+  return to_device(task, device);
+}
+
+GraphTask make_task(const GraphData& data, const TrainOptions& options) {
+  const at::Device device = device_of(options.device);
+  const Split split = split_of(data, options.seed, options.split);
+  validate(data, split);
+  GraphTask task = make_unlabelled_task(data, options);
   task.labels = label_tensor(data);
   task.train = copied(split.train, {length(split.train)}, at::kLong);
   task.valid = copied(split.valid, {length(split.valid)}, at::kLong);
@@ -171,7 +202,7 @@ GraphTask to_device(const GraphTask& task, at::Device device) {
   there.input.x = moved(task.input.x);
   if (task.input.is_sparse()) there.input.sparse = to_device(task.input.sparse, device);
   there.input.aggregated = moved(task.input.aggregated);
-  there.input.aggregated_by = task.input.aggregated_by.defined() ? there.a.matrix.column : at::Tensor();
+  if (task.input.aggregated_by.defined()) there.input.aggregated_by = AggregateSource(there.a.matrix, there.input.x);
   for (at::Tensor GraphTask::*part : {&GraphTask::labels, &GraphTask::train, &GraphTask::valid, &GraphTask::test, &GraphTask::train_labels})
     there.*part = moved(task.*part);
   there.masked.labels = moved(task.masked.labels);
@@ -186,6 +217,13 @@ int64_t cached_rows(const GraphTask& task, const TrainOptions& options) {
   const int64_t row = x.size(1) * static_cast<int64_t>(x.element_size());
   const int64_t rows = options.cache_bytes > 0 ? std::min(x.size(0), options.cache_bytes / row) : x.size(0);
   return rows * row <= free_memory(x.device()) / 4 ? rows : 0;
+}
+
+double score_of(const GraphData& data, const at::Tensor& logits, const std::vector<int64_t>& nodes) {
+  GraphTask task;
+  task.kind = data.task;
+  task.labels = label_tensor(data).to(logits.device());
+  return score_of(task, logits, copied(nodes, {length(nodes)}, at::kLong).to(logits.device()));
 }
 
 double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tensor& index) {

@@ -21,6 +21,9 @@ struct GraphTask {
   MaskedLabels masked;            // single label: those of `train`, the others hidden, for this library's loss
 };
 
+/// Throws `[data] rule, got value` unless edges and features fit each other.
+void validate_inputs(const GraphData& data);
+
 /// Throws `[data] rule, got value` unless sizes, labels and the split fit each other.
 void validate(const GraphData& data, const Split& split);
 
@@ -62,6 +65,9 @@ void set_type(GraphTask& task, Amp amp);
 /// Without A·X. Dense features are of the type of the options' amp, which is decided.
 GraphTask make_task(const GraphData& data, const TrainOptions& options);
 
+/// Adjacency and features alone: what predictions need.
+GraphTask make_unlabelled_task(const GraphData& data, const TrainOptions& options);
+
 /// Labels as the losses read them: of plain methods, or of this library's.
 void add_loss_labels(GraphTask& task, bool plain);
 
@@ -72,6 +78,8 @@ GraphTask to_device(const GraphTask& task, at::Device device);
 /// free memory.
 int64_t cached_rows(const GraphTask& task, const TrainOptions& options);
 
+/// The metric of labelled data over some of their nodes, in percent; logits may be on any device.
+double score_of(const GraphData& data, const at::Tensor& logits, const std::vector<int64_t>& nodes);
 /// The task's metric over nodes `index`, in percent.
 double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tensor& index);
 

@@ -50,7 +50,7 @@ std::string describe_options(const ImageTrainOptions& o, const ImageShape& shape
                  {"image", o.image},
                  {"eval_every", o.eval_every},
                  {"seed", o.seed},
-                 {"device", o.device},
+                 {"device", o.device.substr(0, o.device.find(':'))},  // whichever GPU: they give the same results
                  {"tf32", o.tf32},
                  {"amp", name_of(o.amp)},
                  {"loss_scale", {o.loss_scale.initial, o.loss_scale.growth, o.loss_scale.backoff, o.loss_scale.interval}},
@@ -84,7 +84,7 @@ std::string describe_data(const ImageSets& data) {
                       {"channels", data.train.channels},  {"height", data.train.height},
                       {"image_width", data.train.width},  {"mean", data.mean},
                       {"deviation", data.deviation},      {"digest", digest.text()}}
-      .dump();
+      .dump(-1, ' ', false, ordered_json::error_handler_t::replace);  // file names may be no UTF-8
 }
 
 }  // namespace satchel

@@ -8,6 +8,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/plan/image_plan.h"
+#include "satchel/train/options.h"
 
 namespace satchel {
 namespace {
@@ -68,7 +69,7 @@ void validate(const ImageTrainOptions& o) {
   check_loss_scale(o.loss_scale);
   at_least("epochs between evaluations", o.eval_every, 1);
   at_least("epochs between checkpoints", o.checkpoint_every, 0);
-  if (o.tf32 && o.device != "cuda") fail("train", "tf32 needs device cuda", o.device);
+  if (o.tf32 && !names_cuda(o.device)) fail("train", "tf32 needs device cuda", o.device);
   if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) fail("train", "resume and checkpoint_every need a checkpoint", "none");
 }
 

@@ -233,7 +233,7 @@ class Run {
             done,
             done > 0 ? train_.loader().batches() : 0,
             loss,
-            state_.last.test,
+            state_.best_epoch == 0 ? std::numeric_limits<double>::quiet_NaN() : state_.last.test,
             rates_.lr,
             step_seconds,
             state_.measured.saved_bytes,
@@ -299,6 +299,7 @@ class Run {
 
 ImageRunResult train_images(const ImageSets& data, const ImageTrainOptions& options, const Report& progress) {
   try {
+    const CurrentDevice current(device_of(options.device));
     const ConvolutionSettings settings(device_of(options.device), {options.tf32, true, wants_growing_segments(options.method)});
     Run run(data, options);
     bool stopped = false;

@@ -11,6 +11,7 @@
 #include "satchel/core/saved.h"
 #include "satchel/data/image_data.h"
 #include "satchel/plan/image_shape.h"
+#include "satchel/train/prediction.h"
 #include "satchel/train/schedule.h"
 
 namespace satchel {
@@ -43,7 +44,7 @@ struct ImageTrainOptions {
   int64_t image = 0;               // height and width that images in folders are brought to; 0: the data's own
   int64_t eval_every = 1;          // epochs between evaluations; the last epoch always has one
   uint64_t seed = 0;
-  std::string device = "cpu";  // cpu, cuda
+  std::string device = "cpu";  // cpu, cuda, cuda:N
   bool tf32 = false;           // cuda: convolutions and products of float32 in TF32
   Autocast amp = Autocast::none;
   LossScale loss_scale;       // amp fp16
@@ -58,7 +59,7 @@ struct ImageProgress {
   int64_t epoch = 0, epochs = 0;  // epochs done
   int64_t step = 0, steps = 0;    // of the epoch at work: both 0 between epochs
   double loss = 0;                // mean of the epoch
-  double test = 0;                // percent, of the last evaluation
+  double test = 0;                // percent, of the last evaluation; NaN before the first
   double lr = 0;                  // of the last step
   double step_seconds = 0;        // mean of the epoch
   int64_t saved_bytes = 0, peak_bytes = 0;
@@ -88,5 +89,11 @@ struct ImageRunResult {
 /// On the CPU equal options give equal results for one number of torch's threads, and a resumed run continues bit for bit.
 ImageRunResult train_images(const ImageSets& data, const ImageTrainOptions& options,
                             const std::function<bool(const ImageProgress&)>& progress = {});
+
+/// Classes of images, in their order, from a checkpoint of train_images(). Images of files are brought to the size that the model was
+/// tested with, others must have it. Labels of `data` are compared with the classes where it is `labelled`. Throws `[predict] …` where
+/// images and model do not fit.
+Prediction predict_images(const ImageData& data, bool labelled, const std::string& checkpoint, const std::string& device = "cpu",
+                          int64_t loaders = 2);
 
 }  // namespace satchel

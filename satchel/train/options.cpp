@@ -1,7 +1,9 @@
 #include "satchel/train/options.h"
 
 #include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
+#include <charconv>
 #include <cmath>
 
 #include "satchel/core/error.h"
@@ -45,19 +47,27 @@ void validate(const TrainOptions& o) {
   at_least("patience", o.patience, 0);
   at_least("split", o.split, 0);
   at_least("epochs between checkpoints", o.checkpoint_every, 0);
-  if (o.tf32 && o.device != "cuda") fail("train", "tf32 needs device cuda", o.device);
-  if (o.cuda_graph && o.device != "cuda") fail("train", "cuda_graph needs device cuda", o.device);
+  if (o.tf32 && !names_cuda(o.device)) fail("train", "tf32 needs device cuda", o.device);
+  if (o.cuda_graph.value_or(false) && !names_cuda(o.device)) fail("train", "cuda_graph needs device cuda", o.device);
   if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) fail("train", "resume and checkpoint_every need a checkpoint", "none");
 }
 
-at::Device device_of(const std::string& name) {
+at::Device device_of(const std::string& name, const char* op) {
   if (name == "cpu") return at::kCPU;
-  if (name != "cuda") fail("train", "device must be cpu or cuda", "'" + name + "'");
-  if (!at::hasCUDA()) fail("train", "device cuda needs a GPU that torch can use", "none");
-  return {at::kCUDA, 0};
+  int index = 0;
+  if (name != "cuda") {
+    const std::string_view number = names_cuda(name) ? std::string_view(name).substr(5) : std::string_view();
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
+    if (number.empty() || error != std::errc() || end != number.data() + number.size() || index < 0)
+      fail(op, "device must be cpu, cuda or cuda:N", "'" + name + "'");
+  }
+  if (!at::hasCUDA()) fail(op, "device cuda needs a GPU that torch can use", "none");
+  const int count = at::detail::getCUDAHooks().deviceCount();
+  if (index >= count) fail(op, "device must be cuda:0" + (count > 1 ? " to cuda:" + std::to_string(count - 1) : std::string(", the only GPU")), name);
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
-Tf32Guard::Tf32Guard(const TrainOptions& options) : cuda_(options.device == "cuda") {
+Tf32Guard::Tf32Guard(const TrainOptions& options) : cuda_(names_cuda(options.device)) {
   if (!cuda_) return;
   at::Context& torch = at::globalContext();
   before_ = torch.allowTF32CuBLAS();

@@ -1,15 +1,16 @@
 #include "satchel/train/train.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
+#include "satchel/autograd/seeds.h"
 #include "satchel/core/error.h"
 #include "satchel/core/median.h"
 #include "satchel/core/noise.h"
@@ -26,7 +27,7 @@ namespace {
 constexpr uint32_t kWeights = 1;  // rank of the seed of initial weights; steps have rank 0
 
 GraphModel make_model(const TrainOptions& options, at::Device device) {
-  at::manual_seed(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
+  const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
   GraphModel model(model_options(options));
   model->to(device);
   return model;
@@ -77,7 +78,7 @@ class Run {
   void epoch() {
     // Of the first steps, the first without gradients and optimizer state to stand before it: the next replaces it.
     const bool measures = steps_ < TrainStep::kEager;
-    const bool warms_up = measures || (options_.cuda_graph && steps_ == TrainStep::kEager);  // the next one captures the graph
+    const bool warms_up = measures || (step_->has_graph() && steps_ == TrainStep::kEager);  // the next one captures the graph
     StepCost cost;
     const auto start = std::chrono::steady_clock::now();
     const uint64_t seed = derive_seed(options_.seed, static_cast<uint64_t>(state_.epoch + 1), 0, 0);
@@ -110,8 +111,10 @@ class Run {
   }
 
   Progress progress() const {
-    const Scores& last = extra_ ? *extra_ : state_.last;
-    const double best = extra_ && is_better(*extra_) ? extra_->valid : state_.best.valid;
+    constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+    const bool evaluated = extra_ || state_.best_epoch > 0;
+    const Scores last = extra_ ? *extra_ : evaluated ? state_.last : Scores{kNone, kNone, kNone};
+    const double best = extra_ && is_better(*extra_) ? extra_->valid : evaluated ? state_.best.valid : kNone;
     return {state_.epoch,
             options_.epochs,
             state_.loss,
@@ -152,6 +155,8 @@ class Run {
     r.loss_bytes = measured().loss_bytes;
     r.peak_bytes = measured().peak_bytes;
     r.cached_bytes = cached_bytes();
+    r.cuda_graph = step_->replays();
+    r.eager_because = step_->eager_because();
     r.tensors = options_.method.plain || tensors_.empty()
                     ? plan_graph(options_.shape, task_.input.nodes(), options_.method, !task_.input.x.defined())
                     : tensors_;
@@ -228,6 +233,7 @@ class Run {
 
 RunResult train_graph(const GraphData& data, const TrainOptions& options, const std::function<bool(const Progress&)>& progress) {
   try {
+    const CurrentDevice current(device_of(options.device));
     const Tf32Guard tf32(options);
     Run run(data, options);
     bool stopped = false;

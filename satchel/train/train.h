@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "satchel/core/saved.h"
 #include "satchel/data/graph_data.h"
 #include "satchel/plan/graph_plan.h"
+#include "satchel/train/prediction.h"
 
 namespace satchel {
 
@@ -27,7 +29,7 @@ struct TrainOptions {
   int64_t patience = 0;                                // evaluations without a better validation metric before it stops; 0: never
   uint64_t seed = 0;
   int64_t split = 0;           // which of the data's splits
-  std::string device = "cpu";  // cpu, cuda
+  std::string device = "cpu";  // cpu, cuda, cuda:N
   bool self_loops = false;     // sage: a node averages itself too (gcn always does)
   bool cache_aggregate =
       true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
@@ -35,7 +37,8 @@ struct TrainOptions {
   bool tf32 = false;         // cuda: products of float32 matrices in TF32
   Amp amp = Amp::automatic;  // bf16, fp16: features and activations in so many bits; weights, statistics and losses in float32.
                              // automatic: fp16 where tf32 would round them as much anyway (amp_for() of graph_task.h), else none
-  bool cuda_graph = false;   // cuda: steps after the third are replayed from a CUDA graph; the same results, bit for bit
+  std::optional<bool> cuda_graph;  // cuda: steps after the third are replayed from a CUDA graph; the same results, bit for bit.
+                                   // none: where it can be, on CUDA, and steps run one by one elsewhere
   std::string checkpoint;    // file to write when it ends, is stopped, or every checkpoint_every epochs
   int64_t checkpoint_every = 0;
   bool resume = false;  // go on from `checkpoint`
@@ -44,7 +47,7 @@ struct TrainOptions {
 struct Progress {
   int64_t epoch = 0, epochs = 0;  // epochs done
   double loss = 0;
-  double train = 0, valid = 0, test = 0;  // of the last evaluation, in percent
+  double train = 0, valid = 0, test = 0;  // of the last evaluation, in percent; NaN before the first, as best_valid
   double best_valid = 0;
   double epoch_seconds = 0;  // of this epoch's training step
   int64_t saved_bytes = 0, peak_bytes = 0;
@@ -64,6 +67,8 @@ struct RunResult {
   int64_t peak_bytes = 0;                 // measured: the most allocated during a step − what stood before; a cached A·X counts.
                                           // With a CUDA graph: of the steps before its capture; its pool is as large again
   int64_t cached_bytes = 0;               // of it: A·X
+  bool cuda_graph = false;                // steps were replayed from a CUDA graph
+  std::string eager_because;              // why they were not, where nothing was said and the device is CUDA
   std::vector<SavedTensor> tensors;       // read from the autograd graph (fp32: from the plan)
   bool interrupted = false;               // progress said stop
 };
@@ -72,12 +77,8 @@ struct RunResult {
 /// (for one number of threads), and a resumed run continues bit for bit.
 RunResult train_graph(const GraphData& data, const TrainOptions& options, const std::function<bool(const Progress&)>& progress = {});
 
-struct Prediction {
-  int64_t nodes = 0, outputs = 0;
-  std::vector<float> scores;     // nodes × outputs: softmax or sigmoid
-  std::vector<int64_t> classes;  // single label and binary: one a node; multi-label: nodes × outputs of 0 and 1
-  double test = 0;               // percent, on the split of the run
-};
+/// Classes of all nodes from a checkpoint of train_graph(), with the metric on the test nodes of the run's split. Data need no labels:
+/// task and classes are then the checkpoint's.
 Prediction predict_graph(const GraphData& data, const std::string& checkpoint, const std::string& device = "cpu");
 
 }  // namespace satchel

@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,7 @@ TrainOptions options_for(const std::string& method, Conv conv = Conv::sage, Amp 
   o.shape.hidden = 32;
   o.method = parse_method(method);
   o.device = "cuda";
+  o.cuda_graph = false;
   o.amp = amp;
   o.seed = 9;
   return o;
@@ -294,6 +297,74 @@ TEST_F(Cuda, ACapIsKept) {
   }
   release_cached_memory(device);
   EXPECT_TRUE(taken(2 * size));
+}
+
+TEST_F(Cuda, GraphsAreCapturedWithoutBeingAskedFor) {
+  const GraphData data = load_graph(kData);
+  for (const char* method : {"satchel", "fp32"}) {
+    TrainOptions options = options_for(method);
+    options.epochs = 8;
+    const RunResult eager = train_graph(data, options);
+    options.cuda_graph = std::nullopt;
+    options.device = "cuda:0";
+    const RunResult replayed = train_graph(data, options);
+    EXPECT_FALSE(eager.cuda_graph);
+    EXPECT_TRUE(replayed.cuda_graph) << replayed.eager_because;
+    EXPECT_EQ(replayed.eager_because, "");
+    EXPECT_EQ(replayed.loss, eager.loss) << method;
+    EXPECT_EQ(replayed.test, eager.test) << method;
+  }
+  try {
+    device_of("cuda:127");
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find(", got cuda:127"), std::string::npos) << e.what();
+  }
+}
+
+/// A weight that steps move, by a forward of the test's own.
+struct SmallStep {
+  explicit SmallStep(const std::function<at::Tensor(const at::Tensor&)>& forward, std::optional<bool> cuda_graph)
+      : weight(at::ones({8}, at::TensorOptions().device(at::kCUDA)).requires_grad_()),
+        optimizer(TrainOptions{}, {weight}),
+        step({[this, forward] { return forward(weight); }, [](const at::Tensor& logits) { return logits.square().sum(); }}, optimizer,
+             at::Device(at::kCUDA, 0), cuda_graph) {}
+  at::Tensor weight;
+  ParameterStep optimizer;
+  TrainStep step;
+};
+
+/// In a process of its own, as below. What came before the capture that failed counts, and what comes after goes on.
+TEST_F(Cuda, StepsThatWaitGoOnWithoutAGraph) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run = [] {
+    const auto forward = [](const at::Tensor& w) { return w * (1 + w.sum().item<float>()); };
+    SmallStep eager(forward, false), either(forward, std::nullopt);
+    bool same = true;
+    for (uint64_t i = 0; i < 8; ++i) same = same && eager.step(i).item<float>() == either.step(i).item<float>();
+    std::fprintf(stderr, "%s\n", either.step.eager_because().c_str());
+    const bool named = either.step.eager_because().starts_with("[train] cuda_graph needs steps that never wait for the GPU, got ");
+    std::_Exit(same && named && !either.step.replays() && eager.weight.equal(either.weight) ? 0 : 1);
+  };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(Cuda, AGraphThatWouldLeaveTooLittleMemoryIsLeftOut) {
+  const at::Device device(at::kCUDA, 0);
+  release_cached_memory(device);
+  const int64_t size = int64_t{512} << 20;
+  const MemoryCap cap(device, cuda_memory(device).allocated + size);
+  const auto forward = [&](const at::Tensor& w) {
+    const at::Tensor large = at::empty({size / 8 * 5}, at::TensorOptions().dtype(at::kByte).device(device));
+    return w * 2;
+  };
+  SmallStep small(forward, std::nullopt);
+  for (uint64_t i = 0; i < 6; ++i) {
+    StepCost cost;
+    small.step(i, i == 1 ? &cost : nullptr);
+  }
+  EXPECT_FALSE(small.step.replays());
+  EXPECT_TRUE(small.step.eager_because().starts_with("[train] a CUDA graph needs twice the ")) << small.step.eager_because();
 }
 
 /// In a process of its own: torch cannot undo a broken capture altogether.

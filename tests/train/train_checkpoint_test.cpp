@@ -76,7 +76,7 @@ TEST_F(Train, PredictsFromTheBestWeights) {
       const RunResult r = train_graph(data, o);
       const Prediction p = predict_graph(data, file_);
       EXPECT_EQ(p.test, r.test);
-      EXPECT_EQ(p.nodes, kNodes);
+      EXPECT_EQ(p.count, kNodes);
       ASSERT_EQ(p.scores.size(), static_cast<size_t>(kNodes * p.outputs));
       ASSERT_EQ(p.classes.size(), static_cast<size_t>(task == Task::multi_label ? kNodes * kClasses : kNodes));
       for (const int64_t c : p.classes) ASSERT_TRUE(c >= 0 && c < (task == Task::single_label ? kClasses : 2));
