@@ -67,7 +67,7 @@ setting() {
   if [[ $2 == on ]]; then tf32=(--tf32); fi
   if [[ $compile == all || ($compile == tf32 && $2 == on) ]]; then only=all; fi
   local shape=(--data "$data/arxiv" --hidden "$hidden" "${tf32[@]}")
-  bench "$name" "${shape[@]}" --methods "$methods"
+  bench "$name" "${shape[@]}" --methods "$methods" --no-cuda-graph
   bench "${name}_graph" "${shape[@]}" --methods "exact;blockwise;satchel" --cuda-graph --no-torch
   bench "${name}_no_cache_graph" "${shape[@]}" --methods satchel --no-cache --cuda-graph --no-torch
   if [[ $2 == on ]]; then  # float32 between layers, where the rows above have float16
@@ -75,7 +75,7 @@ setting() {
   else  # as much of A·X as leaves the peak below a quarter of PyTorch's
     bench "${name}_some_cache_graph" "${shape[@]}" --methods satchel --cache "${some[$hidden]:-36MiB}" --cuda-graph --no-torch
   fi
-  bench "${name}_bf16" "${shape[@]}" --methods fp32,satchel --amp bf16
+  bench "${name}_bf16" "${shape[@]}" --methods fp32,satchel --amp bf16 --no-cuda-graph
   bench "${name}_bf16_graph" "${shape[@]}" --methods satchel --amp bf16 --cuda-graph --no-torch
   baselines "$name" "${shape[@]}" --only "$only"
 }
@@ -83,18 +83,18 @@ setting() {
 if [[ -n $codec ]]; then run "$satchel" bench codec --device cuda --json "$out/codec.json"; fi
 run "$satchel" bench spmm --json "$out/spmm.json"
 run "$satchel" bench product --json "$out/product.json"
-"$satchel" data --data synthetic:arxiv --out "$data/arxiv"
+"$satchel" data --data synthetic:arxiv --out "$data/arxiv" --overwrite
 for hidden in $widths; do
   for mode in $modes; do setting "$hidden" "$mode"; done
 done
 if [[ -n $growth ]]; then
-  bench growth --data synthetic:arxiv,scale=10 --hidden 128 --methods satchel
+  bench growth --data synthetic:arxiv,scale=10 --hidden 128 --methods satchel --no-cuda-graph
 fi
 if [[ -n $products ]]; then
-  "$satchel" data --data synthetic:nodes=2449029,edges=61859140,features=100,classes=47 --out "$data/products"
+  "$satchel" data --data synthetic:nodes=2449029,edges=61859140,features=100,classes=47 --out "$data/products" --overwrite
   shape=(--data "$data/products" --hidden 256 --tf32)
-  bench products "${shape[@]}" --memory-cap 12GB --methods "$methods"
-  bench products_no_cache "${shape[@]}" --memory-cap 12GB --methods satchel --no-cache --no-torch
+  bench products "${shape[@]}" --memory-cap 12GB --methods "$methods" --no-cuda-graph
+  bench products_no_cache "${shape[@]}" --memory-cap 12GB --methods satchel --no-cache --no-torch --no-cuda-graph
   baselines products "${shape[@]}" --memory-cap 12 --only eager
 fi
 

@@ -1,7 +1,6 @@
 #include "tools/arguments.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <charconv>
 #include <cstdlib>
@@ -15,7 +14,8 @@ namespace satchel::tool {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 62;
-constexpr const char* kSizeRule = "must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000";
+constexpr int64_t kLeastWithoutUnit = int64_t{1} << 20;
+constexpr const char* kSizeRule = "must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 12000000000";
 
 /// All of a text as a number in decimal digits.
 template <class Number>
@@ -25,16 +25,12 @@ std::errc read_all(const std::string& text, Number& number) {
   return code == std::errc() && stop != end ? std::errc::invalid_argument : code;
 }
 
-/// Two names of one file, which may not be there yet.
-bool same_file(const std::string& a, const std::string& b) {
-  struct stat first {
-  }, second{};
-  if (::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0)
-    return first.st_dev == second.st_dev && first.st_ino == second.st_ino;
-  const auto folder = [](const std::string& path) { return path.find('/') == path.npos ? "." : path.substr(0, path.rfind('/') + 1); };
-  const auto name = [](const std::string& path) { return path.substr(path.rfind('/') + 1); };
-  return name(a) == name(b) && ::stat(folder(a).c_str(), &first) == 0 && ::stat(folder(b).c_str(), &second) == 0 &&
-         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+/// What is wrong with the text of a size; empty: nothing.
+std::string size_error(const std::string& text) {
+  const std::optional<int64_t> bytes = byte_count(text, kMostBytes);
+  if (!bytes) return kSizeRule;
+  if (*bytes >= kLeastWithoutUnit || !leading_number(text).second.empty()) return "";
+  return fmt::format("must have a unit below 1 MiB: write {0}GB or {0}GiB, or {0}B for bytes", text);
 }
 
 }  // namespace
@@ -49,25 +45,35 @@ CLI::Validator real_number() {
       "", "number");
 }
 
-void check_apart(const char* op, const char* name, const std::string& path, const char* other_name, const std::string& other) {
-  if (!path.empty() && !other.empty() && same_file(path, other))
-    throw UsageError(fmt::format("[{}] {} must be another file than {}, got {}", op, name, other_name, path));
-}
-
 CLI::Validator file_name() {
   return CLI::Validator([](std::string& text) -> std::string { return text.empty() ? "must name a file, got ''" : ""; }, "", "file name");
 }
 
 int64_t parse_bytes(const std::string& text, const char* op) {
-  const std::optional<int64_t> bytes = byte_count(text, kMostBytes);
-  if (!bytes) fail(op, std::string("size ") + kSizeRule, "'" + text + "'");
-  return *bytes;
+  if (const std::string wrong = size_error(text); !wrong.empty()) fail(op, "size " + wrong, "'" + text + "'");
+  return *byte_count(text, kMostBytes);
 }
 
 CLI::Validator byte_size() {
   return CLI::Validator(
-      [](std::string& text) { return byte_count(text, kMostBytes) ? std::string() : fmt::format("{}, got '{}'", kSizeRule, text); }, "",
-      "size");
+      [](std::string& text) {
+        const std::string wrong = size_error(text);
+        return wrong.empty() ? wrong : fmt::format("{}, got '{}'", wrong, text);
+      },
+      "", "size");
+}
+
+CLI::Validator device_name(const std::string& more) {
+  const std::string names = more.empty() ? "cpu, cuda or cuda:N" : "cpu, cuda, cuda:N or " + more;
+  return CLI::Validator(
+      [more, names](std::string& text) -> std::string {
+        int number = 0;
+        const bool numbered = text.starts_with("cuda:") && read_all(text.substr(5), number) == std::errc() && number >= 0 && number < 128;
+        return text == "cpu" || text == "cuda" || numbered || (!more.empty() && text == more)
+                   ? ""
+                   : fmt::format("must be {}, got '{}'", names, text);
+      },
+      "{" + names + "}", "device");
 }
 
 CLI::Validator whole_number(uint64_t least, uint64_t most) {

@@ -13,12 +13,16 @@ namespace satchel::tool {
 
 /// A number as strtod() reads it all; CLI11 itself takes '' for 0.
 CLI::Validator real_number();
-/// Throws UsageError where two names are of one file, which may not be there yet.
-void check_apart(const char* op, const char* name, const std::string& path, const char* other_name, const std::string& other);
 
 /// '' is what a script's unset variable gives: not "no file".
 CLI::Validator file_name();
-/// As byte_count() of core reads it. Throws `[op] rule, got 'text'` unless it is 1 to 2^62 bytes.
+/// cpu, cuda or cuda:N; `more` is a word that stands for several of them.
+CLI::Validator device_name(const std::string& more = "");
+/// CPU threads: what --help says of them.
+constexpr const char* kThreadsHelp =
+    "CPU threads (default: torch's choice, one a core; fewer where other programs keep cores busy: a step waits for its slowest thread)";
+
+/// As byte_count() of core reads it. Throws `[op] rule, got 'text'` unless it is 1 to 2^62 bytes; less than 1 MiB needs a unit.
 int64_t parse_bytes(const std::string& text, const char* op);
 /// What parse_bytes() reads.
 CLI::Validator byte_size();

@@ -147,7 +147,7 @@ void run_bench_batch(const BenchBatchCommand& command) {
   if (!silent) {
     fmt::print("{}, images of {} × {}{}{}, at most {} bytes; {}\n\n", setting.options.model, setting.image, setting.image,
                setting.options.tf32 ? ", TF32" : "", c.images.amp == "none" ? "" : ", autocast to " + c.images.amp, grouped(bytes),
-               setting.options.device == "cuda" ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
+               names_cuda(setting.options.device) ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
     std::fflush(stdout);
   }
   const Search search(c, setting, bytes);

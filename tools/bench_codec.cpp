@@ -9,7 +9,9 @@
 
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/cuda.h"
+#include "satchel/train/options.h"
 #include "tools/bench.h"
+#include "tools/quality.h"
 #include "tools/tool.h"
 #include "tools/train_report.h"
 
@@ -188,8 +190,9 @@ void run_bench_codec(const BenchOptions& asked) {
   if (!options.json.empty() && options.json != "-") check_output(options.json, "bench");
   if (on_gpu && !cuda::compiled()) fail("bench", "--device cuda needs a build with CUDA", "a build without");
   if (on_gpu && gpu_name().empty()) fail("bench", "--device cuda needs a GPU", "none");
+  if (on_gpu) use_device(options.device == "all" ? "cuda" : options.device, "bench");
   Table table(options.json == "-");
-  if (options.device != "cuda") run_device(options, false, table);
+  if (!names_cuda(options.device)) run_device(options, false, table);
   if (on_gpu) run_device(options, true, table);
   if (!options.json.empty()) write_json(options.json, table.json(options), "bench");
 }

@@ -15,6 +15,7 @@
 #include "tools/arguments.h"
 #include "tools/bench_graph_entries.h"
 #include "tools/progress.h"
+#include "tools/quality.h"
 #include "tools/tool.h"
 #include "tools/train_commands.h"
 #include "tools/train_report.h"
@@ -23,6 +24,22 @@ namespace satchel::tool {
 namespace {
 
 using nlohmann::ordered_json;
+
+TrainOptions options_of(const BenchGraphCommand& c) {
+  TrainOptions o;
+  o.shape = c.shape;
+  o.shape.conv = from_name<Conv>(c.model, "bench");
+  o.shape.norm = from_name<Norm>(c.norm, "bench");
+  o.shape.activation = from_name<Activation>(c.activation, "bench");
+  o.device = c.device;
+  o.method = parse_method("fp32");
+  o.tf32 = c.tf32;
+  o.amp = from_name<Amp>(c.amp, "bench");
+  o.cuda_graph = c.cuda_graph;
+  o.cache_aggregate = !c.no_cache;
+  if (!c.cache.empty()) o.cache_bytes = parse_bytes(c.cache, "bench");
+  return o;
+}
 
 /// What the results were measured on.
 struct Setting {
@@ -56,13 +73,13 @@ std::vector<std::string> row_of(const BenchResult& r, const BenchResult* base) {
 
 void print_about(const BenchGraphCommand& c, const Setting& s) {
   fmt::print("{}: {} nodes, {} entries of A; {} {} layers × {}; {}\n", s.data_name, grouped(s.nodes), grouped(s.entries), c.model,
-             c.shape.layers, c.shape.hidden, c.device == "cuda" ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
+             c.shape.layers, c.shape.hidden, names_cuda(c.device) ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
   std::string kinds;
   if (c.tf32) kinds += ", products in TF32";
   if (!s.types.empty()) kinds += ", activations in " + s.types;
   if (c.no_cache) kinds += ", A·X in every step";
   if (!c.cache.empty()) kinds += ", at most " + c.cache + " of A·X kept";
-  if (c.cuda_graph) kinds += c.no_torch ? ", steps from a CUDA graph" : ", steps from a CUDA graph (torch's run eagerly)";
+  if (wants_cuda_graph(options_of(c))) kinds += c.no_torch ? ", steps from a CUDA graph" : ", steps from a CUDA graph (torch's run eagerly)";
   if (s.cap > 0) kinds += fmt::format(", allocator capped at {} bytes", grouped(s.cap));
   if (!kinds.empty()) fmt::print("{}\n", kinds.substr(2));
   fmt::print("gradients at 32 bits are torch's within {:.1e}{}\n\n", s.gradient_error,
@@ -71,9 +88,12 @@ void print_about(const BenchGraphCommand& c, const Setting& s) {
 }
 
 void print_results(const std::vector<BenchResult>& results) {
-  std::vector<std::vector<std::string>> rows{{"method", "epoch", "of torch", "saved", "loss", "peak"}};
+  std::vector<std::vector<std::string>> rows{{"method", "epoch", "of torch", "saved", "loss bytes", "peak"}};
   for (const BenchResult& r : results) rows.push_back(row_of(r, base_of(results)));
   print_table(rows);
+  for (const BenchResult& r : results) {
+    if (!r.eager_because.empty()) fmt::print("{}: steps run one by one, not from a CUDA graph: {}\n", r.name, r.eager_because);
+  }
 }
 
 ordered_json result_json(const BenchResult& r, const BenchResult* base) {
@@ -104,7 +124,7 @@ ordered_json results_json(const std::vector<BenchResult>& results, const BenchGr
           {"device", c.device},
           {"tf32", c.tf32},
           {"amp", c.amp},
-          {"cuda_graph", c.cuda_graph},
+          {"cuda_graph", wants_cuda_graph(options_of(c))},
           {"cache", !c.no_cache},
           {"cache_limit", c.cache.empty() ? ordered_json(nullptr) : ordered_json(c.cache)},
           {"cap", s.cap > 0 ? ordered_json(s.cap) : ordered_json(nullptr)},
@@ -123,29 +143,13 @@ std::string types_of(const GraphBench& bench, const std::vector<Method>& methods
   return names.empty() ? "" : fmt::format("fp16 ({})", names);
 }
 
-TrainOptions options_of(const BenchGraphCommand& c) {
-  TrainOptions o;
-  o.shape = c.shape;
-  o.shape.conv = from_name<Conv>(c.model, "bench");
-  o.shape.norm = from_name<Norm>(c.norm, "bench");
-  o.shape.activation = from_name<Activation>(c.activation, "bench");
-  o.device = c.device;
-  o.method = parse_method("fp32");
-  o.tf32 = c.tf32;
-  o.amp = from_name<Amp>(c.amp, "bench");
-  o.cuda_graph = c.cuda_graph;
-  o.cache_aggregate = !c.no_cache;
-  if (!c.cache.empty()) o.cache_bytes = parse_bytes(c.cache, "bench");
-  return o;
-}
-
 /// Everything that can be refused before the data are read. Returns the cap in bytes.
 int64_t check_use(const BenchGraphCommand& c, const TrainOptions& options) {
   try {
     validate(options);
     if (c.memory_cap.empty()) return 0;
     const int64_t cap = parse_bytes(c.memory_cap, "bench");
-    if (c.device != "cuda") fail("bench", "--memory-cap needs --device cuda", c.device);
+    if (!names_cuda(c.device)) fail("bench", "--memory-cap needs --device cuda", c.device);
     return cap;
   } catch (const Error& e) {
     throw UsageError(e.what());
@@ -167,12 +171,13 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
       ->transform(whole_number(1, 1000000))
       ->capture_default_str();
   graph.add_option("--methods", c.methods, "As train's --method")->capture_default_str();
-  graph.add_option("--device", c.device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  graph.add_option("--device", c.device, "Where to train")->check(device_name())->capture_default_str();
   graph.add_flag("--tf32", c.tf32, "Products of float32 matrices in TF32, torch's and the methods' (cuda)");
   graph.add_option("--amp", c.amp, "Features and activations in this type, see below; torch's as autocast would")
       ->check(members<Amp>())
       ->capture_default_str();
-  graph.add_flag("--cuda-graph", c.cuda_graph, "Replay the methods' steps from a CUDA graph; torch's run eagerly (cuda)");
+  graph.add_flag("--cuda-graph,!--no-cuda-graph", c.cuda_graph,
+                 "Replay the methods' steps from a CUDA graph; torch's run eagerly (default: with cuda, where they can be)");
   graph.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
   graph.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
       ->transform(byte_size())
@@ -180,7 +185,7 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
   graph.add_flag("--no-torch", c.no_torch, "Leave plain torch out, and ratios to it");
   graph.add_option("--memory-cap", c.memory_cap, "Most that torch's allocator may take: 12GB, 11.5GiB, bytes (cuda)")
       ->transform(byte_size());
-  graph.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
+  graph.add_option("--threads", c.threads, kThreadsHelp)->transform(whole_number(1, 4096));
   graph.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
 }
 
@@ -191,8 +196,9 @@ void run_bench_graph(const BenchGraphCommand& c) {
   const TrainOptions options = options_of(c);
   Setting setting;
   setting.cap = check_use(c, options);
+  check_not_data("bench", "--json", c.json, c.data);
   if (!c.json.empty() && c.json != "-") check_output(c.json, "bench");
-  const at::Device device = device_of(c.device);
+  const at::Device device = use_device(c.device, "bench");
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.json == "-";
   try {
@@ -234,7 +240,7 @@ void add_bench_graph(CLI::App& bench) {
       "2^8 in size; else float32, as plain torch and fp32 always. TF32 rounds factors to as many bits as fp16 has.\n"
       "Memory is that of a step without a CUDA graph. With one, the pool that its step needs stays reserved from then on.\n"
       "\nExamples:\n  satchel bench graph\n  satchel bench graph --data synthetic:arxiv --device cuda --steps 100 --json graph.json\n"
-      "  satchel bench graph --data synthetic:arxiv --device cuda --tf32 --cuda-graph --hidden 256\n"
+      "  satchel bench graph --data synthetic:arxiv --device cuda:1 --tf32 --hidden 256\n"
       "  satchel bench graph --data synthetic:nodes=2449029,edges=61859140,features=100,classes=47 --hidden 256 --device cuda\n"
       "    --memory-cap 12GB --methods satchel");
   graph->callback([c] { run_bench_graph(*c); });

@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "satchel/plan/graph_plan.h"
@@ -16,7 +17,8 @@ struct BenchGraphCommand {
   int64_t steps = 15;
   std::string device = "cpu";
   int64_t threads = 0;
-  bool tf32 = false, cuda_graph = false, no_cache = false, no_torch = false;
+  bool tf32 = false, no_cache = false, no_torch = false;
+  std::optional<bool> cuda_graph;  // as TrainOptions has it
   std::string cache;       // most bytes of A·X that are kept; empty: all
   std::string memory_cap;  // bytes of torch's allocator, as parse_bytes() reads them; empty: none
   std::string json;

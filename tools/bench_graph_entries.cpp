@@ -24,7 +24,7 @@ constexpr int64_t kCheckNodes = 2000;
 constexpr int64_t kWatched = 1;  // the step whose memory is watched: gradients and optimizer state stand before it
 
 /// Steps before the timed ones; a CUDA graph is captured in the last of them.
-int64_t warm_ups(const TrainOptions& options) { return options.cuda_graph ? TrainStep::kEager + 1 : 2; }
+int64_t warm_ups(const TrainOptions& options) { return wants_cuda_graph(options) ? TrainStep::kEager + 1 : 2; }
 
 GraphModel seeded_model(const TrainOptions& options) {
   at::manual_seed(options.seed);
@@ -44,7 +44,7 @@ class GraphBench::Entry {
   Entry(const GraphBench& bench, const Method* method) : options_(bench.options_), warm_ups_(warm_ups(bench.options_)) {
     const bool torch = method == nullptr;
     options_.method = torch ? parse_method("fp32") : *method;
-    options_.cuda_graph = options_.cuda_graph && !torch;
+    if (torch) options_.cuda_graph = false;
     options_.amp = bench.amp_of(method);
     GraphTask host = bench.host_;
     set_type(host, options_.amp);
@@ -61,7 +61,6 @@ class GraphBench::Entry {
     optimizer_ = std::make_unique<ParameterStep>(options_, model_->parameters(), scale);
     result_.name = torch ? "torch" : options_.method.name;
     result_.plain_torch = torch;
-    result_.cuda_graph = options_.cuda_graph;
     result_.amp = options_.amp;
     result_.cached_bytes = task_.input.aggregated.defined() ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0;
     parts_ = {[this] { return forward(); },
@@ -78,6 +77,8 @@ class GraphBench::Entry {
     (*step_)(seed, round == kWatched ? &result_.cost : nullptr).item<float>();  // waits for the step, once
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (round >= warm_ups_) result_.seconds.push_back(took.count());
+    result_.cuda_graph = step_->replays();
+    result_.eager_because = step_->eager_because();
   }
 
   void add_gradients() {
@@ -128,7 +129,6 @@ BenchResult GraphBench::run_alone(const Method* method, int64_t steps) const {
     if (!out_of_memory(e)) throw;
     result.name = method == nullptr ? "torch" : method->name;
     result.plain_torch = method == nullptr;
-    result.cuda_graph = options_.cuda_graph && method != nullptr;
     result.amp = amp_of(method);
     result.fits = false;
   }

@@ -14,7 +14,8 @@ namespace satchel::tool {
 struct BenchResult {
   std::string name;
   bool plain_torch = false;
-  bool cuda_graph = false;
+  bool cuda_graph = false;    // its steps were replayed from one
+  std::string eager_because;  // as RunResult has it
   Amp amp = Amp::none;  // decided
   bool fits = true;     // else nothing below was measured: memory ran out
   StepCost cost;

@@ -27,6 +27,7 @@
 #include "satchel/train/options.h"
 #include "tools/arguments.h"
 #include "tools/progress.h"
+#include "tools/quality.h"
 #include "tools/tool.h"
 #include "tools/train_commands.h"
 #include "tools/train_report.h"
@@ -211,12 +212,12 @@ void add_image_bench_options(CLI::App& bench, BenchImagesCommand& c) {
   bench.add_flag("--small-stem", c.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)");
   bench.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool")->excludes("--small-stem");
   bench.add_option("--lr", o.lr, "Learning rate of the steps")->transform(real_number())->capture_default_str();
-  bench.add_option("--device", o.device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  bench.add_option("--device", o.device, "Where to train")->check(device_name())->capture_default_str();
   bench.add_flag("--tf32", o.tf32, "Convolutions and products of float32 in TF32 (cuda)");
   bench.add_option("--amp", c.amp, "Autocast to this type")->check(members<Autocast>())->capture_default_str();
   bench.add_flag("--contiguous", c.contiguous, "Images and weights in NCHW order (default: channels_last)");
   bench.add_flag("--no-tries", c.no_tries, "cuDNN chooses its algorithms by rule instead of trying them (cuda)");
-  bench.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
+  bench.add_option("--threads", c.threads, kThreadsHelp)->transform(whole_number(1, 4096));
   bench.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
 }
 
@@ -226,7 +227,7 @@ ImageBenchSetting checked_setting(const BenchImagesCommand& c) {
   s.options.channels_last = !c.contiguous;
   s.tries = !c.no_tries;
   if (c.small_stem || c.large_stem) s.options.small_stem = c.small_stem;
-  if (c.no_tries && s.options.device != "cuda") throw UsageError("[bench] --no-tries needs --device cuda, got " + s.options.device);
+  if (c.no_tries && !names_cuda(s.options.device)) throw UsageError("[bench] --no-tries needs --device cuda, got " + s.options.device);
   try {
     validate(s.options);
     const ImageShape shape = shape_of(s.options, s.classes, s.channels, s.image, s.image);
@@ -236,7 +237,7 @@ ImageBenchSetting checked_setting(const BenchImagesCommand& c) {
     throw UsageError(e.what());
   }
   if (!c.json.empty() && c.json != "-") check_output(c.json, "bench");
-  device_of(s.options.device);
+  use_device(s.options.device, "bench");
   return s;
 }
 
@@ -258,7 +259,7 @@ void run_bench_images(const BenchImagesCommand& c) {
   const ImageBenchSetting setting = checked_setting(c);
   const std::string& device = setting.options.device;
   const int64_t bytes = c.memory_cap.empty() ? 0 : parse_bytes(c.memory_cap, "bench");
-  if (bytes > 0 && device != "cuda") throw UsageError("[bench] --memory-cap needs --device cuda, got " + device);
+  if (bytes > 0 && !names_cuda(device)) throw UsageError("[bench] --memory-cap needs --device cuda, got " + device);
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.json == "-";
   const double error = check_gradients(setting);
@@ -266,7 +267,7 @@ void run_bench_images(const BenchImagesCommand& c) {
   if (!silent) {
     fmt::print("{}, batch {} of {} × {}{}{}; {}\n", setting.options.model, c.batch, setting.image, setting.image,
                setting.options.tf32 ? ", TF32" : "", c.amp == "none" ? "" : ", autocast to " + c.amp,
-               device == "cuda" ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
+               names_cuda(device) ? gpu_name() : fmt::format("{} CPU threads", at::get_num_threads()));
     fmt::print("gradients at 32 bits are fp32's within {:.1e} (small images, float32)\n\n", error);
     std::fflush(stdout);
   }

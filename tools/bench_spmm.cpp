@@ -19,6 +19,7 @@
 #include "satchel/data/graph_data.h"
 #include "satchel/train/graph_task.h"
 #include "satchel/train/options.h"
+#include "tools/quality.h"
 #include "tools/time_of.h"
 #include "tools/tool.h"
 #include "tools/torch_model.h"
@@ -111,7 +112,7 @@ void run_bench_spmm(const BenchSpmmCommand& c) {
     if (width < 1 || width > 4096) throw UsageError(fmt::format("[bench] widths must be 1 to 4096, got {}", width));
   }
   if (!c.json.empty() && c.json != "-") check_output(c.json, "bench");
-  const at::Device device = device_of(c.device);
+  const at::Device device = use_device(c.device, "bench");
   ordered_json results = ordered_json::array();
   for (const std::string& graph : c.graphs) bench_graph_of(graph, c, device, results, c.json == "-");
   if (!c.json.empty()) write_json(c.json, {{"device", c.device}, {"machine", machine_json(c.device)}, {"results", results}}, "bench");
@@ -125,7 +126,7 @@ void add_bench_spmm(CLI::App& bench) {
   spmm->add_option("--data", c->graphs, "Graphs, as for train; `power` is one of arxiv's size whose degrees follow a power law")
       ->capture_default_str();
   spmm->add_option("--widths", c->widths, "Columns of x, 1 to 4096 each")->delimiter(',')->capture_default_str();
-  spmm->add_option("--device", c->device, "Where to multiply")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  spmm->add_option("--device", c->device, "Where to multiply")->check(device_name())->capture_default_str();
   spmm->add_option("--repeat", c->repeat, "Timed runs of which the median counts")->check(CLI::Range(1, 100000))->capture_default_str();
   spmm->add_option("--json", c->json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
   spmm->footer(

@@ -4,10 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <torch/headeronly/version.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +13,6 @@
 #include "satchel/kernels/cpu/cpu.h"
 #include "satchel/kernels/cuda/cuda.h"
 #include "satchel/tensor/file.h"
-#include "satchel/tensor/output.h"
 #include "satchel/tensor/pack.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
@@ -98,19 +95,22 @@ void print_quality(const Quality& q, const CodecSpec& spec) {
   }
 }
 
+/// Codes for values that a ReLU follows keep little or nothing of a negative one.
+void warn_of_negatives(const at::Tensor& x, const CodecSpec& spec, FILE* lines) {
+  if (spec.side != Side::one_sided && spec.side != Side::relu) return;
+  const auto negative = x.lt(0).sum().item<int64_t>();
+  if (negative == 0) return;
+  fmt::print(lines,
+             "note: {} of {} values are negative, and this code keeps little of them: it is made for values that a ReLU follows. "
+             "--spec bits=2 keeps values of every sign\n",
+             grouped(negative), grouped(x.numel()));
+}
+
 double times_smaller(const at::Tensor& x, int64_t bytes) {
   return bytes == 0 ? 1.0 : static_cast<double>(x.numel() * x.element_size()) / static_cast<double>(bytes);
 }
 
 }  // namespace
-
-void check_output(const std::string& path, const char* op) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code code;
-  if (!folder.empty() && !std::filesystem::is_directory(folder, code)) fail(op, "output must lie in an existing folder", path);
-  check_replaceable(path, op);
-  if (::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) fail(op, "output must lie in a folder that can be written to", path);
-}
 
 CodecSpec spec_from(const std::string& text) {
   try {
@@ -149,23 +149,28 @@ void run_presets(bool json) {
 
 void run_pack(const CodecOptions& o) {
   const CodecSpec spec = spec_from(o.spec);
-  check_output(o.output, "pack");
+  check_apart("pack", "--output", o.output, "FILE", o.input);
+  OutputFile file(o.output, "pack");
   const at::Tensor x = load_tensor(o.input, "pack", o.device);
   const Packed packed = pack(x, spec, o.seed);
-  write_packed(packed, o.output);
+  write_packed(packed, file.path());
+  file.finish();
   const int64_t bytes = saved_bytes(packed);
-  fmt::print("{}: {}, {} bytes packed into {} with {}, {:.1f} times smaller\n", o.output, shape_text(x.sizes()),
+  fmt::print(file.lines(), "{}: {}, {} bytes packed into {} with {}, {:.1f} times smaller\n", o.output, shape_text(x.sizes()),
              grouped(x.numel() * x.element_size()), grouped(bytes), to_string(spec), times_smaller(x, bytes));
+  warn_of_negatives(x, spec, file.lines());
 }
 
 void run_unpack(const CodecOptions& o) {
-  check_output(o.output, "unpack");
+  check_apart("unpack", "--output", o.output, "FILE", o.input);
+  OutputFile file(o.output, "unpack");
   at::Tensor x = unpack(read_named(o.input));
   const bool bf16 = x.scalar_type() == at::kBFloat16;
   if (bf16) x = x.to(at::kFloat);
   x = x.contiguous();
-  write_npy(o.output, x.scalar_type() == at::kHalf ? "<f2" : "<f4", std::vector<int64_t>(x.sizes().vec()), x.const_data_ptr());
-  fmt::print("{}: {}, {}{}\n", o.output, shape_text(x.sizes()), x.scalar_type() == at::kHalf ? "float16" : "float32",
+  write_npy(file.path(), x.scalar_type() == at::kHalf ? "<f2" : "<f4", std::vector<int64_t>(x.sizes().vec()), x.const_data_ptr());
+  file.finish();
+  fmt::print(file.lines(), "{}: {}, {}{}\n", o.output, shape_text(x.sizes()), x.scalar_type() == at::kHalf ? "float16" : "float32",
              bf16 ? " (.npy has no bfloat16)" : "");
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
@@ -23,6 +24,7 @@ namespace {
 
 struct DataCommand {
   std::string data, out;
+  bool overwrite = false, unweighted = false;
   uint64_t seed = 0;
   int64_t split = 0;
 };
@@ -32,11 +34,16 @@ void make_symmetric(GraphData& data) {
   const auto entries = static_cast<int64_t>(data.target.size());
   const at::Tensor start = at::from_blob(data.start.data(), {data.nodes + 1}, at::kLong);
   const at::Tensor target = at::from_blob(data.target.data(), {entries}, at::kInt);
-  const Csr graph = without_self_loops(made_symmetric(csr_from_csr(start, target, data.nodes)));
+  const bool weighted = !data.weight.empty();
+  const Csr edges = csr_from_csr(start, target, data.nodes, weighted ? at::from_blob(data.weight.data(), {entries}, at::kFloat) : at::Tensor());
+  const Csr graph = without_self_loops(weighted ? made_symmetric_weighted(edges) : made_symmetric(edges));
   const auto *first = graph.start.const_data_ptr<int64_t>(), *last = first + graph.start.numel();
   const auto* column = graph.column.const_data_ptr<int32_t>();
   data.start.assign(first, last);
   data.target.assign(column, column + graph.entries());
+  if (!weighted) return;
+  const auto* value = graph.value.const_data_ptr<float>();
+  data.weight.assign(value, value + graph.entries());
 }
 
 /// The folder that data come from is not written over.
@@ -49,10 +56,20 @@ void check_apart(const DataCommand& c) {
   }
 }
 
+/// Neither is a data set that stands there already.
+void check_new(const DataCommand& c) {
+  for (const char* name : {"adj_full.npz", "feats.npy", "class_map.json", "role.json"}) {
+    const std::string path = c.out + "/" + name;
+    if (!c.overwrite && ::access(path.c_str(), F_OK) == 0)
+      throw UsageError("[data] --out must be a folder without a data set, unless --overwrite replaces it, got " + path);
+  }
+}
+
 void run_data(const DataCommand& c) {
   if (c.out.empty()) throw UsageError("[data] --out must name a folder, got ''");
   check_apart(c);
-  GraphData data = load_graph(c.data);
+  check_new(c);
+  GraphData data = load_graph(c.data, c.unweighted ? EdgeWeights::ignore : EdgeWeights::use);
   if (const auto splits = static_cast<int64_t>(data.splits.size()); c.split > 0 && c.split >= splits)
     throw UsageError(fmt::format("[data] --split must be 0 to {}, got {}", std::max<int64_t>(splits - 1, 0), c.split));
   const Split split = split_of(data, c.seed, c.split);
@@ -73,6 +90,8 @@ void add_data_command(CLI::App& app) {
   CLI::App* data = app.add_subcommand("data", "Write a data set as files that other programs read");
   data->add_option("--data", command->data, "The graph, as for train")->required();
   data->add_option("-o,--out", command->out, "Folder, made where it is missing")->required();
+  data->add_flag("--overwrite", command->overwrite, "Replace a data set that is in the folder");
+  data->add_flag("--unweighted", command->unweighted, "Leave weights of edges out");
   data->add_option("--seed", command->seed, "Of a split that has to be drawn, as for train")
       ->transform(whole_number(0, UINT64_MAX))
       ->capture_default_str();

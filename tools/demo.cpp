@@ -12,6 +12,7 @@
 #include "satchel/core/median.h"
 #include "satchel/core/noise.h"
 #include "satchel/tensor/pack.h"
+#include "satchel/train/options.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
 
@@ -114,7 +115,7 @@ void run_demo(const std::string& device) {
       "demo");
   fmt::print("Normalised activations, float32, {} × {} = {} bytes, packed and unpacked on {}\n\n", kRows, kColumns,
              grouped(kRows * kColumns * 4),
-             device == "cuda" ? gpu_name() : fmt::format("{} CPU thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s"));
+             names_cuda(device) ? gpu_name() : fmt::format("{} CPU thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s"));
   fmt::print("{:<10} {:<44} {:>10} {:>7} {:>6}  {:>8} {:>8}\n", "", "", "", "times", "", "encode", "decode");
   fmt::print("{:<10} {:<44} {:>10} {:>7} {:>6}  {:>8} {:>8}\n", "preset", "spec", "bytes", "smaller", "error", "GB/s", "GB/s");
   for (const Preset& preset : presets())

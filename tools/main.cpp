@@ -9,9 +9,13 @@
 #include <iostream>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "satchel/core/suggest.h"
+#include "tools/arguments.h"
 #include "tools/bench_batch.h"
+#include "tools/bench_bias.h"
 #include "tools/bench_graph.h"
 #include "tools/bench_images.h"
 #include "tools/bench_product.h"
@@ -30,12 +34,16 @@ constexpr const char* kSpecHelp = "A preset and what differs from it, see `satch
 constexpr const char* kSpecFooter =
     "\nSpecs: PRESET[,OPTION=VALUE…], or options alone\n"
     "  presets   exact blockwise actnn division gact satchel\n"
-    "  bits=1..8|32           bits a value; 32 keeps the transformed values\n"
-    "  block=N|row|Nrows|map  values that share one header\n"
-    "  levels=even|optimal    round=stochastic|nearest    header=bf16|f32    sample=yes|no\n"
-    "  side=none|one|relu|both                            values that a ReLU follows\n"
-    "  project=RATIO|none     rows=N|all  hadamard=yes|no  random projection of rows\n"
-    "  lowpass=SIZE|none                                  window averages kept in bf16\n";
+    "  bits=1..8|32             bits a value; 32 keeps the transformed values\n"
+    "  block=N|row|Nrows|map    values that share one header\n"
+    "  sample=yes|no            blocks start anew with every sample (first dimension)\n"
+    "  levels=even|optimal      distances between the values that codes stand for\n"
+    "  round=stochastic|nearest right on average, or the nearest code\n"
+    "  header=bf16|f32          type of a block's two numbers\n"
+    "  side=none|one|relu|both  values that a ReLU follows: one and relu keep little or nothing of negative ones\n"
+    "  off=mean|sampled         side=one, 2 bits: what stands for the values that the ReLU turns off\n"
+    "  project=RATIO|none       random projection of rows, with rows=N|all that share a matrix and hadamard=yes|no\n"
+    "  lowpass=SIZE|none        averages of windows kept in bf16, the rest in codes; part=both|low|high keeps one of the two\n";
 
 /// CLI11's own conversion takes numbers beyond 64 bits and reads 010 as 8: it gets the digits of what was read here.
 std::string read_seed(std::string& text) {
@@ -55,7 +63,7 @@ void add_codec_options(CLI::App& command, CodecOptions& o) {
   command.add_option("--seed", o.seed, "Seed of the noise: equal seeds give equal bytes")
       ->transform(CLI::Validator(read_seed, "", "seed"))
       ->capture_default_str();
-  command.add_option("--device", o.device, "Where to pack")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  command.add_option("--device", o.device, "Where to pack")->check(satchel::tool::device_name())->capture_default_str();
 }
 
 void add_codec_commands(CLI::App& app, CodecOptions& o) {
@@ -72,15 +80,16 @@ void add_codec_commands(CLI::App& app, CodecOptions& o) {
 
   CLI::App* pack = app.add_subcommand("pack", "Pack an array into a few bits a value");
   add_codec_options(*pack, o);
-  pack->add_option("-o,--output", o.output, "The packed file")->required();
+  pack->add_option("-o,--output", o.output, "The packed file; - writes it to stdout")->required();
   pack->footer(
       kSpecFooter +
-      std::string("\nExamples:\n  satchel pack x.npy -o x.satchel\n  satchel pack x.npy --spec actnn,bits=4 --seed 7 -o x.satchel"));
+      std::string("\nExamples:\n  satchel pack x.npy -o x.satchel\n  satchel pack x.npy --spec actnn,bits=4 --seed 7 -o x.satchel\n"
+                  "  satchel pack x.npy -o - | ssh host 'cat > x.satchel'"));
   pack->callback([&o] { satchel::tool::run_pack(o); });
 
   CLI::App* unpack = app.add_subcommand("unpack", "Unpack what `satchel pack` wrote");
   unpack->add_option("FILE", o.input, "The packed file")->required();
-  unpack->add_option("-o,--output", o.output, "The array, a .npy file")->required();
+  unpack->add_option("-o,--output", o.output, "The array, a .npy file; - writes it to stdout")->required();
   unpack->footer("\nExample:\n  satchel unpack x.satchel -o back.npy");
   unpack->callback([&o] { satchel::tool::run_unpack(o); });
 
@@ -91,7 +100,7 @@ void add_codec_commands(CLI::App& app, CodecOptions& o) {
   inspect->callback([&o] { satchel::tool::run_inspect(o); });
 
   CLI::App* demo = app.add_subcommand("demo", "Pack a generated tensor with every preset, in one table");
-  demo->add_option("--device", o.device, "Where to pack")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  demo->add_option("--device", o.device, "Where to pack")->check(satchel::tool::device_name())->capture_default_str();
   demo->footer("\nExamples:\n  satchel demo\n  satchel demo --device cuda");
   demo->callback([&o] { satchel::tool::run_demo(o.device); });
 }
@@ -101,7 +110,7 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
   bench->require_subcommand(1);
   bench->footer("\nExamples:\n  satchel bench graph\n  satchel bench codec --quick");
   CLI::App* codec = bench->add_subcommand("codec", "Speed and error of the codec beside a plain copy");
-  codec->add_option("--device", o.device, "Which kernels")->check(CLI::IsMember({"cpu", "cuda", "all"}))->capture_default_str();
+  codec->add_option("--device", o.device, "Which kernels")->check(satchel::tool::device_name("all"))->capture_default_str();
   codec->add_option("--kernel", o.kernel, "CPU kernel: scalar, avx2, avx512, best or all")->capture_default_str();
   codec->add_option("--op", o.op, "One operation")
       ->check(
@@ -139,6 +148,7 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
   satchel::tool::add_bench_product(*bench);
   satchel::tool::add_bench_images(*bench);
   satchel::tool::add_bench_batch(*bench);
+  satchel::tool::add_bench_bias(*bench);
 }
 
 /// `satchel: <what>` on stderr, in one line.
@@ -159,15 +169,47 @@ int finish() {
 /// torch's errors go on with a stack trace.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+/// What torch, nlohmann or the standard library threw and nobody below gave words of our own.
+std::string in_our_words(const std::exception& e) {
+  const std::string what = first_line(e.what());
+  const auto said = [&](const char* word) { return what.find(word) != what.npos; };
+  if (said("out of memory") || said("can't allocate memory")) return "[memory] there must be enough of it, got " + what;
+  if (said("CUDA error") || said("CUDA driver")) return "[device] the GPU must do as it is told, got " + what;
+  return "[internal] this must not happen: please report it with the command, got " + what;
+}
+
+/// The rule that a word which no command knows breaks, with the nearest that one does know.
+std::string rule_of_words(const CLI::App& at, const std::string& command, const std::string& given) {
+  std::vector<std::string> names;
+  const bool option = given.starts_with('-');
+  if (option) {
+    for (const CLI::Option* o : at.get_options()) {
+      for (const std::string& name : o->get_lnames()) names.push_back("--" + name);
+      for (const std::string& name : o->get_snames()) names.push_back("-" + name);
+    }
+  } else {
+    for (const CLI::App* sub : at.get_subcommands([](const CLI::App*) { return true; })) names.push_back(sub->get_name());
+  }
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  const std::string hint = satchel::did_you_mean(std::string_view(given).substr(0, given.find('=')), views);
+  if (option) return "an option must be one of `" + command + "`" + hint;
+  if (names.empty()) return "`" + command + "` takes options only";
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return "a command must be one of " + all + hint;
+}
+
 int usage(const CLI::App& app, const CLI::ParseError& error) {
   std::string command = "satchel";
-  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) {
     at = at->get_subcommands().front();
     command += ' ' + at->get_name();
   }
   std::string what = error.what();
   const std::vector<std::string> rest = app.remaining(true);
-  if (!rest.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) what += ", got " + rest.front();
+  const bool required = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr, extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  if (!rest.empty() && (required || extra)) what = rule_of_words(*at, command, rest.front()) + ", got " + rest.front();
   return report("[usage] " + what + " (see `" + command + " --help`)", 2);
 }
 
@@ -181,8 +223,14 @@ int main(int argc, char** argv) {
   app.require_subcommand(0, 1);
   app.footer(
       "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel\n  satchel plan --table arxiv\n"
-      "  satchel inspect x.npy --spec blockwise\n  satchel pack x.npy --spec satchel -o x.satchel\n  satchel bench codec --quick\n\nExit "
-      "codes: 0 done, 1 failure, 2 wrong use, 130 interrupted. `satchel COMMAND --help` has more.");
+      "  satchel inspect x.npy --spec blockwise\n  satchel pack x.npy -o x.satchel\n  satchel bench codec --quick\n"
+      "\nExit codes:\n"
+      "    0  done\n"
+      "    1  failure: a file, the data, the device, memory, or a run that diverged\n"
+      "    2  wrong use: the command line asks for what cannot be, or for what would replace a file\n"
+      "  130  interrupted by Ctrl-C, after the epoch and with all files written\n"
+      "Errors are one line on stderr: `satchel: [operation] rule, got value`.\n"
+      "\n`satchel COMMAND --help` has more.");
   satchel::tool::add_train_commands(app);
   satchel::tool::add_plan_command(app);
   satchel::tool::add_data_command(app);
@@ -206,6 +254,6 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report("[memory] there must be enough of it, got bad_alloc", 1);
   } catch (const std::exception& e) {
-    return report(first_line(e.what()), 1);
+    return report(in_our_words(e), 1);
   }
 }

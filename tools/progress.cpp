@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <vector>
 
@@ -16,11 +17,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kWidestBar = 24, kNarrowestBar = 6;
 constexpr auto kBetweenDraws = std::chrono::milliseconds(100);
 
-int terminal_width() {
-  winsize size{};
-  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
-
 std::string bar_of(double share, int width) {
   const int full = std::clamp(static_cast<int>(share * width + 0.5), 0, width);
   std::string bar;
@@ -28,14 +24,9 @@ std::string bar_of(double share, int width) {
   return bar;
 }
 
-/// As many of the parts, from the first on, as fit into `width` characters: a figure without its unit would mislead.
-std::string fitting(const std::vector<std::string>& parts, size_t width) {
-  std::string text;
-  for (const std::string& part : parts) {
-    if (text.size() + part.size() > width) break;
-    text += part;
-  }
-  return text;
+/// Characters of UTF-8 text.
+int width_of(const std::string& text) {
+  return static_cast<int>(std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 /// Cuts UTF-8 text to `width` characters.
@@ -49,6 +40,19 @@ std::string cut(const std::string& text, int width) {
 }
 
 }  // namespace
+
+std::string percent_text(double percent) { return std::isnan(percent) ? "     -  " : fmt::format("{:6.2f} %", percent); }
+
+int terminal_width() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+std::string fitting(const std::vector<std::string>& parts, int width) {
+  std::string text = parts.empty() ? "" : cut(parts.front(), std::max(0, width));
+  for (size_t i = 1; i < parts.size() && width_of(text) + width_of(parts[i]) <= width; ++i) text += parts[i];
+  return text;
+}
 
 std::string bytes_text(int64_t bytes) {
   const double size = static_cast<double>(bytes);
@@ -75,10 +79,11 @@ void ProgressView::draw(const Progress& p) {
   const std::string head = fmt::format("{} ", title_);
   const int beside_bar = std::max(0, terminal_width() - 1 - kNarrowestBar - static_cast<int>(head.size()));
   const std::string tail =
-      fitting({fmt::format(" {}/{}", p.epoch, p.epochs), fmt::format("  loss {:.4f}", p.loss), fmt::format("  valid {:.2f} %", p.valid),
+      fitting({fmt::format(" {}/{}", p.epoch, p.epochs), fmt::format("  loss {:.4f}", p.loss),
+               std::isnan(p.valid) ? std::string("  valid -") : fmt::format("  valid {:.2f} %", p.valid),
                fmt::format("  {:.1f} epochs/s", epochs_per_second(p)), fmt::format("  saved {}", bytes_text(p.saved_bytes)),
                fmt::format("  peak {}", bytes_text(p.peak_bytes))},
-              static_cast<size_t>(beside_bar));
+              beside_bar);
   const int room = terminal_width() - 1 - static_cast<int>(head.size() + tail.size());
   const std::string bar = bar_of(static_cast<double>(p.epoch) / static_cast<double>(p.epochs), std::clamp(room, kNarrowestBar, kWidestBar));
   fmt::print("\r\x1b[2K{}", cut(head + bar + tail, terminal_width() - 1));
@@ -97,8 +102,8 @@ void ProgressView::show(const Progress& p) {
   }
   const double speed = epochs_per_second(p);
   if (p.epoch != p.epochs && p.epoch * 10 / p.epochs == (p.epoch - 1) * 10 / p.epochs) return;
-  fmt::print("{:<16} epoch {:>5}/{}  loss {:.4f}  valid {:6.2f} %  {:.1f} epochs/s  saved {}  peak {}\n", title_, p.epoch, p.epochs, p.loss,
-             p.valid, speed, bytes_text(p.saved_bytes), bytes_text(p.peak_bytes));
+  fmt::print("{:<16} epoch {:>5}/{}  loss {:.4f}  valid {}  {:.1f} epochs/s  saved {}  peak {}\n", title_, p.epoch, p.epochs, p.loss,
+             percent_text(p.valid), speed, bytes_text(p.saved_bytes), bytes_text(p.peak_bytes));
   std::fflush(stdout);
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "satchel/train/train.h"
 
@@ -10,6 +11,18 @@ namespace satchel::tool {
 
 /// 11.73 MiB.
 std::string bytes_text(int64_t bytes);
+
+/// " 71.30 %", and as wide a "-" where there is no number.
+std::string percent_text(double percent);
+
+/// Columns of the terminal that stdout is; 80 where it is none.
+int terminal_width();
+
+constexpr int kNoLimit = 1 << 20;  // columns
+
+/// As many of the parts, from the first on, as fit into `width` columns together: a figure without its unit would mislead. The first one
+/// is cut where it does not fit.
+std::string fitting(const std::vector<std::string>& parts, int width);
 
 class ProgressView {
  public:

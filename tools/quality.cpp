@@ -2,12 +2,15 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cmath>
 
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/cuda.h"
 #include "satchel/tensor/plan.h"
+#include "satchel/train/options.h"
+#include "tools/tool.h"
 
 namespace satchel::tool {
 namespace {
@@ -76,11 +79,17 @@ at::Tensor to_device(const at::Tensor& x, const std::string& device, const char*
   if (device == "cpu") return x;
   if (!cuda::compiled()) fail(op, "--device cuda needs a build with CUDA", "a build without");
   if (!at::hasCUDA()) fail(op, "--device cuda needs a GPU that torch can see", "none");
-  return x.to(at::kCUDA);
+  return x.to(use_device(device, op));
+}
+
+at::Device use_device(const std::string& name, const char* op) {
+  const at::Device device = device_of(name, op);
+  if (device.is_cuda()) c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
+  return device;
 }
 
 void wait_for(const std::string& device) {
-  if (device == "cuda") at::detail::getCUDAHooks().deviceSynchronize(at::detail::getCUDAHooks().getCurrentDevice());
+  if (names_cuda(device)) at::detail::getCUDAHooks().deviceSynchronize(at::detail::getCUDAHooks().getCurrentDevice());
 }
 
 }  // namespace satchel::tool

@@ -31,8 +31,12 @@ Quality quality_of(const at::Tensor& x, const Packed& packed, const at::Tensor& 
 at::Tensor tensor_over(void* data, at::IntArrayRef shape, at::IntArrayRef strides, at::ScalarType type,
                        const std::function<void(void*)>& release);
 
-/// x on "cpu" or "cuda"; `[op] …` where there is no GPU or no CUDA kernel.
+/// x on "cpu", "cuda" or "cuda:N"; `[op] …` where there is no such GPU or no CUDA kernel.
 at::Tensor to_device(const at::Tensor& x, const std::string& device, const char* op);
+
+/// The device of that name, which becomes this thread's current one for the rest of the command where it is a GPU. `[op] …` where there
+/// is none.
+at::Device use_device(const std::string& name, const char* op);
 
 /// Waits until the device has done all that was asked of it.
 void wait_for(const std::string& device);

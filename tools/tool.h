@@ -7,6 +7,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/core/spec.h"
+#include "tools/outputs.h"
 
 namespace satchel::tool {
 
@@ -17,7 +18,7 @@ struct UsageError : Error {
 
 struct CodecOptions {
   std::string input, output;
-  std::string spec = "satchel";
+  std::string spec = "bits=2";  // a plain block code: it keeps values of every sign, which those for ReLUs do not
   std::string device = "cpu";
   uint64_t seed = 1;
   bool json = false;
@@ -31,7 +32,7 @@ void run_inspect(const CodecOptions& options);
 void run_demo(const std::string& device);
 
 struct BenchOptions {
-  std::string device = "cpu";   // cpu, cuda, all
+  std::string device = "cpu";   // cpu, cuda, cuda:N, all
   std::string kernel = "best";  // a CPU kernel's name, best, all
   std::string op = "all";
   std::string levels = "optimal";
@@ -48,10 +49,6 @@ void run_bench_codec(const BenchOptions& options);
 
 /// parse_spec() and validate(), with UsageError for what they refuse.
 CodecSpec spec_from(const std::string& text);
-
-/// Throws unless `path` can become a file: its folder is there and can be written to, and what stands there already, if
-/// anything, is a plain file and no link.
-void check_output(const std::string& path, const char* op);
 
 /// A spec spelled out, as parse_spec() reads it: "project=8,bits=2,block=row,levels=even".
 std::string describe(const CodecSpec& spec);

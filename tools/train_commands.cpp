@@ -3,16 +3,20 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "satchel/data/image_data.h"
 #include "satchel/data/npy.h"
+#include "satchel/train/checkpoint.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
 #include "tools/interrupt.h"
 #include "tools/progress.h"
+#include "tools/quality.h"
 #include "tools/tool.h"
 #include "tools/train_report.h"
 
@@ -29,24 +33,31 @@ constexpr const char* kMethodHelp =
     "  exact       EXACT: projected 8:1, 2 bits, a header a row\n"
     "  blockwise   the block-wise paper: blocks of 64 rows, optimal levels\n"
     "  projection  inputs projected 8:1 and kept in full precision\n"
-    "  actnn       ActNN: groups of 256, 2 bits shared out by sample and layer (images); level=0…5 as its paper counts\n"
+    "  actnn       ActNN: groups of 256, 2 bits shared out by sample and layer (images, or adaptive=no); level=0…5 as its paper counts\n"
     "  division    DIVISION: low frequencies in bf16, the rest in 2 bits (images)\n"
     "  gact        GACT's code: groups of 256, 4 bits, in shared saves\n"
-    "  satchel     one shared save a layer, 2 bits in all; images: mean=2.25 or budget=1.2GiB shares 2 or 3 bits out\n"
-    "  blockwise,levels=even,satchel,bits=3      options belong to the method before them\n";
+    "  satchel     one shared save a layer, 2 bits in all; images: mean=2.25 or budget=1.2GiB shares 2 or 3 bits out,\n"
+    "              residual=1…8: bits of norms that no other layer reads\n"
+    "  blockwise,levels=even,satchel,bits=3      options belong to the method before them\n"
+    "Options of all: bits= block= sample= levels= round= header= side= off= project= rows= hadamard= lowpass= part=\n";
 constexpr const char* kTrainNotes =
     "\nEvery run of a seed starts from the same weights and the same split, whatever the method. Several methods or seeds end\n"
-    "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and, of graphs, `satchel predict` read.\n"
+    "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and `satchel predict` read. It replaces\n"
+    "no file unless --overwrite says so, and no output may lie in the folder of --data.\n"
     "Ctrl-C ends after the epoch: checkpoint, table and JSON are written, exit code 130; a second one kills.\n"
-    "Memory is measured in the first three steps. With --cuda-graph what a step allocates stays reserved for the graph from the\n"
-    "fourth on, and evaluations allocate beside it. A resumed run may change --cuda-graph, but not --tf32,\n"
+    "Memory is measured in the first three steps. On CUDA the steps of graph models are then captured as a CUDA graph and\n"
+    "replayed, with the same results bit for bit: what a step allocates stays reserved for the graph, and evaluations allocate\n"
+    "beside it. Where steps cannot be captured, or less than twice a step's memory is free, they run one by one, and a line says\n"
+    "why; --cuda-graph makes that an error, --no-cuda-graph captures none. A resumed run may change this, but not --tf32,\n"
     "--amp, --cache or --no-cache; --amp auto then is the checkpoint's type. Equal seeds give equal results for equal\n"
     "options: what is cached changes how sums round.\n"
+    "--threads: torch takes a thread a core. On a machine that other programs keep busy a step waits for the thread that got the\n"
+    "least of the CPU: give it as many threads as there are idle cores. Results depend on the number of threads.\n"
     "--amp auto, graphs: fp16 with --tf32 for methods that pack (less than 32 bits), where a norm follows every hidden layer and\n"
     "features are dense, the largest 2^-8 to 2^8 in size; else none. TF32 rounds factors to as many bits as fp16 has. Images: none.\n"
     "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel --epochs 50\n"
     "  satchel train --data cora.npz --model gcn --layers 2 --norm none --method fp32,exact,satchel --seeds 16 --json cora.json\n"
-    "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda --tf32 --cuda-graph\n"
+    "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda:1 --tf32\n"
     "  satchel train --data cifar-10-batches-bin/ --model resnet18 --method fp32,actnn,division,satchel --device cuda --amp bf16";
 
 TrainOptions options_of(const TrainCommand& c, const Method& method) {
@@ -79,21 +90,22 @@ void check_use(const TrainCommand& c, const std::vector<Method>& methods) {
   if (c.options.checkpoint.empty() && (c.options.resume || c.options.checkpoint_every > 0))
     throw UsageError(fmt::format("[train] {} needs --checkpoint, got none", c.options.resume ? "--resume" : "--checkpoint-every"));
   check_apart("train", "--json", c.json, "--checkpoint", c.options.checkpoint);
-  check_apart("train", "--json", c.json, "--data", c.data);
-  check_apart("train", "--checkpoint", c.options.checkpoint, "--data", c.data);
+  check_not_data("train", "--json", c.json, c.data);
+  check_not_data("train", "--checkpoint", c.options.checkpoint, c.data);
   try {
     for (const Method& m : methods) validate(options_of(c, m));
   } catch (const Error& e) {
     throw UsageError(e.what());
   }
   if (!c.options.checkpoint.empty()) check_output(c.options.checkpoint, "train");
+  check_new_checkpoint(c.options.checkpoint, c.options.resume, c.overwrite);
   if (!c.json.empty() && c.json != "-") check_output(c.json, "train");
-  device_of(c.options.device);
+  use_device(c.options.device, "train");
 }
 
 void print_about(const GraphData& data) {
-  fmt::print("{}: {} nodes, {} edges as stored, {} features{}, {} {}\n", data.name, grouped(data.nodes),
-             grouped(static_cast<int64_t>(data.target.size())), grouped(data.features.columns), data.features.sparse() ? " (sparse)" : "",
+  fmt::print("{}: {} nodes, {} edges as stored{}, {} features{}, {} {}\n", data.name, grouped(data.nodes),
+             grouped(static_cast<int64_t>(data.target.size())), data.weight.empty() ? "" : " with weights", grouped(data.features.columns), data.features.sparse() ? " (sparse)" : "",
              grouped(data.classes),
              data.task == Task::multi_label ? "labels"
              : data.task == Task::binary    ? "output"
@@ -114,6 +126,8 @@ RunResult run_one(const GraphData& data, const TrainOptions& options, bool silen
     return stop_asked == 0;
   });
   view.end();
+  if (!silent && !result.eager_because.empty())
+    fmt::print("{} seed {}: steps run one by one, not from a CUDA graph: {}\n", options.method.name, options.seed, result.eager_because);
   if (silent || result.epochs >= options.epochs) return result;
   fmt::print("{} seed {}: stopped after epoch {}: {}\n", options.method.name, options.seed, result.epochs,
              result.interrupted ? "interrupted" : fmt::format("no better validation metric in {} evaluations", options.patience));
@@ -142,7 +156,7 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
       ->capture_default_str();
   train.add_option("--seeds", c.seeds, "So many seeds, from --seed on")->transform(whole_number(1, 100000))->capture_default_str();
   train.add_option("--split", o.split, "Which of the data's splits")->transform(whole_number(0))->capture_default_str()->group(kGraphGroup);
-  train.add_option("--device", o.device, "Where to train")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  train.add_option("--device", o.device, "Where to train")->check(device_name())->capture_default_str();
   train.add_option("--eval-every", o.eval_every, "Epochs between evaluations")->transform(whole_number(1))->capture_default_str();
   train.add_option("--patience", o.patience, "Stop after so many evaluations without a better validation metric; 0: never")
       ->transform(whole_number(0))
@@ -152,7 +166,8 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
   train.add_option("--checkpoint", o.checkpoint, "File that holds the run when it ends or is stopped")->transform(file_name());
   train.add_option("--checkpoint-every", o.checkpoint_every, "Also write it every so many epochs")->transform(whole_number(0));
   train.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit; --epochs may be more where no learning rate depends on it");
-  train.add_option("--threads", c.threads, "CPU threads (default: torch's choice)")->transform(whole_number(1, 4096));
+  train.add_flag("--overwrite", c.overwrite, "Replace the file that --checkpoint names, where there is one")->excludes("--resume");
+  train.add_option("--threads", c.threads, kThreadsHelp)->transform(whole_number(1, 4096));
   train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once")->group(kGraphGroup);
   train.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
       ->transform(byte_size())
@@ -162,7 +177,9 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
   train.add_option("--amp", c.amp, "Features and activations in this type, see below; weights, statistics and losses stay float32")
       ->check(members<Amp>())
       ->capture_default_str();
-  train.add_flag("--cuda-graph", o.cuda_graph, "Replay steps after the third from a CUDA graph: the same results, less time (cuda)")
+  train
+      .add_flag("--cuda-graph,!--no-cuda-graph", o.cuda_graph,
+                "Replay steps after the third from a CUDA graph: the same results, less time (default: with cuda, where they can be)")
       ->group(kGraphGroup);
   train.add_flag("--quiet", c.quiet, "No progress");
 }
@@ -194,6 +211,8 @@ void add_train(CLI::App& app) {
       ->transform(real_number())
       ->default_str(fmt::format("{} (images: vgg {}, else 0)", shape.dropout, kVggDropout));
   train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (gcn always does)")->group(kGraphGroup);
+  train->add_flag("--unweighted", command->unweighted, "Take edges without their weights (default: weights that the data have are used)")
+      ->group(kGraphGroup);
   train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();
   add_run_options(*train, *command);
   add_image_options(*train, command->images);
@@ -208,17 +227,27 @@ void add_train(CLI::App& app) {
 
 void add_predict(CLI::App& app) {
   const auto command = std::make_shared<PredictCommand>();
-  CLI::App* predict = app.add_subcommand("predict", "Classes of all nodes of a graph, from a checkpoint of `satchel train`");
-  predict->add_option("--checkpoint", command->checkpoint, "The checkpoint, of a graph model")->required();
-  predict->add_option("--data", command->data, "The graph, as for train")->required();
-  predict->add_option("-o,--output", command->output, "Classes, a .npy file of int64: one a node (multi-label: nodes × labels)")
+  CLI::App* predict = app.add_subcommand("predict", "Classes of a graph's nodes or of images, from a checkpoint of `satchel train`");
+  predict->add_option("--checkpoint", command->checkpoint, "The checkpoint, of a graph or an image model")->required();
+  predict->add_option("--data", command->data, "Graph or images, as for train; labels may be missing")->required();
+  predict
+      ->add_option("-o,--output", command->output,
+                   "Classes, a .npy file of int64: one a node or image (multi-label: nodes × labels); - writes it to stdout")
       ->required();
-  predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes × outputs")->transform(file_name());
-  predict->add_option("--device", command->device, "Where to compute")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes or images × outputs")
+      ->transform(file_name());
+  predict->add_option("--device", command->device, "Where to compute")->check(device_name())->capture_default_str();
+  predict->add_flag("--unweighted", command->unweighted, "Graphs: take edges without their weights, as in training");
+  predict->add_option("--loaders", command->loaders, "Threads that decode images")->transform(whole_number(1, 256))->capture_default_str();
   predict->footer(
-      "\nThe weights are those of the best validation metric. Graph models only: checkpoints of image models are refused.\n\nExample:\n  "
-      "satchel predict --checkpoint run.safetensors --data "
-      "arxiv/ -o pred.npy");
+      "\nGraphs: the weights of the best validation metric; the classes of all nodes. A graph needs no labels: class_map.json and\n"
+      "role.json (GraphSAINT), labels (npz) may be missing, and the test metric is then left out.\n"
+      "Images: the weights of the last epoch; the classes of the test images in their order, or, of a folder that holds .jpg, .jpeg\n"
+      "and .png files themselves, of those files by name. Pixels are scaled as they were in training.\n"
+      "\nExamples:\n  satchel predict --checkpoint run.safetensors --data arxiv/ -o classes.npy\n"
+      "  satchel predict --checkpoint resnet.safetensors --data photos/ -o classes.npy --scores scores.npy\n"
+      "  satchel predict --checkpoint run.safetensors --data arxiv/ -o - | python3 -c 'import io, sys, numpy;\n"
+      "    print(numpy.bincount(numpy.load(io.BytesIO(sys.stdin.buffer.read()))))'");
   predict->callback([command] { run_predict(*command); });
 }
 
@@ -237,6 +266,18 @@ void refuse_images(const std::string& data) {
   throw UsageError(fmt::format("[train] data must be a graph here (train images with --model resnet18 …), got {}", data));
 }
 
+Prediction graph_prediction(const PredictCommand& c) {
+  if (holds_images(c.data) || c.data.starts_with("synthetic-images"))
+    throw UsageError(fmt::format("[predict] data must be a graph, as the checkpoint {} was trained on, got {}", c.checkpoint, c.data));
+  return predict_graph(load_graph(c.data, c.unweighted ? EdgeWeights::ignore : EdgeWeights::use), c.checkpoint, c.device);
+}
+
+Prediction image_prediction(const PredictCommand& c) {
+  refuse_graph("predict", c.data, c.checkpoint);
+  const ImagesToPredict images = images_to_predict(c.data);
+  return predict_images(images.data, images.labelled, c.checkpoint, c.device, c.loaders);
+}
+
 }  // namespace
 
 void run_train(const TrainCommand& c) {
@@ -245,12 +286,12 @@ void run_train(const TrainCommand& c) {
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.quiet || c.json == "-";
   refuse_images(c.data);
-  const GraphData data = load_graph(c.data);
+  const GraphData data = load_graph(c.data, c.unweighted ? EdgeWeights::ignore : EdgeWeights::use);
   check_split(data, c.options.split);
   if (!silent) print_about(data);
 
   const TrainOptions common = options_of(c, methods.front());
-  RunsAbout about{data.name, data.task, common.shape, common.tf32, common.cuda_graph, false};
+  RunsAbout about{data.name, data.task, common.shape, common.tf32, false};
   std::vector<RunResult> runs;
   const auto run = [&](const Method& method, uint64_t s) {
     TrainOptions options = options_of(c, method);
@@ -265,20 +306,25 @@ void run_train(const TrainCommand& c) {
 }
 
 void run_predict(const PredictCommand& c) {
-  check_output(c.output, "predict");
-  if (!c.scores.empty()) check_output(c.scores, "predict");
-  check_apart("predict", "--scores", c.scores, "--output", c.output);
+  if (c.output == "-" && c.scores == "-") throw UsageError("[predict] one of --output and --scores may be -, got both");
+  if (c.output != "-" && c.scores != "-") check_apart("predict", "--scores", c.scores, "--output", c.output);
   for (const auto& [name, path] : {std::pair{"--output", c.output}, {"--scores", c.scores}}) {
-    check_apart("predict", name, path, "--checkpoint", c.checkpoint);
-    check_apart("predict", name, path, "--data", c.data);
+    if (path != "-") check_apart("predict", name, path, "--checkpoint", c.checkpoint);
+    check_not_data("predict", name, path, c.data);
   }
-  refuse_images(c.data);
-  const GraphData data = load_graph(c.data);
-  const Prediction p = predict_graph(data, c.checkpoint, c.device);
-  const std::vector<int64_t> both{p.nodes, p.outputs}, one{p.nodes};
-  write_npy(c.output, "<i8", data.task == Task::multi_label ? both : one, p.classes.data());
-  if (!c.scores.empty()) write_npy(c.scores, "<f4", both, p.scores.data());
-  fmt::print("{}: {} nodes, test {:.2f} %\n", c.output, grouped(p.nodes), p.test);
+  OutputFile file(c.output, "predict");
+  std::optional<OutputFile> scores;
+  if (!c.scores.empty()) scores.emplace(c.scores, "predict");
+  use_device(c.device, "predict");
+  const bool images = checkpoint_format(c.checkpoint) == kImageFormat;
+  const Prediction p = images ? image_prediction(c) : graph_prediction(c);
+  const std::vector<int64_t> both{p.count, p.outputs}, one{p.count};
+  write_npy(file.path(), "<i8", p.multi_label ? both : one, p.classes.data());
+  if (scores) write_npy(scores->path(), "<f4", both, p.scores.data());
+  file.finish();
+  if (scores) scores->finish();
+  fmt::print(scores && scores->lines() == stderr ? stderr : file.lines(), "{}: {} {}, {}\n", c.output, grouped(p.count), images ? "images" : "nodes",
+             std::isnan(p.test) ? std::string("no labels to test on") : fmt::format("test {:.2f} %", p.test));
 }
 
 }  // namespace satchel::tool

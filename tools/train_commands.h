@@ -25,12 +25,16 @@ struct TrainCommand {
   int64_t threads = 0;  // 0: torch's own number
   std::string cache;    // as bench graph's
   bool no_cache = false, quiet = false;
+  bool overwrite = false;  // the checkpoint
+  bool unweighted = false;
   std::string json;
   ImageTrainCommand images;  // of image models: what they have of their own
 };
 
 struct PredictCommand {
   std::string checkpoint, data, output, scores, device = "cpu";
+  int64_t loaders = 2;  // of images
+  bool unweighted = false;
 };
 
 void add_train_commands(CLI::App& app);

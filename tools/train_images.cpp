@@ -1,18 +1,22 @@
 #include "tools/train_images.h"
 
 #include <ATen/Parallel.h>
+#include <dirent.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "satchel/train/image_options.h"
 #include "satchel/train/options.h"
 #include "tools/interrupt.h"
 #include "tools/progress.h"
+#include "tools/quality.h"
 #include "tools/tool.h"
 #include "tools/train_commands.h"
 #include "tools/train_report.h"
@@ -45,12 +49,19 @@ ImageTrainOptions options_of(const ImageTrainCommand& c, const Method& method) {
 
 bool is_there(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
-/// Graphs given to an image model, which would only say that there is no such folder.
-void refuse_graph(const std::string& data, const std::string& model) {
-  if (holds_images(data)) return;
-  if (!data.starts_with("synthetic:") && !data.ends_with(".npz") && !is_there(data + "/adj_full.npz") && !is_there(data + "/raw")) return;
-  throw UsageError(fmt::format(
-      "[train] data must be images for {} (a folder of CIFAR, IDX or JPEG files, or synthetic-images:…), got the graph {}", model, data));
+/// Names of JPEG and PNG files that lie in a folder itself, sorted.
+std::vector<std::string> image_files_in(const std::string& folder) {
+  std::vector<std::string> names;
+  const auto close = [](DIR* open) { ::closedir(open); };
+  const std::unique_ptr<DIR, decltype(close)> open(::opendir(folder.c_str()), close);
+  if (!open) return names;
+  while (const dirent* entry = ::readdir(open.get())) {
+    std::string name = entry->d_name, low = name;
+    std::ranges::transform(low, low.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (low.ends_with(".jpg") || low.ends_with(".jpeg") || low.ends_with(".png")) names.push_back(std::move(name));
+  }
+  std::ranges::sort(names);
+  return names;
 }
 
 /// Options that the data leave nothing to do for.
@@ -58,6 +69,17 @@ void check_data(const ImageSets& data, const ImageTrainOptions& o) {
   if (o.image > 0 && !data.train.in_files())
     throw UsageError(fmt::format("[train] --image is for folders of JPEG files: {} has images of {} × {}, got {}", data.train.name,
                                  data.train.height, data.train.width, o.image));
+}
+
+/// Leaves broken images out and names the first few.
+void skip_broken(ImageSets& data) {
+  constexpr size_t kShown = 5;
+  if (!data.train.in_files()) throw UsageError(fmt::format("[train] --skip-broken is for folders of image files, got {}", data.train.name));
+  const std::vector<std::string> why = drop_broken(data);
+  if (why.empty()) return;
+  fmt::print(stderr, "satchel: skipped {} broken {}:\n", grouped(static_cast<int64_t>(why.size())), why.size() == 1 ? "image" : "images");
+  for (size_t i = 0; i < std::min(why.size(), kShown); ++i) fmt::print(stderr, "  {}\n", why[i]);
+  if (why.size() > kShown) fmt::print(stderr, "  … and {} more\n", grouped(static_cast<int64_t>(why.size() - kShown)));
 }
 
 /// Everything that can be refused before the data are read.
@@ -71,16 +93,17 @@ void check_use(const ImageTrainCommand& c, const std::vector<Method>& methods) {
   if (c.gamma_given && c.schedule != "step") throw UsageError("[train] --gamma needs --schedule step, got " + c.schedule);
   if (c.small_stem && c.large_stem) throw UsageError("[train] the stem must be one, got --small-stem and --large-stem");
   check_apart("train", "--json", c.json, "--checkpoint", o.checkpoint);
-  check_apart("train", "--json", c.json, "--data", c.data);
-  check_apart("train", "--checkpoint", o.checkpoint, "--data", c.data);
+  check_not_data("train", "--json", c.json, c.data);
+  check_not_data("train", "--checkpoint", o.checkpoint, c.data);
   try {
     for (const Method& m : methods) validate(options_of(c, m));
   } catch (const Error& e) {
     throw UsageError(e.what());
   }
   if (!o.checkpoint.empty()) check_output(o.checkpoint, "train");
+  check_new_checkpoint(o.checkpoint, o.resume, c.overwrite);
   if (!c.json.empty() && c.json != "-") check_output(c.json, "train");
-  device_of(o.device);
+  use_device(o.device, "train");
 }
 
 void print_about(const ImageSets& data) {
@@ -104,11 +127,14 @@ class EpochLines {
     const bool bar = style_ == ProgressView::Style::bar;
     const bool due = p.epochs <= 20 || p.epoch == p.epochs || p.epoch * 10 / p.epochs != (p.epoch - 1) * 10 / p.epochs;
     if (!bar && (p.step > 0 || !due)) return;
-    const std::string step = p.step > 0 ? fmt::format(" step {}/{}", p.step, p.steps) : "";
     const double speed = p.step_seconds > 0 ? static_cast<double>(batch_) / p.step_seconds : 0;
-    const std::string test = std::isnan(p.test) ? "     -  " : fmt::format("{:6.2f} %", p.test);  // no images to test on
-    fmt::print("{}{:<16} epoch {:>3}/{}{}  loss {:.4f}  test {}  {:.0f} images/s  saved {}  peak {}{}", bar ? "\r\x1b[2K" : "", title_,
-               p.epoch, p.epochs, step, p.loss, test, speed, bytes_text(p.saved_bytes), bytes_text(p.peak_bytes), bar ? "" : "\n");
+    const std::string line =
+        fitting({fmt::format("{:<16}", title_), fmt::format(" epoch {:>3}/{}", p.epoch, p.epochs),
+                 p.step > 0 ? fmt::format(" step {}/{}", p.step, p.steps) : "", fmt::format("  loss {:.4f}", p.loss),
+                 "  test " + percent_text(p.test), fmt::format("  {:.0f} images/s", speed), fmt::format("  saved {}", bytes_text(p.saved_bytes)),
+                 fmt::format("  peak {}", bytes_text(p.peak_bytes))},
+                bar ? terminal_width() - 1 : kNoLimit);
+    fmt::print("{}{}{}", bar ? "\r\x1b[2K" : "", line, bar ? "" : "\n");
     std::fflush(stdout);
     open_ = bar;
   }
@@ -221,8 +247,9 @@ void add_image_options(CLI::App& train, ImageTrainCommand& c) {
   own(train.add_option("--width", o.width, "Channels of the first stage"))->transform(whole_number(1, 1 << 12))->capture_default_str();
   own(train.add_flag("--small-stem", c.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)"));
   own(train.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool (default: for larger images)"));
-  own(train.add_option("--image", o.image, "JPEG files: bring images to this height and width (default: 224)"))
+  own(train.add_option("--image", o.image, "JPEG and PNG files: bring images to this height and width (default: 224)"))
       ->transform(whole_number(1, 1 << 14));
+  own(train.add_flag("--skip-broken", c.skip_broken, "Image files: decode all of them first and leave broken ones out (default: the first one ends the run)"));
   own(train.add_option("--schedule", c.schedule, "How the learning rate goes"))->check(members<Decay>())->capture_default_str();
   own(train.add_option("--warmup", o.warmup, "Epochs in which it rises first"))->transform(real_number())->capture_default_str();
   own(train.add_option("--milestones", c.milestones, "schedule step: epochs after which it falls (default: each third)"))->delimiter(',');
@@ -273,6 +300,7 @@ ImageTrainCommand image_command(const TrainCommand& c, const CLI::App& train) {
   o.checkpoint = c.options.checkpoint;
   o.checkpoint_every = c.options.checkpoint_every;
   o.resume = c.options.resume;
+  images.overwrite = c.overwrite;
   take("--epochs", o.epochs, c.options.epochs);
   take("--lr", o.lr, c.options.lr);
   take("--weight-decay", o.weight_decay, c.options.weight_decay);
@@ -281,14 +309,37 @@ ImageTrainCommand image_command(const TrainCommand& c, const CLI::App& train) {
   return images;
 }
 
+void refuse_graph(const char* op, const std::string& data, const std::string& model) {
+  if (holds_images(data)) return;
+  if (!data.starts_with("synthetic:") && !data.ends_with(".npz") && !is_there(data + "/adj_full.npz") && !is_there(data + "/raw")) return;
+  throw UsageError(fmt::format(
+      "[{}] data must be images for {} (a folder of CIFAR, IDX or JPEG files, or synthetic-images:…), got the graph {}", op, model, data));
+}
+
+ImagesToPredict images_to_predict(const std::string& where) {
+  const std::vector<std::string> files = holds_images(where) ? std::vector<std::string>() : image_files_in(where);
+  if (files.empty()) {
+    ImageSets sets = load_images(where);
+    return {sets.test.count() > 0 ? std::move(sets.test) : std::move(sets.train), true};
+  }
+  ImagesToPredict images;
+  images.data.name = where;
+  images.data.channels = 3;
+  images.data.classes = 1;
+  for (const std::string& name : files) images.data.paths.push_back(where + "/" + name);
+  images.data.labels.assign(files.size(), 0);
+  return images;
+}
+
 void run_train_images(const ImageTrainCommand& c) {
   const std::vector<Method> methods = methods_from(c.methods, validate);
   check_use(c, methods);
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.quiet || c.json == "-";
-  refuse_graph(c.data, c.options.model);
-  const ImageSets data = load_images(c.data);
+  refuse_graph("train", c.data, c.options.model);
+  ImageSets data = load_images(c.data);
   check_data(data, c.options);
+  if (c.skip_broken) skip_broken(data);
   if (!silent) print_about(data);
 
   ImageRunsAbout about{data.train.name, data.train.count(), data.test.count(), data.train.classes, options_of(c, methods.front()), false};

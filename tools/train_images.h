@@ -20,6 +20,8 @@ struct ImageTrainCommand {
   ImageTrainOptions options;
   int64_t seeds = 1;
   int64_t threads = 0;  // 0: torch's own number
+  bool overwrite = false;  // the checkpoint
+  bool skip_broken = false;
   std::string json;
 };
 
@@ -38,5 +40,16 @@ ImageTrainCommand image_command(const TrainCommand& command, const CLI::App& tra
 const char* image_train_help();
 
 void run_train_images(const ImageTrainCommand& command);
+
+/// Throws UsageError for a graph given to an image model (or the checkpoint of one), which would only say that there is no such folder.
+void refuse_graph(const char* op, const std::string& data, const std::string& model);
+
+/// What `satchel predict` reads: the test images of a data set (or, without any, those to train on), or the image files of a folder, by
+/// name.
+struct ImagesToPredict {
+  ImageData data;
+  bool labelled = false;
+};
+ImagesToPredict images_to_predict(const std::string& where);
 
 }  // namespace satchel::tool

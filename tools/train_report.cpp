@@ -14,6 +14,7 @@
 #include "satchel/core/error.h"
 #include "satchel/kernels/cpu/cpu.h"
 #include "satchel/train/names.h"
+#include "satchel/train/options.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
 
@@ -169,13 +170,17 @@ void print_runs(const std::vector<RunResult>& runs, const std::string& metric, c
   const Group* base = fp32 == groups.end() ? nullptr : &*fp32;
   std::vector<std::vector<std::string>> rows{{"method", fmt::format("test {} %", metric)}};
   if (base != nullptr) rows[0].push_back("- fp32");
-  for (const std::string& title : {std::string("saved"), std::string("loss"), std::string("peak"), timed}) rows[0].push_back(title);
+  for (const std::string& title : {std::string("saved"), std::string("loss bytes"), std::string("peak"), timed}) rows[0].push_back(title);
   for (const Group& g : groups) rows.push_back(row_of(g, base));
   print_table(rows);
   fmt::print(
-      "\nsaved: bytes kept from forward to backward; loss: logits and what the loss keeps; peak: most allocated in a step; {}: median "
-      "step\n",
+      "\nsaved: bytes kept from forward to backward; loss bytes: logits and what the loss keeps; peak: most that a step allocates beyond "
+      "what stood\nbefore it (weights, gradients, optimizer state); {}: median step\n",
       timed);
+  if (std::ranges::any_of(runs, [](const RunResult& r) { return r.peak_bytes < r.saved_bytes; }))
+    fmt::print(
+        "peak is below saved where gradients outweigh saves: the step before left its own, which are released before forward and leave "
+        "room for the saves\n");
   for (const Group& g : groups) {
     const int64_t cached = std::llround(g.mean(&RunResult::cached_bytes));
     if (cached > 0)
@@ -188,7 +193,8 @@ void print_runs(const std::vector<RunResult>& runs, const std::string& metric, c
 void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about) {
   const size_t seeds = seeds_of(grouped_runs(runs));
   fmt::print("\n{} on {}, {} layers × {}, {} {}{}{}{}\n\n", name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden,
-             seeds, seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", types_text(runs), about.cuda_graph ? ", CUDA graph" : "");
+             seeds, seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", types_text(runs),
+             std::ranges::any_of(runs, &RunResult::cuda_graph) ? ", CUDA graph" : "");
   print_runs(runs, metric_name(about.task), "epoch");
 }
 
@@ -203,7 +209,7 @@ ordered_json tensors_json(const std::vector<SavedTensor>& tensors) {
 
 ordered_json machine_json(const std::string& device) {
   ordered_json machine = {{"threads", at::get_num_threads()}, {"kernel", best_cpu_kernel().name}, {"torch", TORCH_VERSION}};
-  if (device == "cuda") machine["gpu"] = gpu_name();
+  if (names_cuda(device)) machine["gpu"] = gpu_name();
   return machine;
 }
 
@@ -230,7 +236,7 @@ ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& abou
                     {"hidden", about.shape.hidden},
                     {"tf32", about.tf32},
                     {"amp", name_of(r.amp)},
-                    {"cuda_graph", about.cuda_graph},
+                    {"cuda_graph", r.cuda_graph},
                     {"data", about.data},
                     {"metric", metric_name(about.task)},
                     {"machine", machine_json(r.device)},
@@ -240,13 +246,14 @@ ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& abou
 }
 
 void write_json(const std::string& path, const ordered_json& json, const char* op) {
+  const std::string text = json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";  // names of files may be no UTF-8
   if (path == "-") {
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}", text);
     return;
   }
   const std::string temporary = path + "." + std::to_string(::getpid()) + ".part";
   std::ofstream file(temporary);
-  file << json.dump(2) << '\n';
+  file << text;
   file.close();
   if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
   std::remove(temporary.c_str());

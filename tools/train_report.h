@@ -15,7 +15,6 @@ struct RunsAbout {
   Task task = Task::single_label;
   GraphShape shape;
   bool tf32 = false;
-  bool cuda_graph = false;
   bool interrupted = false;
 };
 

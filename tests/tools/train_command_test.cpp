@@ -251,6 +251,20 @@ TEST_F(TrainCommand, PredictNamesWhatDoesNotFit) {
   EXPECT_FALSE(exists(path("y.npy")));
 }
 
+TEST_F(TrainCommand, PredictsNodesWithoutLabels) {
+  ASSERT_EQ(run({"data", "--data", kData, "--out", "set"}).code, 0);
+  const Outcome trained = run({"train", "--data", "set", "--hidden", "16", "--epochs", "5", "--quiet", "--checkpoint", "a.st"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  ASSERT_EQ(run({"predict", "--checkpoint", "a.st", "--data", "set", "-o", "y.npy"}).code, 0);
+  for (const char* name : {"set/class_map.json", "set/role.json"}) ASSERT_EQ(::unlink(path(name).c_str()), 0);
+  const Outcome r = run({"predict", "--checkpoint", "a.st", "--data", "set", "-o", "p.npy"});
+  EXPECT_EQ(r.code, 0) << r.err;
+  EXPECT_EQ(r.out, "p.npy: 600 nodes, no labels to test on\n");
+  EXPECT_EQ(slurp(path("p.npy")), slurp(path("y.npy"))) << "labels change no prediction";
+  for (const char* name : {"set/adj_full.npz", "set/feats.npy"}) ::unlink(path(name).c_str());
+  ::rmdir(path("set").c_str());
+}
+
 TEST_F(TrainCommand, InterruptEndsAfterTheEpochWithAllFiles) {
   const pid_t child = start(training({"--epochs", "1000000", "--checkpoint", "a.st", "--checkpoint-every", "1", "--json", "a.json"}));
   for (int i = 0; i < 2000 && !exists(path("a.st")); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -315,7 +329,7 @@ TEST_F(TrainCommand, WrongUse) {
 
 TEST_F(TrainCommand, FailuresAreOne) {
   expect_errors({{{"train", "--data", "/nonexistent"}, 1, "[load] file or folder must exist, got /nonexistent"},
-                 {{"train", "--data", SATCHEL_TOOL}, 1, "must be a whole npz (zip) file"},
+                 {{"train", "--data", SATCHEL_TOOL}, 1, "must be an npz file, a zip archive"},
                  {training({"--json", "/nonexistent/a.json"}), 1, "[train] output must lie in an existing folder"},
                  {training({"--json", folder_}), 1, "[train] output must be a plain file"},
                  {training({"--checkpoint", "a.st", "--resume"}), 1, "[checkpoint] a.st: file must exist"},
@@ -379,7 +393,7 @@ TEST_F(TrainCommand, BenchGraph) {
        {{"bench", "graph", "--cuda-graph"}, 2, "[train] cuda_graph needs device cuda, got cpu"},
        {{"bench", "graph", "--amp", "half"}, 2, "--amp: half not in {auto,none,bf16,fp16}"},
        {{"bench", "graph", "--memory-cap", "12GB"}, 2, "[bench] --memory-cap needs --device cuda, got cpu"},
-       {{"bench", "graph", "--memory-cap", "12 GB"}, 2, "--memory-cap: must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 1000, got '12 GB'"},
+       {{"bench", "graph", "--memory-cap", "12 GB"}, 2, "--memory-cap: must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 12000000000, got '12 GB'"},
        {{"bench", "graph", "--memory-cap", "0.1B"}, 2, "got '0.1B'"},
        {{"bench", "graph", "--memory-cap", "9000000TiB"}, 2, "got '9000000TiB'"},
        {{"bench", "graph", "--methods", "division"}, 2, "[method] a low-pass does not fit a graph layer"}});

@@ -5,11 +5,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "satchel/data/npy.h"
+#include "tests/data/image_files.h"
 #include "tests/tools/run_tool.h"
 
 namespace satchel::test {
@@ -23,7 +27,7 @@ class TrainImages : public testing::Test {
  protected:
   void SetUp() override { ASSERT_EQ(::mkdir(folder_.c_str(), 0700), 0); }
   void TearDown() override {
-    for (const char* name : {"a.json", "b.json", "a.st"}) ::unlink(path(name).c_str());
+    for (const char* name : {"a.json", "b.json", "a.st", "y.npy", "p.npy"}) ::unlink(path(name).c_str());
     EXPECT_EQ(::rmdir(folder_.c_str()), 0) << "no other file may be left: " << folder_;
   }
 
@@ -83,14 +87,43 @@ TEST_F(TrainImages, FourMethodsInOneTable) {
 TEST_F(TrainImages, ResumedIsOneRun) {
   const std::string rates = "--schedule step --milestones 1,2 --lr 0.05 --method satchel --checkpoint " + path("a.st");
   const json whole = trained(rates + " --epochs 3", "a.json");
-  trained(rates + " --epochs 1", "b.json");
+  trained(rates + " --epochs 1 --overwrite", "b.json");
   const json resumed = trained(rates + " --epochs 3 --resume", "b.json");
   for (const char* key : {"test", "loss", "epochs", "saved_bytes"}) EXPECT_EQ(whole["runs"][0][key], resumed["runs"][0][key]) << key;
   expect_refused(training(rates + " --epochs 4 --resume --label-smoothing 0.1 --quiet"), 1,
                  "[resume] label_smoothing must be the checkpoint's, 0.0, got 0.1");
   expect_refused(
-      "predict --checkpoint " + path("a.st") + " --data synthetic:nodes=600,edges=2400,features=4,classes=2 -o " + path("a.json"), 1,
-      "must have the format 'satchel graph training 1', got 'satchel image training 1'");
+      "predict --checkpoint " + path("a.st") + " --data synthetic:nodes=600,edges=2400,features=4,classes=2 -o " + path("a.json"), 2,
+      "[predict] data must be images for ");
+}
+
+/// One class a row of `scores`: the largest, as the file of classes has it.
+TEST_F(TrainImages, PredictsTheClassesOfImages) {
+  const json run = trained("--method satchel --epochs 3 --checkpoint " + path("a.st"), "a.json")["runs"][0];
+  const std::string predict = "predict --checkpoint " + path("a.st") + " --data ";
+  const Outcome r = run_tool(predict + kData + " -o " + path("y.npy") + " --scores " + path("p.npy"));
+  ASSERT_EQ(r.code, 0) << r.out;
+  char printed[64];
+  std::snprintf(printed, sizeof printed, "48 images, test %.2f %%\n", run["test"].get<double>());
+  EXPECT_NE(r.out.find(printed), std::string::npos) << r.out;
+  const NpyArray classes = read_npy(path("y.npy")), scores = read_npy(path("p.npy"));
+  EXPECT_EQ(classes.shape, (std::vector<int64_t>{48}));
+  ASSERT_EQ(scores.shape, (std::vector<int64_t>{48, 4}));
+  const auto* c = reinterpret_cast<const int64_t*>(classes.data.data());
+  const auto* p = reinterpret_cast<const float*>(scores.data.data());
+  for (int64_t i = 0; i < 48; ++i) EXPECT_EQ(std::max_element(p + 4 * i, p + 4 * i + 4) - (p + 4 * i), c[i]) << i;
+  expect_refused(predict + "synthetic-images:classes=4,size=32,count=96,test=48 -o " + path("y.npy"), 1,
+                 "[predict] images must be of 16 × 16, as the checkpoint's, got 32 × 32");
+
+  ASSERT_EQ(::mkdir(path("photos").c_str(), 0700), 0);
+  testing_files::spill(path("photos/b.jpg"), testing_files::flat_jpeg(40, 30, 250, 10, 10));
+  testing_files::spill(path("photos/a.JPG"), testing_files::flat_jpeg(20, 30, 10, 10, 250));
+  const Outcome folder = run_tool(predict + path("photos") + " -o " + path("y.npy"));
+  EXPECT_EQ(folder.code, 0) << folder.out;
+  EXPECT_NE(folder.out.find("y.npy: 2 images, no labels to test on\n"), std::string::npos) << folder.out;
+  EXPECT_EQ(read_npy(path("y.npy")).shape, (std::vector<int64_t>{2}));
+  for (const char* name : {"photos/a.JPG", "photos/b.jpg"}) ::unlink(path(name).c_str());
+  ::rmdir(path("photos").c_str());
 }
 
 TEST_F(TrainImages, WrongUse) {
@@ -149,7 +182,7 @@ TEST_F(TrainImages, HelpTellsGraphsFromImages) {
   for (const char* part : {"--epochs INT=200 (images 30)", "--lr FLOAT=0.01 (images 0.1)", "--weight-decay FLOAT=0 (images 0.0005)",
                            "--dropout FLOAT=0.5 (images: vgg 0.5, else 0)", "Graph models:", "Image models:", "\n  gact  "})
     EXPECT_NE(help.find(part), std::string::npos) << part << '\n' << help;
-  EXPECT_NE(run_tool("predict --help").out.find("checkpoints of image models are refused"), std::string::npos);
+  EXPECT_NE(run_tool("predict --help").out.find("Images: the weights of the last epoch"), std::string::npos);
 }
 
 // At such a rate the loss of the step after the first is not finite, whatever is kept.
