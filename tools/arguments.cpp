@@ -65,6 +65,7 @@ CLI::Validator byte_size() {
 
 CLI::Validator device_name(const std::string& more) {
   const std::string names = more.empty() ? "cpu, cuda or cuda:N" : "cpu, cuda, cuda:N or " + more;
+  const std::string list = more.empty() ? "{cpu,cuda,cuda:N}" : "{cpu,cuda,cuda:N," + more + "}";
   return CLI::Validator(
       [more, names](std::string& text) -> std::string {
         int number = 0;
@@ -73,7 +74,7 @@ CLI::Validator device_name(const std::string& more) {
                    ? ""
                    : fmt::format("must be {}, got '{}'", names, text);
       },
-      "{" + names + "}", "device");
+      list, "device");
 }
 
 CLI::Validator whole_number(uint64_t least, uint64_t most) {

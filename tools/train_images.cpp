@@ -252,7 +252,9 @@ void add_image_options(CLI::App& train, ImageTrainCommand& c) {
   own(train.add_flag("--skip-broken", c.skip_broken, "Image files: decode all of them first and leave broken ones out (default: the first one ends the run)"));
   own(train.add_option("--schedule", c.schedule, "How the learning rate goes"))->check(members<Decay>())->capture_default_str();
   own(train.add_option("--warmup", o.warmup, "Epochs in which it rises first"))->transform(real_number())->capture_default_str();
-  own(train.add_option("--milestones", c.milestones, "schedule step: epochs after which it falls (default: each third)"))->delimiter(',');
+  own(train.add_option("--milestones", c.milestones, "schedule step: epochs after which it falls (default: each third)"))
+      ->transform(real_number())
+      ->delimiter(',');
   own(train.add_option("--gamma", o.gamma, "schedule step: what it falls by"))->transform(real_number())->capture_default_str();
   own(train.add_flag("--no-nesterov", c.no_nesterov, "Plain momentum"));
   own(train.add_option("--label-smoothing", o.label_smoothing, "Share of the target that is spread over all classes"))

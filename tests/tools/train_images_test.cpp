@@ -132,6 +132,7 @@ TEST_F(TrainImages, WrongUse) {
   refused("--cuda-graph", "[train] --cuda-graph is not for this model, got resnet18");
   refused("--schedule linear", "--schedule: linear not in {cosine,step,onecycle,none}");
   refused("--milestones 2", "[train] milestones need schedule step, got cosine");
+  refused("--schedule step --milestones 1,x", "--milestones: must be a number, got 'x'");
   refused("--gamma 0.5", "[train] --gamma needs --schedule step, got cosine");
   refused("--image 32 --quiet",
           "[train] --image is for folders of JPEG files: synthetic-images:classes=4,size=16,count=96,test=48 has images of "

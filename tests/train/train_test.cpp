@@ -132,7 +132,7 @@ TEST_F(Train, RefusesBadOptionsAndData) {
   refuse([](TrainOptions& o) { o.shape.dropout = 1; }, "[train] dropout must be at least 0 and below 1, got 1");
   refuse([](TrainOptions& o) { o.shape.hidden = 0; }, "[train] hidden must be 1 to");
   refuse([](TrainOptions& o) { o.epochs = 0; }, "[train] epochs must be at least 1, got 0");
-  refuse([](TrainOptions& o) { o.device = "tpu"; }, "[train] device must be cpu or cuda, got 'tpu'");
+  refuse([](TrainOptions& o) { o.device = "tpu"; }, "[train] device must be cpu, cuda or cuda:N, got 'tpu'");
   refuse([](TrainOptions& o) { o.resume = true; }, "need a checkpoint");
   refuse([](TrainOptions& o) { o.tf32 = true; }, "[train] tf32 needs device cuda, got cpu");
   refuse([](TrainOptions& o) { o.cuda_graph = true; }, "[train] cuda_graph needs device cuda, got cpu");
