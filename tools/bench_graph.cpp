@@ -79,7 +79,8 @@ void print_about(const BenchGraphCommand& c, const Setting& s) {
   if (!s.types.empty()) kinds += ", activations in " + s.types;
   if (c.no_cache) kinds += ", A·X in every step";
   if (!c.cache.empty()) kinds += ", at most " + c.cache + " of A·X kept";
-  if (wants_cuda_graph(options_of(c))) kinds += c.no_torch ? ", steps from a CUDA graph" : ", steps from a CUDA graph (torch's run eagerly)";
+  if (wants_cuda_graph(options_of(c)))
+    kinds += c.no_torch ? ", steps from a CUDA graph" : ", steps from a CUDA graph (torch's run eagerly)";
   if (s.cap > 0) kinds += fmt::format(", allocator capped at {} bytes", grouped(s.cap));
   if (!kinds.empty()) fmt::print("{}\n", kinds.substr(2));
   fmt::print("gradients at 32 bits are torch's within {:.1e}{}\n\n", s.gradient_error,

@@ -19,8 +19,8 @@ struct BenchGraphCommand {
   int64_t threads = 0;
   bool tf32 = false, no_cache = false, no_torch = false;
   std::optional<bool> cuda_graph;  // as TrainOptions has it
-  std::string cache;       // most bytes of A·X that are kept; empty: all
-  std::string memory_cap;  // bytes of torch's allocator, as parse_bytes() reads them; empty: none
+  std::string cache;               // most bytes of A·X that are kept; empty: all
+  std::string memory_cap;          // bytes of torch's allocator, as parse_bytes() reads them; empty: none
   std::string json;
 };
 

@@ -16,8 +16,8 @@ struct BenchResult {
   bool plain_torch = false;
   bool cuda_graph = false;    // its steps were replayed from one
   std::string eager_because;  // as RunResult has it
-  Amp amp = Amp::none;  // decided
-  bool fits = true;     // else nothing below was measured: memory ran out
+  Amp amp = Amp::none;        // decided
+  bool fits = true;           // else nothing below was measured: memory ran out
   StepCost cost;
   int64_t cached_bytes = 0;     // A·X
   std::vector<double> seconds;  // of a step

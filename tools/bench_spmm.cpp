@@ -122,7 +122,10 @@ void add_bench_spmm(CLI::App& bench) {
   CLI::App* spmm = bench.add_subcommand("spmm", "A·x beside torch's product of a sparse CSR matrix (cuSPARSE, MKL)");
   spmm->add_option("--data", c->graphs, "Graphs, as for train; `power` is one of arxiv's size whose degrees follow a power law")
       ->capture_default_str();
-  spmm->add_option("--widths", c->widths, "Columns of x, 1 to 4096 each")->transform(whole_number(1, 4096))->delimiter(',')->capture_default_str();
+  spmm->add_option("--widths", c->widths, "Columns of x, 1 to 4096 each")
+      ->transform(whole_number(1, 4096))
+      ->delimiter(',')
+      ->capture_default_str();
   spmm->add_option("--device", c->device, "Where to multiply")->check(device_name())->capture_default_str();
   spmm->add_option("--repeat", c->repeat, "Timed runs of which the median counts")->check(CLI::Range(1, 100000))->capture_default_str();
   spmm->add_option("--json", c->json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());

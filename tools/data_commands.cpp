@@ -35,7 +35,8 @@ void make_symmetric(GraphData& data) {
   const at::Tensor start = at::from_blob(data.start.data(), {data.nodes + 1}, at::kLong);
   const at::Tensor target = at::from_blob(data.target.data(), {entries}, at::kInt);
   const bool weighted = !data.weight.empty();
-  const Csr edges = csr_from_csr(start, target, data.nodes, weighted ? at::from_blob(data.weight.data(), {entries}, at::kFloat) : at::Tensor());
+  const Csr edges =
+      csr_from_csr(start, target, data.nodes, weighted ? at::from_blob(data.weight.data(), {entries}, at::kFloat) : at::Tensor());
   const Csr graph = without_self_loops(weighted ? made_symmetric_weighted(edges) : made_symmetric(edges));
   const auto *first = graph.start.const_data_ptr<int64_t>(), *last = first + graph.start.numel();
   const auto* column = graph.column.const_data_ptr<int32_t>();

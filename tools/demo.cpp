@@ -113,9 +113,9 @@ void run_demo(const std::string& device) {
   const at::Tensor images = to_device(
       tensor_over(maps.data(), {kImages, kMaps, kSide, kSide}, {kMaps * kSide * kSide, kSide * kSide, kSide, 1}, at::kFloat, keep), device,
       "demo");
-  fmt::print("Normalised activations, float32, {} × {} = {} bytes, packed and unpacked on {}\n\n", kRows, kColumns,
-             grouped(kRows * kColumns * 4),
-             names_cuda(device) ? gpu_name() : fmt::format("{} CPU thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s"));
+  fmt::print(
+      "Normalised activations, float32, {} × {} = {} bytes, packed and unpacked on {}\n\n", kRows, kColumns, grouped(kRows * kColumns * 4),
+      names_cuda(device) ? gpu_name() : fmt::format("{} CPU thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s"));
   fmt::print("{:<10} {:<44} {:>10} {:>7} {:>6}  {:>8} {:>8}\n", "", "", "", "times", "", "encode", "decode");
   fmt::print("{:<10} {:<44} {:>10} {:>7} {:>6}  {:>8} {:>8}\n", "preset", "spec", "bytes", "smaller", "error", "GB/s", "GB/s");
   for (const Preset& preset : presets())

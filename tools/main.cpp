@@ -208,7 +208,8 @@ int usage(const CLI::App& app, const CLI::ParseError& error) {
   }
   std::string what = error.what();
   const std::vector<std::string> rest = app.remaining(true);
-  const bool required = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr, extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  const bool required = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr,
+             extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
   if (!rest.empty() && (required || extra)) what = rule_of_words(*at, command, rest.front()) + ", got " + rest.front();
   return report("[usage] " + what + " (see `" + command + " --help`)", 2);
 }

@@ -95,8 +95,9 @@ void check_not_data(const char* op, const char* name, const std::string& path, c
 
 void check_new_checkpoint(const std::string& path, bool resume, bool overwrite) {
   if (path.empty() || resume || overwrite || ::access(path.c_str(), F_OK) != 0) return;
-  throw UsageError(fmt::format("[train] --checkpoint must be a new file, unless --resume goes on from it or --overwrite replaces it, got {}{}",
-                               path, content_of(path)));
+  throw UsageError(
+      fmt::format("[train] --checkpoint must be a new file, unless --resume goes on from it or --overwrite replaces it, got {}{}", path,
+                  content_of(path)));
 }
 
 OutputFile::OutputFile(const std::string& name, const char* op) : op_(op), path_(name) {

@@ -105,8 +105,8 @@ void check_use(const TrainCommand& c, const std::vector<Method>& methods) {
 
 void print_about(const GraphData& data) {
   fmt::print("{}: {} nodes, {} edges as stored{}, {} features{}, {} {}\n", data.name, grouped(data.nodes),
-             grouped(static_cast<int64_t>(data.target.size())), data.weight.empty() ? "" : " with weights", grouped(data.features.columns), data.features.sparse() ? " (sparse)" : "",
-             grouped(data.classes),
+             grouped(static_cast<int64_t>(data.target.size())), data.weight.empty() ? "" : " with weights", grouped(data.features.columns),
+             data.features.sparse() ? " (sparse)" : "", grouped(data.classes),
              data.task == Task::multi_label ? "labels"
              : data.task == Task::binary    ? "output"
                                             : "classes");
@@ -323,8 +323,8 @@ void run_predict(const PredictCommand& c) {
   if (scores) write_npy(scores->path(), "<f4", both, p.scores.data());
   file.finish();
   if (scores) scores->finish();
-  fmt::print(scores && scores->lines() == stderr ? stderr : file.lines(), "{}: {} {}, {}\n", c.output, grouped(p.count), images ? "images" : "nodes",
-             std::isnan(p.test) ? std::string("no labels to test on") : fmt::format("test {:.2f} %", p.test));
+  fmt::print(scores && scores->lines() == stderr ? stderr : file.lines(), "{}: {} {}, {}\n", c.output, grouped(p.count),
+             images ? "images" : "nodes", std::isnan(p.test) ? std::string("no labels to test on") : fmt::format("test {:.2f} %", p.test));
 }
 
 }  // namespace satchel::tool

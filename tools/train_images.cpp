@@ -131,8 +131,8 @@ class EpochLines {
     const std::string line =
         fitting({fmt::format("{:<16}", title_), fmt::format(" epoch {:>3}/{}", p.epoch, p.epochs),
                  p.step > 0 ? fmt::format(" step {}/{}", p.step, p.steps) : "", fmt::format("  loss {:.4f}", p.loss),
-                 "  test " + percent_text(p.test), fmt::format("  {:.0f} images/s", speed), fmt::format("  saved {}", bytes_text(p.saved_bytes)),
-                 fmt::format("  peak {}", bytes_text(p.peak_bytes))},
+                 "  test " + percent_text(p.test), fmt::format("  {:.0f} images/s", speed),
+                 fmt::format("  saved {}", bytes_text(p.saved_bytes)), fmt::format("  peak {}", bytes_text(p.peak_bytes))},
                 bar ? terminal_width() - 1 : kNoLimit);
     fmt::print("{}{}{}", bar ? "\r\x1b[2K" : "", line, bar ? "" : "\n");
     std::fflush(stdout);
@@ -249,7 +249,8 @@ void add_image_options(CLI::App& train, ImageTrainCommand& c) {
   own(train.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool (default: for larger images)"));
   own(train.add_option("--image", o.image, "JPEG and PNG files: bring images to this height and width (default: 224)"))
       ->transform(whole_number(1, 1 << 14));
-  own(train.add_flag("--skip-broken", c.skip_broken, "Image files: decode all of them first and leave broken ones out (default: the first one ends the run)"));
+  own(train.add_flag("--skip-broken", c.skip_broken,
+                     "Image files: decode all of them first and leave broken ones out (default: the first one ends the run)"));
   own(train.add_option("--schedule", c.schedule, "How the learning rate goes"))->check(members<Decay>())->capture_default_str();
   own(train.add_option("--warmup", o.warmup, "Epochs in which it rises first"))->transform(real_number())->capture_default_str();
   own(train.add_option("--milestones", c.milestones, "schedule step: epochs after which it falls (default: each third)"))

@@ -19,7 +19,7 @@ struct ImageTrainCommand {
   bool gamma_given = false;
   ImageTrainOptions options;
   int64_t seeds = 1;
-  int64_t threads = 0;  // 0: torch's own number
+  int64_t threads = 0;     // 0: torch's own number
   bool overwrite = false;  // the checkpoint
   bool skip_broken = false;
   std::string json;

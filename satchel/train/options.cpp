@@ -63,7 +63,8 @@ at::Device device_of(const std::string& name, const char* op) {
   }
   if (!at::hasCUDA()) fail(op, "device cuda needs a GPU that torch can use", "none");
   const int count = at::detail::getCUDAHooks().deviceCount();
-  if (index >= count) fail(op, "device must be cuda:0" + (count > 1 ? " to cuda:" + std::to_string(count - 1) : std::string(", the only GPU")), name);
+  if (index >= count)
+    fail(op, "device must be cuda:0" + (count > 1 ? " to cuda:" + std::to_string(count - 1) : std::string(", the only GPU")), name);
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 

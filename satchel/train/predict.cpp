@@ -30,8 +30,9 @@ Task task_of(const Checkpoint& c, const GraphData& data) {
   if (data.has_labels() && own != name_of(data.task)) fail("predict", "data must have the checkpoint's task, " + own, name_of(data.task));
   const bool weighted = about.is_object() && about.contains("weighted");
   if (weighted != !data.weight.empty()) {
-    fail("predict", weighted ? "edges must have weights, as those that the checkpoint was trained on"
-                             : "edges must have no weights, as those that the checkpoint was trained on (--unweighted leaves them out)",
+    fail("predict",
+         weighted ? "edges must have weights, as those that the checkpoint was trained on"
+                  : "edges must have no weights, as those that the checkpoint was trained on (--unweighted leaves them out)",
          weighted ? "none" : "weights");
   }
   return from_name<Task>(own, "checkpoint");
@@ -49,7 +50,8 @@ double tested(const GraphData& data, const TrainOptions& options, const at::Tens
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   if (!data.has_labels()) return kNone;
   const bool many = data.task == Task::multi_label;
-  const auto known = static_cast<int64_t>(many ? data.targets.size() : data.labels.size()), wanted = many ? data.nodes * data.classes : data.nodes;
+  const auto known = static_cast<int64_t>(many ? data.targets.size() : data.labels.size()),
+             wanted = many ? data.nodes * data.classes : data.nodes;
   if (known != wanted) fail("predict", "labels must be " + std::to_string(wanted) + " in all, or none", known);
   if (!many && std::ranges::none_of(data.labels, [](int32_t label) { return label >= 0; })) return kNone;
   std::vector<int64_t> nodes = split_of(data, options.seed, options.split).test;

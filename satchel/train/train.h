@@ -33,13 +33,13 @@ struct TrainOptions {
   bool self_loops = false;     // sage: a node averages itself too (gcn always does)
   bool cache_aggregate =
       true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
-  int64_t cache_bytes = 0;   // most of A·X that is so kept, its first rows; 0: all
-  bool tf32 = false;         // cuda: products of float32 matrices in TF32
-  Amp amp = Amp::automatic;  // bf16, fp16: features and activations in so many bits; weights, statistics and losses in float32.
-                             // automatic: fp16 where tf32 would round them as much anyway (amp_for() of graph_task.h), else none
+  int64_t cache_bytes = 0;         // most of A·X that is so kept, its first rows; 0: all
+  bool tf32 = false;               // cuda: products of float32 matrices in TF32
+  Amp amp = Amp::automatic;        // bf16, fp16: features and activations in so many bits; weights, statistics and losses in float32.
+                                   // automatic: fp16 where tf32 would round them as much anyway (amp_for() of graph_task.h), else none
   std::optional<bool> cuda_graph;  // cuda: steps after the third are replayed from a CUDA graph; the same results, bit for bit.
                                    // none: where it can be, on CUDA, and steps run one by one elsewhere
-  std::string checkpoint;    // file to write when it ends, is stopped, or every checkpoint_every epochs
+  std::string checkpoint;          // file to write when it ends, is stopped, or every checkpoint_every epochs
   int64_t checkpoint_every = 0;
   bool resume = false;  // go on from `checkpoint`
 };

@@ -71,7 +71,8 @@ TEST_F(Overwrite, OutputsStayOutOfTheDataFolder) {
   const std::string roles = slurp(path("set/role.json")), train = "train --epochs 1 --hidden 4 --quiet --data " + path("set");
   expect_refused(train + " --json " + path("set/role.json"), "[train] --json must lie outside the folder of --data, got ");
   expect_refused(train + " --json " + path("other_name/role.json"), "[train] --json must lie outside the folder of --data, got ");
-  expect_refused(train + " --checkpoint " + path("set/below/../run.st"), "[train] --checkpoint must lie outside the folder of --data, got ");
+  expect_refused(train + " --checkpoint " + path("set/below/../run.st"),
+                 "[train] --checkpoint must lie outside the folder of --data, got ");
   expect_refused(train + " --checkpoint " + path("set/below/run.st"), "[train] --checkpoint must lie outside the folder of --data, got ");
   expect_refused("bench graph --data " + path("set") + " --json " + path("set/role.json"), "[bench] --json must lie outside");
   expect_done(train + " --checkpoint " + path("run.st"));  // beside it
@@ -103,9 +104,9 @@ TEST_F(Overwrite, CheckpointsAskBeforeTheyAreReplaced) {
   expect_refused(graph + " --epochs 1",
                  "[train] --checkpoint must be a new file, unless --resume goes on from it or --overwrite replaces it, got " +
                      path("run.st") + ", which holds 5 epochs");
-  expect_refused(std::string("train --model resnet18 --quiet --data synthetic-images:classes=2,size=8,count=16,test=4 --checkpoint ") +
-                     path("run.st"),
-                 "which holds 5 epochs");
+  expect_refused(
+      std::string("train --model resnet18 --quiet --data synthetic-images:classes=2,size=8,count=16,test=4 --checkpoint ") + path("run.st"),
+      "which holds 5 epochs");
   expect_refused(graph + " --epochs 9 --resume --overwrite", " excludes ");
   EXPECT_EQ(slurp(path("run.st")), kept);
   std::ofstream(path("notes.txt")) << "mine";

@@ -387,16 +387,17 @@ TEST_F(TrainCommand, BenchGraph) {
   EXPECT_TRUE(all["cap"].is_null());
   for (const json& e : all["results"]) EXPECT_EQ(e["fits"], true);
   EXPECT_GT(all["results"][2]["cached_bytes"].get<int64_t>(), 0);
-  expect_errors(
-      {{{"bench", "graph", "--steps", "0"}, 2, "--steps: must be a whole number from 1 to 1000000, got '0'"},
-       {{"bench", "graph", "--tf32"}, 2, "[train] tf32 needs device cuda, got cpu"},
-       {{"bench", "graph", "--cuda-graph"}, 2, "[train] cuda_graph needs device cuda, got cpu"},
-       {{"bench", "graph", "--amp", "half"}, 2, "--amp: half not in {auto,none,bf16,fp16}"},
-       {{"bench", "graph", "--memory-cap", "12GB"}, 2, "[bench] --memory-cap needs --device cuda, got cpu"},
-       {{"bench", "graph", "--memory-cap", "12 GB"}, 2, "--memory-cap: must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 12000000000, got '12 GB'"},
-       {{"bench", "graph", "--memory-cap", "0.1B"}, 2, "got '0.1B'"},
-       {{"bench", "graph", "--memory-cap", "9000000TiB"}, 2, "got '9000000TiB'"},
-       {{"bench", "graph", "--methods", "division"}, 2, "[method] a low-pass does not fit a graph layer"}});
+  expect_errors({{{"bench", "graph", "--steps", "0"}, 2, "--steps: must be a whole number from 1 to 1000000, got '0'"},
+                 {{"bench", "graph", "--tf32"}, 2, "[train] tf32 needs device cuda, got cpu"},
+                 {{"bench", "graph", "--cuda-graph"}, 2, "[train] cuda_graph needs device cuda, got cpu"},
+                 {{"bench", "graph", "--amp", "half"}, 2, "--amp: half not in {auto,none,bf16,fp16}"},
+                 {{"bench", "graph", "--memory-cap", "12GB"}, 2, "[bench] --memory-cap needs --device cuda, got cpu"},
+                 {{"bench", "graph", "--memory-cap", "12 GB"},
+                  2,
+                  "--memory-cap: must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 12000000000, got '12 GB'"},
+                 {{"bench", "graph", "--memory-cap", "0.1B"}, 2, "got '0.1B'"},
+                 {{"bench", "graph", "--memory-cap", "9000000TiB"}, 2, "got '9000000TiB'"},
+                 {{"bench", "graph", "--methods", "division"}, 2, "[method] a low-pass does not fit a graph layer"}});
 }
 
 }  // namespace

@@ -106,14 +106,16 @@ TEST_F(Words, SmallSizesNeedAUnit) {
 
 TEST_F(Words, DevicesHaveNumbers) {
   write_array("x.npy");
-  for (const std::string& command : {"pack " + path("x.npy") + " -o " + path("y"), std::string("demo"), std::string("bench spmm"),
-                                     std::string("bench codec"), std::string("bench images"), std::string("bench graph"),
-                                     std::string("predict --checkpoint a --data b -o ") + path("y")})
+  for (const std::string& command :
+       {"pack " + path("x.npy") + " -o " + path("y"), std::string("demo"), std::string("bench spmm"), std::string("bench codec"),
+        std::string("bench images"), std::string("bench graph"), std::string("predict --checkpoint a --data b -o ") + path("y")})
     expect_said(command + " --device cuda:1x", 2, "--device: must be cpu, cuda");
   for (const char* wrong : {"tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0"})
-    expect_said(std::string("train --data ") + kGraph + " --device " + wrong, 2, std::string("must be cpu, cuda or cuda:N, got '") + wrong + "'");
+    expect_said(std::string("train --data ") + kGraph + " --device " + wrong, 2,
+                std::string("must be cpu, cuda or cuda:N, got '") + wrong + "'");
   if (!json::parse(run_tool("info --json").out)["gpu"].is_null()) GTEST_SKIP() << "a GPU is here";
-  expect_said(std::string("train --data ") + kGraph + " --device cuda:1", 1, "[train] device cuda needs a GPU that torch can use, got none");
+  expect_said(std::string("train --data ") + kGraph + " --device cuda:1", 1,
+              "[train] device cuda needs a GPU that torch can use, got none");
   expect_said("bench graph --tf32 --device cuda:1", 1, "[bench] device cuda needs a GPU that torch can use, got none");
 }
 
@@ -214,8 +216,8 @@ TEST_F(Words, ProgressFitsTheTerminal) {
     ::ioctl(line, TIOCSWINSZ, &size);
     ::dup2(line, 1);
     ::dup2(line, 2);
-    ::execl(SATCHEL_TOOL, "satchel", "train", "--model", "resnet18", "--width", "4", "--batch", "16", "--epochs", "2", "--threads", "1", "--data",
-            "synthetic-images:classes=4,size=16,count=32,test=16", nullptr);
+    ::execl(SATCHEL_TOOL, "satchel", "train", "--model", "resnet18", "--width", "4", "--batch", "16", "--epochs", "2", "--threads", "1",
+            "--data", "synthetic-images:classes=4,size=16,count=32,test=16", nullptr);
     ::_exit(127);
   }
   std::string out;
