@@ -18,8 +18,11 @@ add_library(satchel_flags INTERFACE)
 # No fused multiply-add that the source does not spell out: all kernels must write the same bytes.
 # -Wrestrict is off because g++ 12 sees it in its own std::string.
 target_compile_options(satchel_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-restrict;-ffp-contract=off>"
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>;-ffp-contract=off>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;--expt-relaxed-constexpr;-Xcompiler=-ffp-contract=off>")
+if(SATCHEL_FUZZ)
+  target_compile_options(satchel_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 if(SATCHEL_SANITIZE)
   # -O1 -g1: at -O2 -g the vector kernels take three times as long to compile.
   set(sanitizers -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer)

@@ -27,6 +27,7 @@ satchel_test(test_kernels satchel_core
   tests/kernels/chance_test.cpp
   tests/kernels/edge_test.cpp
   tests/kernels/mixed_test.cpp
+  tests/kernels/off_plane_test.cpp
   tests/kernels/registry_test.cpp
   tests/kernels/side_chance_test.cpp
   tests/kernels/side_test.cpp
@@ -34,6 +35,7 @@ satchel_test(test_kernels satchel_core
   tests/kernels/stream_test.cpp
   tests/kernels/transform_test.cpp)
 satchel_test(test_data satchel_core
+  tests/data/error_text_test.cpp
   tests/data/file_format_test.cpp
   tests/data/graph_folders_test.cpp
   tests/data/graph_loaders_test.cpp
@@ -41,13 +43,14 @@ satchel_test(test_data satchel_core
   tests/data/image_files_test.cpp
   tests/data/image_jpeg_test.cpp
   tests/data/image_loader_test.cpp
+  tests/data/image_png_test.cpp
   tests/data/image_synthetic_test.cpp
   tests/data/npy_test.cpp
   tests/data/npz_test.cpp
   tests/data/split_test.cpp
   tests/data/synthetic_test.cpp
   tests/train/safetensors_test.cpp)
-target_link_libraries(test_data PRIVATE ZLIB::ZLIB PkgConfig::libturbojpeg PkgConfig::libzip nlohmann_json::nlohmann_json)
+target_link_libraries(test_data PRIVATE ZLIB::ZLIB PkgConfig::libpng PkgConfig::libturbojpeg PkgConfig::libzip nlohmann_json::nlohmann_json)
 satchel_test(test_plan satchel_core
   tests/plan/graph_plan_test.cpp
   tests/plan/image_memory_test.cpp
@@ -76,6 +79,7 @@ if(SATCHEL_TORCH)
   target_precompile_headers(test_tensor PRIVATE <ATen/ATen.h> <gtest/gtest.h>)  # two thirds of each file's time
 
   satchel_test(test_autograd satchel
+    tests/autograd/before_norm_test.cpp
     tests/autograd/bf16_test.cpp
     tests/autograd/cases.cpp
     tests/autograd/conv_cases.cpp
@@ -83,12 +87,24 @@ if(SATCHEL_TORCH)
     tests/autograd/gradient_test.cpp
     tests/autograd/loss_test.cpp
     tests/autograd/map_cases.cpp
+    tests/autograd/reader_test.cpp
+    tests/autograd/report_test.cpp
+    tests/autograd/seeds_test.cpp
     tests/graph/adjacency_test.cpp
     tests/graph/csr_test.cpp
+    tests/graph/input_test.cpp
     tests/graph/multiply_test.cpp
     tests/graph/parts_test.cpp
+    tests/graph/weighted_test.cpp
     tests/models/graph_model_test.cpp)
   target_precompile_headers(test_autograd PRIVATE <torch/nn/module.h> <gtest/gtest.h>)
+
+  # 60 seconds of random programs; SATCHEL_FUZZ_SECONDS says otherwise.
+  satchel_test(test_fuzz satchel
+    tests/autograd/fuzz_program.cpp
+    tests/autograd/fuzz_steps.cpp
+    tests/autograd/fuzz_test.cpp)
+  target_precompile_headers(test_fuzz REUSE_FROM test_autograd)
 
   satchel_test(test_nn satchel
     tests/autograd/gradient.cpp
@@ -106,6 +122,7 @@ if(SATCHEL_TORCH)
   target_precompile_headers(test_nn REUSE_FROM test_autograd)
 
   satchel_test(test_train satchel
+    tests/train/graph_task_test.cpp
     tests/train/growing_segments_test.cpp
     tests/train/image_train_test.cpp
     tests/train/late_number_test.cpp
@@ -114,19 +131,24 @@ if(SATCHEL_TORCH)
     tests/train/optimizer_test.cpp
     tests/train/schedule_test.cpp
     tests/train/step_test.cpp
+    tests/train/threads_test.cpp
     tests/train/train_checkpoint_test.cpp
     tests/train/train_f16_test.cpp
     tests/train/train_test.cpp)
   target_precompile_headers(test_train REUSE_FROM test_autograd)
 
   satchel_test(test_tools satchel_core
+    tests/tools/bench_bias_test.cpp
     tests/tools/data_command_test.cpp
+    tests/tools/data_options_test.cpp
+    tests/tools/overwrite_test.cpp
     tests/tools/plan_command_test.cpp
     tests/tools/plan_image_test.cpp
     tests/tools/tool_test.cpp
     tests/tools/train_command_test.cpp
-    tests/tools/train_images_test.cpp)
-  target_link_libraries(test_tools PRIVATE nlohmann_json::nlohmann_json)
+    tests/tools/train_images_test.cpp
+    tests/tools/words_test.cpp)
+  target_link_libraries(test_tools PRIVATE nlohmann_json::nlohmann_json PkgConfig::libturbojpeg PkgConfig::libzip ZLIB::ZLIB)
   target_compile_definitions(test_tools PRIVATE SATCHEL_TOOL="$<TARGET_FILE:satchel_tool>")
   add_dependencies(test_tools satchel_tool)
   set_tests_properties(test_tools PROPERTIES COST 100)  # the longest: ctest starts it first

@@ -4,10 +4,7 @@
 
 #include <cstdio>
 
-#include "satchel/autograd/loss.h"
-#include "satchel/autograd/report.h"
-#include "satchel/graph/sage.h"
-#include "satchel/nn/norm_act.h"
+#include "satchel/satchel.h"
 
 int main() {
   torch::manual_seed(1);
@@ -27,7 +24,7 @@ int main() {
 
   torch::optim::Adam optimizer(net->parameters(), 0.01);
   for (int epoch = 1; epoch <= 30; ++epoch) {
-    const at::Tensor loss = satchel::cross_entropy_(logits(), label, at::arange(2000));
+    const at::Tensor loss = satchel::cross_entropy(logits(), label, at::arange(2000));
     if (epoch == 1) std::printf("kept for backward: %ld bytes\n", satchel::total_bytes(satchel::saved_tensors(loss)));
     optimizer.zero_grad(), loss.backward(), optimizer.step();
   }

@@ -69,6 +69,7 @@ class NormNode : public SharingNode {
 
   NormAxes axes;
   bool training = true, reads_values = true;
+  std::optional<double> eps;  // shared methods: of NormBack
   int64_t width = 0;
   std::vector<int64_t> sizes;           // of x
   Packed packed;                        // the normalised values; x itself where `mean` is kept
@@ -92,6 +93,7 @@ class NormNode : public SharingNode {
     shares = axes.span > 0 || out.size(-1) == width;
     share_bits = call.saving.method.norm.bits;
     waiting = std::move(call);
+    eps = waiting->options.eps;
     output.emplace(out.getIntrusivePtr());
     output_changes = torch::autograd::impl::version_counter(out);
     stands_for(out);
@@ -248,10 +250,12 @@ variable_list NormNode::back(at::Tensor g) {
     return result(sums);
   }
   NormBack back{axes, training, scale, rstd, {}, mean};
+  back.eps = packed.bytes.defined() ? eps : std::optional<double>();
   std::optional<SharedRows> rows;
   SharedSave save;
   if (from_taker) {
     rows.emplace(*taker_save);
+    if (taker_save->code.spec.side != Side::one_sided) back.eps = eps;
     back.gamma = rows->gamma();
     back.values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows->values(first, last, type); };
   } else if (waiting) {

@@ -23,6 +23,7 @@ class NormActNode : public SharingNode {
   bool training = true;
   std::vector<int64_t> sizes;  // of x
   at::Tensor rstd;
+  double eps = 0;
 
   std::vector<SavedTensor> lines() const override {
     std::vector<SavedTensor> kept;
@@ -59,7 +60,9 @@ class NormActNode : public SharingNode {
     if (!has_norm) return result({}, {});
     const auto values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows.values(first, last, type); };
     const int64_t unit = axes.groups > 0 ? axes.span : 1;
-    const NormGradients sums = norm_back_(gradient, {axes, training, rows.gamma(), rstd, values}, needs(0), [&](const auto& run) {
+    NormBack norm{axes, training, rows.gamma(), rstd, values};
+    if (shared_->code.spec.side != Side::one_sided) norm.eps = eps;  // its off values have another variance, and no gradient
+    const NormGradients sums = norm_back_(gradient, norm, needs(0), [&](const auto& run) {
       for_stretches_of(gradient.size(0), gradient.size(1), gradient.is_cuda(), run, unit);
     });
     return result(sums.gamma, sums.beta);
@@ -116,6 +119,7 @@ at::Tensor with_node(const NormCall& call, const NormActOptions& options, const 
   node->training = options.training();
   node->sizes = call.x.sizes().vec();
   node->rstd = rstd;
+  node->eps = options.statistics.eps;
   if (call.by_map() && call.x.dim() > 2) save.sizes = node->sizes;
   if (save.share.shares != nullptr) {
     watch(save.share, save.code, call.x.size(0), options.norm == Norm::none ? at::Tensor() : affine_of(call).gamma);
@@ -160,7 +164,8 @@ at::Tensor fused_norm_act(const NormCall& call, const at::Tensor& rows, const No
 at::Tensor shared_norm_act(const NormCall& call, const NormActOptions& options, const at::Tensor& spare) {
   const NoAutocast no_autocast;
   const bool normed = options.norm != Norm::none, recorded = records(call.x, call.weights.gamma, call.weights.beta);
-  CodecSpec spec = shared_spec(call.saving.method, options.norm, options.activation, call.width, call.count());
+  CodecSpec spec = shared_spec(call.saving.method, normed && !call.axes.by_channel() ? Norm::layer : options.norm, options.activation,
+                               call.width, call.count());
   const ChainOptions chain{options.training() ? options.dropout : 0, slope_of(options)};
   const at::Tensor rows = rows_of(call);
   if (normed && call.axes.by_channel() && recorded && fuses_norm_act(rows, spec)) {

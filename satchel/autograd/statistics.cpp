@@ -135,18 +135,28 @@ void add_sums(const NormGradients& sums, const at::Tensor& g, const at::Tensor& 
   sums.gamma.add_(at::mul(g, x).sum(0));
 }
 
+/// What x̂_i·mean(g·x̂) has too much of on average, as a share of g_i, is made up for: the codes' variance over the number of values.
+/// `squares` is the mean of x̂² of each statistic.
+void make_up_(const at::Tensor& g, const at::Tensor& squares, const at::Tensor& rstd, std::optional<double> eps, int64_t count) {
+  if (!eps || count == 0) return;
+  const at::Tensor variance = squares.sub(1).add_(at::square(rstd), *eps);
+  g.mul_(variance.div_(static_cast<double>(count)).add_(1));
+}
+
 /// Each row's own statistics: g and x̂ of the same rows.
-void layer_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor& gamma, const at::Tensor& rstd) {
-  if (gamma.defined()) g.mul_(gamma);
+void layer_back_(const at::Tensor& g, const at::Tensor& x, const NormBack& back, const at::Tensor& rstd) {
+  if (back.gamma.defined()) g.mul_(back.gamma);
   const at::Tensor along = at::mul(g, x).mean(1, /*keepdim=*/true), offset = g.mean(1, /*keepdim=*/true);
+  if (back.eps) make_up_(g, at::square(x).mean(1, /*keepdim=*/true), rstd, back.eps, x.size(1));
   g.sub_(x.mul_(along)).sub_(offset).mul_(rstd);
 }
 
 /// Each group's own: g and x̂ of the same samples.
-void group_back_(const at::Tensor& rows, const at::Tensor& values, const NormAxes& axes, const at::Tensor& gamma, const at::Tensor& rstd) {
-  if (gamma.defined()) rows.mul_(gamma);
-  const at::Tensor g = in_groups(rows, axes), x = in_groups(values, axes);
+void group_back_(const at::Tensor& rows, const at::Tensor& values, const NormBack& back, const at::Tensor& rstd) {
+  if (back.gamma.defined()) rows.mul_(back.gamma);
+  const at::Tensor g = in_groups(rows, back.axes), x = in_groups(values, back.axes);
   const at::Tensor along = at::mul(g, x).mean(at::IntArrayRef{1, 3}, /*keepdim=*/true), offset = g.mean(at::IntArrayRef{1, 3}, true);
+  if (back.eps) make_up_(g, at::square(x).mean(at::IntArrayRef{1, 3}, true), rstd, back.eps, x.size(1) * x.size(3));
   g.sub_(x.mul_(along)).sub_(offset).mul_(rstd);
 }
 
@@ -201,9 +211,9 @@ NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x
     if (!needs_x || channels) return;
     const at::Tensor rstd = part_of(back.rstd, axes, first, last - first);
     if (axes.groups > 0) {
-      group_back_(some.rows, x, axes, back.gamma, rstd);
+      group_back_(some.rows, x, back, rstd);
     } else {
-      layer_back_(some.rows, x, back.gamma, rstd);
+      layer_back_(some.rows, x, back, rstd);
     }
     some.store();
   });

@@ -83,9 +83,12 @@ void widen(CodecSpec& spec) {
 }
 
 /// Bits that a norm of so many values takes where the gradient of x reads its code.
-void widen_for(CodecSpec& spec, const Method& method, int64_t count) {
-  if (!method.shared || method.norm_bias == 0 || count == 0) return;
+/// `by_row`: statistics of rows or groups, whose codes have the same variance everywhere: no one-sided ones of 3 bits.
+void widen_for(CodecSpec& spec, const Method& method, int64_t count, bool by_row) {
+  const bool told = method.mean > 0 || method.budget > 0;  // how many bits there are in all
+  if (!method.shared || method.norm_bias == 0 || count == 0 || told) return;
   if (has_off_plane(spec) && count < kFewestSampled) widen(spec);
+  if (by_row && spec.side == Side::one_sided && spec.bits == 3) widen(spec);
   while (spec.bits < 8 && norm_bias(spec, count) > method.norm_bias) widen(spec);
 }
 
@@ -131,7 +134,7 @@ CodecSpec norm_spec(const Method& method, int64_t width, int64_t count) {
     spec.block = rows > kMostBlock / width ? kMostBlock : rows * width;
     if (method.longest_block > 0) spec.block = std::min(spec.block, method.longest_block);
   }
-  if (method.residual == 0) widen_for(spec, method, count);
+  if (method.residual == 0) widen_for(spec, method, count, false);
   return spec;
 }
 
@@ -148,7 +151,7 @@ CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, in
   if (activation == Activation::leaky_relu && side) code_both_sides(spec);
   if (activation == Activation::elu && (side || !method.shared)) code_both_sides(spec);
   if (count == 0 && spec.side == Side::one_sided) spec.off = Off::mean;
-  widen_for(spec, method, count);
+  widen_for(spec, method, count, norm == Norm::layer);
   return spec;
 }
 

@@ -119,7 +119,7 @@ std::function<at::Tensor(uint64_t)> coder_of(const at::Tensor& x, const at::Tens
   };
 }
 
-/// The expected gradient of x for g, that of γ·x̂ + β: x̂_i·Σ g·x̂ gains g_i·v_i.
+/// The expected gradient of x for g, that of γ·x̂ + β: x̂_i·Σ g·x̂ gains g_i·v_i, less what is made up for.
 at::Tensor expected_norm_gradient(const at::Tensor& g, const at::Tensor& gamma, const at::Tensor& exact, const at::Tensor& rstd, Norm norm,
                                   const at::Tensor& variance) {
   if (norm == Norm::batch) {
@@ -153,7 +153,12 @@ auto expected_of(const ChainCase& k, double slope, bool with_next) {
     at::Tensor z = torch_activation(y, k.activation, slope);
     if (k.dropout > 0) z = z * dropout_factors(seed, z.sizes(), k.dropout);
     const at::Tensor out = with_next ? at::linear(z, in[3].detach().to(at::kDouble)) : z;
-    return expected_norm_gradient(gradients_of(out, g, {y})[0], gamma, exact, rstd, k.norm, known->at(method.name));
+    at::Tensor variance = known->at(method.name);
+    // Rows' statistics: the mean of the variances is made up for, where codes are alike on both sides.
+    const bool one_sided = shared_spec(method, k.norm, k.activation, k.channels, k.channels).side == Side::one_sided;
+    const bool made_up = k.norm == Norm::layer && method.shared && (k.activation == Activation::elu || !one_sided);
+    if (made_up) variance = variance - variance.mean(1, true);
+    return expected_norm_gradient(gradients_of(out, g, {y})[0], gamma, exact, rstd, k.norm, variance);
   };
 }
 

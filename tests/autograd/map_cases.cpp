@@ -125,7 +125,7 @@ std::function<at::Tensor(uint64_t)> coder_of(const MapCase& k, const at::Tensor&
           method.adaptive ? AdaptiveSave(map, {method, "layer"}, true).restore() : unpack(pack(map, norm_spec(method, channels, 0), seed));
       return coded ? back.to(at::kDouble) : (back.to(at::kDouble) - mean) * rstd;
     }
-    const CodecSpec spec = shares ? shared_spec(method, Norm::batch, k.activation, channels, count) : norm_spec(method, channels, count);
+    const CodecSpec spec = shares ? shared_spec(method, k.groups > 0 ? Norm::layer : Norm::batch, k.activation, channels, count) : norm_spec(method, channels, count);
     const bool side = spec.side != Side::none;
     const at::Tensor back =
         unpack(side ? pack_side(values, spec, seed_tensor(seed, gamma.device()), gamma, beta) : pack(values, spec, seed));
@@ -149,7 +149,10 @@ auto expected_of(const MapCase& k) {
     for (const at::Tensor& t : in) d.push_back(t.detach().to(at::kDouble));
     const Normalised exact(d[0], k.groups);
     if (!known->contains(method.name)) (*known)[method.name] = variance_of(exact.values, coder_of(k, d[0], exact, in, method));
-    const at::Tensor& variance = known->at(method.name);
+    at::Tensor variance = known->at(method.name);
+    // Groups' statistics: the mean of the variances is made up for, where codes are alike on both sides.
+    const bool one_sided = shared_spec(method, Norm::layer, k.activation, d[0].size(1), in_groups(d[0], k.groups).size(1)).side == Side::one_sided;
+    if (k.groups > 0 && method.shared && !one_sided) variance = variance - group_mean(variance, k.groups);
     const at::Tensor gamma = by_channel(d[1], d[0]), y = (exact.values * gamma + by_channel(d[2], d[0])).requires_grad_();
     const at::Tensor gy = gradients_of(rest_of(k, y, d, seed), g, {y})[0] * gamma;
     const double n = static_cast<double>(in_groups(d[0], k.groups).size(1));

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "satchel/plan/image_plan.h"
 #include "satchel/train/image_options.h"
 
 namespace satchel {
