@@ -35,7 +35,7 @@ sanitizer=$(type -P compute-sanitizer "${CUDA_HOME:-/usr/local/cuda}/bin/compute
 for part in $parts; do [[ -x $build/test_cuda_$part ]] || die "$build/test_cuda_$part is missing; run: scripts/build.sh cuda test_cuda"; done
 
 # Shards of a family under racecheck, which is the slowest, so that each ends in time; half as many under the others.
-declare -A shards=([codec]=6 [low_pass]=6 [norm_act]=6 [norm_block]=4 [norm_image]=6 [product]=4 [split]=6 [autograd]=8 [train]=8)
+declare -A shards=([codec]=16 [low_pass]=12 [norm_act]=12 [norm_block]=9 [norm_image]=16 [product]=12 [split]=12 [autograd]=12 [train]=12)
 huge='*MoreThanTwoToTheThirtyOneValues'
 large="$huge:*ManyRows*:*LargeMaps*:*LongSumsAreNotCutOff:*ManyTilesOfColumns:*MoreTilesThanAGridHasRows"
 

@@ -56,8 +56,8 @@ struct NormBack {
   std::function<at::Tensor(int64_t first, int64_t last, at::ScalarType type)> values;
   at::Tensor mean = {};
   /// Rows' and groups' own statistics: of the forward pass, where the values are codes of about the same variance everywhere. The mean of
-  /// exact x̂² is 1 − eps·rstd²; what the codes' is above that is their variance, which shortens the gradient by variance / N (docs/theory.md
-  /// 8), and is made up for.
+  /// exact x̂² is 1 − eps·rstd²; what the codes' is above that is their variance, which shortens the gradient by variance / N
+  /// (docs/theory.md 8), and is made up for.
   std::optional<double> eps = {};
 };
 struct NormGradients {

@@ -190,7 +190,8 @@ Method parse_method(std::string_view given_text) {
   const auto& known = method_presets();
   const auto preset = std::ranges::find(known, items[0], &MethodPreset::name);
   const auto codec = std::ranges::find(presets(), items[0], &Preset::name);
-  if (preset == known.end() && codec == presets().end() && !is_option(items[0])) refuse("a method must be one of " + names_of_all(items[0]), text);
+  if (preset == known.end() && codec == presets().end() && !is_option(items[0]))
+    refuse("a method must be one of " + names_of_all(items[0]), text);
   const Items options(items.begin() + (is_option(items[0]) ? 0 : 1), items.end());
   for (const std::string_view option : options) {
     if (!is_option(option)) refuse("after a method's name come options (key=value)", text);

@@ -19,7 +19,7 @@
 namespace satchel {
 
 constexpr uint32_t kFileVersion = 2;  // 1 had no off plane: no side 4; all else is the same
-constexpr size_t kFileStart = 16;  // magic, version, length
+constexpr size_t kFileStart = 16;     // magic, version, length
 constexpr int64_t kMaxRank = 64;
 
 struct FileHeader {

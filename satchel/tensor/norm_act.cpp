@@ -70,8 +70,8 @@ NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments,
   const at::Tensor scratch = scratch_of(plan, x);
   const cuda::NormParameters with{moments.mean.const_data_ptr<float>(), moments.rstd.const_data_ptr<float>(), gamma.const_data_ptr<float>(),
                                   beta.const_data_ptr<float>()};
-  cuda::norm_act_encode(code_in(plan, result.code.bytes), chain_of(x.sizes(), options), x.const_data_ptr(), type_of(x), with, seed_pointer(seed),
-                        result.code.bytes.mutable_data_ptr<uint8_t>(), z, scratch.mutable_data_ptr(), place.stream(),
+  cuda::norm_act_encode(code_in(plan, result.code.bytes), chain_of(x.sizes(), options), x.const_data_ptr(), type_of(x), with,
+                        seed_pointer(seed), result.code.bytes.mutable_data_ptr<uint8_t>(), z, scratch.mutable_data_ptr(), place.stream(),
                         third_bits(result.code, third));
   return result;
 }
@@ -82,9 +82,9 @@ NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Ten
   const Plan plan = plan_for(code.shape, code.spec);
   const NormActSums sums{at::empty({g.size(1)}, floats(g)), at::empty({g.size(1)}, floats(g))};
   const at::Tensor scratch = scratch_of(plan, g);
-  cuda::norm_act_sums(code_in(plan, code.bytes), chain_of(code.shape, options), g.const_data_ptr(), type_of(g), code.bytes.const_data_ptr<uint8_t>(),
-                      seed_or_null(seed), numbers(sums.beta), numbers(sums.gamma), scratch.mutable_data_ptr(), place.stream(),
-                      third_bits(code, third));
+  cuda::norm_act_sums(code_in(plan, code.bytes), chain_of(code.shape, options), g.const_data_ptr(), type_of(g),
+                      code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), numbers(sums.beta), numbers(sums.gamma),
+                      scratch.mutable_data_ptr(), place.stream(), third_bits(code, third));
   return sums;
 }
 
@@ -103,8 +103,8 @@ at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const Chai
   const Place place(code.bytes.device(), kOp);
   const Plan plan = plan_for(code.shape, code.spec);
   const at::Tensor z = at::empty({last - first, code.shape[1]}, code.bytes.options().dtype(type));
-  cuda::norm_act_input(code_in(plan, code.bytes), chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), first, last,
-                       z.mutable_data_ptr(), dtype_of(type), place.stream(), third_bits(code, third));
+  cuda::norm_act_input(code_in(plan, code.bytes), chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
+                       first, last, z.mutable_data_ptr(), dtype_of(type), place.stream(), third_bits(code, third));
   return z;
 }
 

@@ -17,7 +17,8 @@ namespace satchel::test {
 namespace {
 
 const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none", "fp32"};
-const std::vector<std::string> kShared{"satchel", "satchel,norm_bias=0", "satchel,side=both", "satchel,bits=3", "satchel,side=none", "satchel,residual=1", "gact"};
+const std::vector<std::string> kShared{
+    "satchel", "satchel,norm_bias=0", "satchel,side=both", "satchel,bits=3", "satchel,side=none", "satchel,residual=1", "gact"};
 const std::vector<std::string> kByLayer{"actnn", "actnn,adaptive=no", "actnn,level=2", "actnn,level=4", "division", "exact", "blockwise"};
 
 const std::vector<std::string> kFew{"satchel", "satchel,residual=1", "actnn", "actnn,adaptive=no", "division"};
@@ -125,7 +126,8 @@ std::function<at::Tensor(uint64_t)> coder_of(const MapCase& k, const at::Tensor&
           method.adaptive ? AdaptiveSave(map, {method, "layer"}, true).restore() : unpack(pack(map, norm_spec(method, channels, 0), seed));
       return coded ? back.to(at::kDouble) : (back.to(at::kDouble) - mean) * rstd;
     }
-    const CodecSpec spec = shares ? shared_spec(method, k.groups > 0 ? Norm::layer : Norm::batch, k.activation, channels, count) : norm_spec(method, channels, count);
+    const CodecSpec spec = shares ? shared_spec(method, k.groups > 0 ? Norm::layer : Norm::batch, k.activation, channels, count)
+                                  : norm_spec(method, channels, count);
     const bool side = spec.side != Side::none;
     const at::Tensor back =
         unpack(side ? pack_side(values, spec, seed_tensor(seed, gamma.device()), gamma, beta) : pack(values, spec, seed));
@@ -151,7 +153,8 @@ auto expected_of(const MapCase& k) {
     if (!known->contains(method.name)) (*known)[method.name] = variance_of(exact.values, coder_of(k, d[0], exact, in, method));
     at::Tensor variance = known->at(method.name);
     // Groups' statistics: the mean of the variances is made up for, where codes are alike on both sides.
-    const bool one_sided = shared_spec(method, Norm::layer, k.activation, d[0].size(1), in_groups(d[0], k.groups).size(1)).side == Side::one_sided;
+    const bool one_sided =
+        shared_spec(method, Norm::layer, k.activation, d[0].size(1), in_groups(d[0], k.groups).size(1)).side == Side::one_sided;
     if (k.groups > 0 && method.shared && !one_sided) variance = variance - group_mean(variance, k.groups);
     const at::Tensor gamma = by_channel(d[1], d[0]), y = (exact.values * gamma + by_channel(d[2], d[0])).requires_grad_();
     const at::Tensor gy = gradients_of(rest_of(k, y, d, seed), g, {y})[0] * gamma;

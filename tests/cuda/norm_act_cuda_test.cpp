@@ -67,8 +67,8 @@ struct Layer {
   std::pair<at::Tensor, at::Tensor> encode(const at::Tensor& from, const at::Tensor& to) const {
     const Place place(from.device(), "test");
     const at::Tensor out = at::full_like(packed.bytes, 0xcd), scratch = scratch_of(cuda::norm_act_scratch_bytes(code));
-    cuda::norm_act_encode(code_in(out), chain, floats(from), DType::f32, parameters(), seed_pointer(), out.mutable_data_ptr<uint8_t>(), floats(to),
-                          scratch.mutable_data_ptr(), place.stream());
+    cuda::norm_act_encode(code_in(out), chain, floats(from), DType::f32, parameters(), seed_pointer(), out.mutable_data_ptr<uint8_t>(),
+                          floats(to), scratch.mutable_data_ptr(), place.stream());
     return {out, to};
   }
 
@@ -84,8 +84,8 @@ struct Layer {
   void back(const at::Tensor& g, const at::Tensor& sum, const at::Tensor& along) const {
     const Place place(g.device(), "test");
     const bool batch = sum.defined();
-    cuda::norm_act_back(code_in(packed.bytes), chain, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, floats(rstd), batch ? floats(sum) : nullptr,
-                        batch ? floats(along) : nullptr, floats(g), DType::f32, place.stream());
+    cuda::norm_act_back(code_in(packed.bytes), chain, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, floats(rstd),
+                        batch ? floats(sum) : nullptr, batch ? floats(along) : nullptr, floats(g), DType::f32, place.stream());
   }
 
   void input(int64_t first, int64_t last, const at::Tensor& to) const {

@@ -71,7 +71,9 @@ TEST_F(Cuda, SavesAreSharedWithinAStream) {
   const NormWeights w{leaf({8}), leaf({8}), {}, {}};
   const at::Tensor x = leaf({4, 8, 16, 16}), kernel = leaf({8, 8, 3, 3});
   const auto conv3 = [&](const at::Tensor& z) { return conv(z, kernel, {}, {{1}, {1}}, s); };
-  const auto chain = [&] { return conv3(relu(batch_norm(x, w, {}, s), s)); };  // the norm's output goes, and nobody can ask for its gradient
+  const auto chain = [&] {
+    return conv3(relu(batch_norm(x, w, {}, s), s));
+  };  // the norm's output goes, and nobody can ask for its gradient
   EXPECT_EQ(kinds_of(chain()), (Kinds{"shared", "statistics"}));
   const at::Tensor z = relu(batch_norm(x, w, {}, s), s);
   EXPECT_EQ(kinds_of(on_other_stream([&] { return conv3(z); })), (Kinds{"shared", "statistics", "input"}));

@@ -103,11 +103,11 @@ TEST(OffPlane, OffValuesAreRightOnAverage) {
   Random random(62);
   constexpr int64_t kValues = 16 * 21 + 5, kBlock = 16;
   constexpr int kSeeds = 12000;
-  const SideCode code = {grid_of(kValues, kBlock), HeaderType::bf16, Rounding::stochastic,
-                         side_table(2, Side::one_sided, Levels::optimal, kBlock), 4, 1};
+  const SideCode code = {
+      grid_of(kValues, kBlock), HeaderType::bf16, Rounding::stochastic, side_table(2, Side::one_sided, Levels::optimal, kBlock), 4, 1};
   // Rising, falling, flat and off, and one whose threshold lies outside of all ranges.
-  const std::vector<Channel> channels = {channel_of(1.2f, 0.3f, -0.6f), channel_of(-0.8f, -0.1f, 0.7f), {0.0f, 0.0f, -1.0f, 0.1f},
-                                         channel_of(1.0f, -50.0f, 0.2f)};
+  const std::vector<Channel> channels = {
+      channel_of(1.2f, 0.3f, -0.6f), channel_of(-0.8f, -0.1f, 0.7f), {0.0f, 0.0f, -1.0f, 0.1f}, channel_of(1.0f, -50.0f, 0.2f)};
   Floats x;
   for (int64_t i = 0; i < kValues; ++i) x.push_back(random.normal());
   const Bytes bytes = as_type(x, DType::f32);
@@ -116,7 +116,8 @@ TEST(OffPlane, OffValuesAreRightOnAverage) {
   for (int s = 0; s < kSeeds; ++s) {
     const Sampled made = encode_sampled(k, code, channels.data(), bytes, DType::f32, static_cast<uint64_t>(s) + 11);
     const Floats back = floats_of(decode_sampled(k, code, channels.data(), made, DType::f32), DType::f32);
-    for (size_t i = 0; i < back.size(); ++i) sum[i] += back[i] - double{x[i]}, square[i] += (back[i] - double{x[i]}) * (back[i] - double{x[i]});
+    for (size_t i = 0; i < back.size(); ++i)
+      sum[i] += back[i] - double{x[i]}, square[i] += (back[i] - double{x[i]}) * (back[i] - double{x[i]});
   }
   double pooled = 0, chi = 0, by_mean = 0;
   for (size_t i = 0; i < sum.size(); ++i) {
@@ -133,7 +134,8 @@ TEST(OffPlane, OffValuesAreRightOnAverage) {
 
 TEST(OffPlane, NonFiniteValuesShow) {
   Random random(63);
-  const SideCode code = {grid_of(512, 64), HeaderType::bf16, Rounding::stochastic, side_table(2, Side::one_sided, Levels::optimal, 64), 2, 1};
+  const SideCode code = {
+      grid_of(512, 64), HeaderType::bf16, Rounding::stochastic, side_table(2, Side::one_sided, Levels::optimal, 64), 2, 1};
   const std::vector<Channel> channels = {channel_of(1.0f, 0.0f, std::numeric_limits<float>::infinity()), channel_of(1.0f, 0.0f, -0.5f)};
   Floats x;
   for (int64_t i = 0; i < 512; ++i) x.push_back(random.normal());

@@ -222,8 +222,8 @@ TEST(ShareMaps, GradientsAreRightOnAverage) {
     weight_gradient("satchel,mean=2", sum, 0, &two);
     weight_gradient("satchel,mean=2.5", sum, 0, &some);
     weight_gradient("satchel,mean=3", sum, 0, &three);
-    // 4 of 8 samples of 256 values: a bit each, and 4 bytes for each of 8; then a bit for all, and no off plane beside a norm's codes, whose
-    // 8 blocks are one group of 16 + 256 / 8 bytes.
+    // 4 of 8 samples of 256 values: a bit each, and 4 bytes for each of 8; then a bit for all, and no off plane beside a norm's codes,
+    // whose 8 blocks are one group of 16 + 256 / 8 bytes.
     EXPECT_EQ(some, two + 4 * 256 / 8 + 8 * 4);
     EXPECT_EQ(three, two + 8 * 256 / 8 - (sum ? 0 : 16 + 256 / 8));
   }

@@ -234,7 +234,8 @@ TEST_F(File, FilesOfVersionOneAreRead) {
   const Packed back = read(version_one(written(mean)));
   EXPECT_EQ(back.spec, mean.spec);
   EXPECT_TRUE(reference::same(unpack(back), unpack(mean)));
-  expect_error(reading(version_one(written(pack(x, parse_spec("side=one"), 14)))), "[read_packed] side must be 0 to 3 in a file of version 1");
+  expect_error(reading(version_one(written(pack(x, parse_spec("side=one"), 14)))),
+               "[read_packed] side must be 0 to 3 in a file of version 1");
 }
 
 /// A payload of noise under a right checksum is another tensor, not a crash.

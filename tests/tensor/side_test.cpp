@@ -157,7 +157,8 @@ TEST(Side, TheOffPlaneIsTheReferences) {
       reference::expect_bytes(packed.bytes.slice(0, plan.at.plane), plane_of(x, packed, 14));
       // All before it is what off=mean keeps.
       spec.off = Off::mean;
-      EXPECT_TRUE(reference::same(packed.bytes.slice(0, 0, plan.at.plane), pack_side(x, spec, seed_tensor(14, at::kCPU), a.gamma, a.beta).bytes));
+      EXPECT_TRUE(
+          reference::same(packed.bytes.slice(0, 0, plan.at.plane), pack_side(x, spec, seed_tensor(14, at::kCPU), a.gamma, a.beta).bytes));
       // Rows decode alone as they do together.
       const at::Tensor whole = unpack(packed);
       EXPECT_TRUE(reference::same(unpack_samples(packed, rows / 3, rows), whole.slice(0, rows / 3).contiguous()));

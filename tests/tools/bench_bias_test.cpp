@@ -1,7 +1,7 @@
 // `satchel bench bias` as a user runs it: gradients of the default method are right on average, and a biased code is found.
-#include <algorithm>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 

@@ -142,8 +142,7 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
       const Channel& channel = channel_of(code, channels, i);
       const bool drawn = weight > 0 && c == 0;
       const bool bit = drawn && (code.plane.bytes[off_byte(code, b, i)] >> (i % 8) & 1) != 0;
-      store(x.data, x.type, i - x.origin,
-            drawn ? off_value_of(bit, weight, channel, range) : side_value_of(c, channel, range, code.table));
+      store(x.data, x.type, i - x.origin, drawn ? off_value_of(bit, weight, channel, range) : side_value_of(c, channel, range, code.table));
     }
   }
 }

@@ -274,7 +274,8 @@ __device__ inline void finish_tail(const Forward& a) {
     const int64_t at = channel_of(first + j, a.code.channels);
     const float x = a.tail[first + j - whole], gamma = a.affine.gamma[at], beta = a.affine.beta[at], y = fmaf(gamma, x, beta);
     const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
-    eight |= (is_poisoned(r) ? poisoned_code_of(x, c, a.code.table) : side_code_of(x, c, r, a.code.table, noise_of(noise, j))) << (bits * j);
+    eight |= (is_poisoned(r) ? poisoned_code_of(x, c, a.code.table) : side_code_of(x, c, r, a.code.table, noise_of(noise, j)))
+             << (bits * j);
     if (drawn) off_bits |= (off_bit_of(x, c, r, noise_of(noise, j)) ? 1u : 0u) << j;
     write_any(a.z, a.type, first + j, chain_output(y, dropout.factor(kept, j, y > 0.0f)));
   }

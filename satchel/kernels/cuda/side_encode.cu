@@ -227,8 +227,7 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ A
     }
     const Channel c = a.channels == nullptr ? relu_channel() : a.channels[(first + j) / a.code.inner % a.code.channels];
     const float v = load(a.x, type, first + j);
-    const uint32_t code =
-        is_poisoned(r) ? poisoned_code_of(v, c, a.code.table) : side_code_of(v, c, r, a.code.table, noise_of(noise, j));
+    const uint32_t code = is_poisoned(r) ? poisoned_code_of(v, c, a.code.table) : side_code_of(v, c, r, a.code.table, noise_of(noise, j));
     eight |= code << (bits * j);
     off_bits |= (planes && off_bit_of(v, c, r, noise_of(noise, j)) ? 1u : 0u) << j;
   }
