@@ -1,5 +1,6 @@
 #include "satchel/autograd/conv.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/zeros.h>
@@ -32,15 +33,35 @@ struct Geometry {
   /// channels_last order (upstream issue 6035): they are made of the places that are read, without a stride.
   bool skips(at::IntArrayRef kernel) const {
     const auto all = [](at::IntArrayRef numbers, int64_t n) { return std::ranges::all_of(numbers, [n](int64_t i) { return i == n; }); };
-    return !transposed && all(kernel.slice(2), 1) && all(padding, 0) && !all(stride, 1);
+    return all(kernel.slice(2), 1) && all(padding, 0) && !all(stride, 1);
   }
-  /// Every stride-th place of a map.
-  at::Tensor places(at::Tensor x) const {
+  /// The places that such a kernel reads, or, transposed, writes: every stride-th of `wide`, as many as `narrow` has.
+  at::Tensor places(at::Tensor wide, const at::Tensor& narrow) const {
     for (size_t d = 0; d < stride.size(); ++d) {
       const auto at = static_cast<int64_t>(d) + 2;
-      x = x.slice(at, 0, x.size(at), stride[d]);
+      wide = wide.slice(at, 0, wide.size(at), stride[d]).narrow(at, 0, narrow.size(at));
     }
-    return x;
+    return in_channels_last(wide);
+  }
+
+  /// Do results stand where a kernel meets padding alone? torch's oneDNN crashes at some such maps in channels_last order: they get zeros
+  /// around them instead.
+  bool pads_beyond(at::IntArrayRef kernel) const {
+    for (size_t d = 0; d < padding.size(); ++d) {
+      if (padding[d] > dilation[d] * (kernel[d + 2] - 1)) return true;
+    }
+    return false;
+  }
+  Geometry without_padding() const {
+    Geometry g = *this;
+    g.padding.assign(padding.size(), 0);
+    return g;
+  }
+  /// A map with zeros around it, as many as `padding` says; fewer than none cut it.
+  at::Tensor padded(const at::Tensor& x, int64_t sign = 1) const {
+    std::vector<int64_t> sides;
+    for (size_t d = padding.size(); d-- > 0;) sides.insert(sides.end(), 2, sign * padding[d]);
+    return in_channels_last(at::constant_pad_nd(x, sides));
   }
 };
 
@@ -96,14 +117,19 @@ void check_reach(at::IntArrayRef x, at::IntArrayRef weight, const Geometry& g) {
 }
 
 at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Geometry& g) {
+  if (x.is_cpu() && g.pads_beyond(weight.sizes())) {
+    if (!g.transposed) return convolve(g.padded(x), weight, bias, g.without_padding());
+    return g.padded(convolve(x, weight, bias, g.without_padding()), -1);
+  }
   return at::convolution(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, g.stride, g.padding, g.dilation, g.transposed,
                          g.output_padding, g.groups);
 }
 
-/// Would torch's own gradient of the weight be wrong (Geometry::skips)?
+/// Would torch's own convolution crash, or its gradient of the weight be wrong (Geometry::skips, pads_beyond)?
 bool torch_miscounts(const at::Tensor& x, const at::Tensor& weight, at::ScalarType type, const Geometry& g) {
   const auto last = [](const at::Tensor& t) { return t.suggest_memory_format() != at::MemoryFormat::Contiguous; };
-  return x.is_cpu() && type != at::kDouble && g.skips(g.in(weight).sizes()) && (last(x) || last(weight));
+  const at::IntArrayRef kernel = g.in(weight).sizes();
+  return x.is_cpu() && type != at::kDouble && (g.skips(kernel) || g.pads_beyond(kernel)) && (last(x) || last(weight));
 }
 
 class ConvNode : public SavingNode {
@@ -164,14 +190,19 @@ class ConvNode : public SavingNode {
   at::Tensor weight_gradient(const at::Tensor& g, const at::Tensor& given) const {
     input.gradient_seen(given);
     const at::Tensor w = sizes_only(weight_sizes, g.options());
-    const bool skips = g.is_cpu() && geometry.skips(weight_sizes);
-    const std::vector<int64_t> stride = skips ? std::vector<int64_t>(geometry.stride.size(), 1) : geometry.stride;
+    const bool pads = g.is_cpu() && geometry.pads_beyond(weight_sizes);
+    Geometry form = pads ? geometry.without_padding() : geometry;
+    const bool skips = g.is_cpu() && form.skips(weight_sizes);
+    if (skips) form.stride.assign(form.stride.size(), 1), form.output_padding.assign(form.stride.size(), 0);
     at::Tensor sum;
     input.for_samples(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& some) {
-      const at::Tensor x = skips ? in_channels_last(geometry.places(geometry.in(some))) : geometry.in(some);
-      const at::Tensor part = std::get<1>(at::convolution_backward(g.narrow(0, first, last - first), x, w, std::nullopt, stride,
-                                                                   geometry.padding, geometry.dilation, geometry.transposed,
-                                                                   geometry.output_padding, geometry.groups, {false, true, false}));
+      at::Tensor x = geometry.in(some), gradient = g.narrow(0, first, last - first);
+      at::Tensor &wide = geometry.transposed ? gradient : x, &narrow = geometry.transposed ? x : gradient;
+      if (pads) wide = geometry.padded(wide);
+      if (skips) wide = geometry.places(wide, narrow);
+      const at::Tensor part =
+          std::get<1>(at::convolution_backward(gradient, x, w, std::nullopt, form.stride, form.padding, form.dilation, form.transposed,
+                                               form.output_padding, form.groups, {false, true, false}));
       sum = sum.defined() ? sum.to(at::kFloat).add_(part) : part;
     });
     if (!sum.defined()) sum = at::zeros(weight_sizes, g.options());  // no samples
@@ -192,7 +223,7 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   const NoAutocast guard;
   const auto as_type = [&](const at::Tensor& t) { return t.defined() ? t.to(type) : t; };
   const bool routed = torch_miscounts(x, weight, type, geometry) && records(weight);
-  if (saving.method.plain && !routed) {
+  if ((saving.method.plain && !routed) || x.numel() == 0) {
     return geometry.out(convolve(geometry.in(as_type(x)), geometry.in(as_type(weight)), as_type(bias), geometry));
   }
   check_float(x, kOp);

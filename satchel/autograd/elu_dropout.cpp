@@ -62,6 +62,7 @@ at::Tensor elu_dropout(const at::Tensor& x, double alpha, double p, const Saving
   if (x.dim() == 0 || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16 && x.scalar_type() != at::kHalf)) {
     fail("elu", "x must be float32, bfloat16 or float16 with at least one dimension", x.toString());
   }
+  if (x.numel() == 0) return at::elu(x, alpha);
   const NoAutocast no_autocast;
   const auto node = make_node<EluNode>(saving.name, x);
   const NormCall call = plain_call(x, saving);

@@ -145,6 +145,7 @@ class NormNode : public SharingNode {
   std::optional<NormCall> waiting;  // not packed yet
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> output;
   c10::VariableVersion output_changes;
+  bool lost = false;                                  // x was changed in place before it was packed
   bool being_taken = false;                           // an activation has asked for the call, and makes its node
   std::weak_ptr<SharingNode> taker;                   // of the norm, where an activation took it over
   std::shared_ptr<const SharedSave> taker_save = {};  // … and what it keeps for both
@@ -196,7 +197,10 @@ void NormNode::pack_now() {
   const NormCall call = std::move(*waiting);
   waiting.reset();
   if (!reads_values) return;
-  if (call.x._version() != x_version) fail(op(), kChanged, "a change");
+  if (call.x._version() != x_version) {
+    lost = true;  // backward says so, if it comes
+    return;
+  }
   const at::NoGradGuard no_grad;
   const NoAutocast no_autocast;
   const c10::OptionalStreamGuard own_stream(stream());  // whoever asks: there x stands, and there backward reads
@@ -236,6 +240,7 @@ std::shared_ptr<const SharedSave> NormNode::shared() {
 }
 
 variable_list NormNode::back(at::Tensor g) {
+  if (lost) fail(op(), kChanged, "a change");
   const at::Tensor gradient = gradient_rows(std::move(g), axes, width);
   if (on.defined()) chain_gradient_(gradient, on, {}, {0, slope});
   const bool from_taker = !waiting && !packed.bytes.defined() && taker_save != nullptr && reads_values;

@@ -82,7 +82,9 @@ Step conv_step(FuzzDice& dice, const Values& values) {
                      std::to_string(o.groups) + ")";
   return FuzzStep{text, {shape, bias ? Ints{out} : Ints{}}, [x, o](FuzzRun& r, W w) {
                     if (r.ours) return conv(at(r, x), w[0], w[1], o, r.saving);
-                    return at::convolution(at(r, x), w[0], w[1], o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups);
+                    // oneDNN miscounts, or crashes at, strided kernels of 1×1 in channels_last order.
+                    return at::convolution(at(r, x).contiguous(), w[0], w[1], o.stride, o.padding, o.dilation, o.transposed,
+                                           o.output_padding, o.groups);
                   }};
 }
 
@@ -345,7 +347,8 @@ Step pad_step(FuzzDice& dice, const Values& values) {
                   }};
 }
 
-/// torch's own functions between ours: sums of equal shapes, products, views, copies in another order.
+/// torch's own functions between ours: sums of equal shapes, products, views, copies in another order. What is a view or a copy by how its
+/// input lies is a copy here: our values and torch's lie differently, and a later change in place would tell them apart.
 Step torch_step(FuzzDice& dice, const Values& values) {
   const size_t x = pick(dice, values);
   const at::Tensor& v = values[x];
@@ -364,7 +367,7 @@ Step torch_step(FuzzDice& dice, const Values& values) {
     case 3: return made(name(x) + " * 0.5", [=](const FuzzRun& r) { return at(r, x) * 0.5; });
     case 4:
       if (v.dim() < 3) return {};
-      return made(name(x) + ".flatten(1)", [=](const FuzzRun& r) { return at(r, x).flatten(1); });
+      return made(name(x) + ".flatten(1)", [=](const FuzzRun& r) { return at(r, x).flatten(1).clone(); });
     case 5: {
       if (v.dim() < 2 || v.size(0) < 2) return {};
       const int64_t dim = dice.below(2);
@@ -380,7 +383,7 @@ Step torch_step(FuzzDice& dice, const Values& values) {
     case 9:
       if (!same || v.dim() < 2) return {};
       return made("cat(" + name(x) + ", " + name(other) + ")", [=](const FuzzRun& r) { return at::cat({at(r, x), at(r, other)}, 1); });
-    default: return made(name(x) + ".contiguous()", [=](const FuzzRun& r) { return at(r, x).contiguous(); });
+    default: return made(name(x) + ".contiguous()", [=](const FuzzRun& r) { return at(r, x).clone(at::MemoryFormat::Contiguous); });
   }
 }
 

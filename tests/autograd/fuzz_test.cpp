@@ -155,7 +155,9 @@ TEST(Fuzz, ProgramsEqualTorchAt32Bits) {
   } while (std::chrono::steady_clock::now() < end && failures < most_failures);
   std::printf("seeds %llu to %llu: %llu programs compared\n", static_cast<unsigned long long>(first),
               static_cast<unsigned long long>(seed - 1), static_cast<unsigned long long>(programs));
-  if (seconds >= 10) EXPECT_GE(programs, 100u) << "too few programs to mean anything";
+  if (seconds >= 10) {
+    EXPECT_GE(programs, 100u) << "too few programs to mean anything";
+  }
 }
 
 }  // namespace
