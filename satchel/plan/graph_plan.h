@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "satchel/core/keep.h"
 #include "satchel/core/layer.h"
-#include "satchel/core/method.h"
 #include "satchel/core/saved.h"
 
 namespace satchel {

@@ -15,8 +15,6 @@ constexpr int kSteps = 3;                          // from the second on free bl
 
 }  // namespace
 
-bool wants_growing_segments(const Method& method) { return method.swap && method.name.find("level=5") != std::string::npos; }
-
 ImageMemory memory_of(const ImageShape& shape, const BatchShape& batch, const Method& given, int64_t cap) {
   const Method method = with_mean(shape, batch, given);
   const ImageLayers model = layers_of(shape, batch.height, batch.width);

@@ -8,7 +8,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/plan/image_step.h"
-#include "satchel/plan/sample_bits.h"
+#include "satchel/plan/kept_line.h"
 #include "satchel/tensor/plan.h"
 
 namespace satchel {
@@ -34,13 +34,7 @@ class Lines {
       in_ = layer.inputs[0];
       out_ = layer.output;
       check_size(out_);
-      if (method_.plain) {
-        add_plain();
-      } else if (method_.shared) {
-        add_shared();
-      } else {
-        add_by_layer();
-      }
+      is_baseline(method_) ? add_baseline() : add_kept();
       ends_.push_back(lines_.size());
     }
     return std::move(lines_);
@@ -61,16 +55,16 @@ class Lines {
   static bool has_weight(const ImageLayer& layer) { return layer.kind == LayerKind::conv || layer.kind == LayerKind::linear; }
 
   /// torch's functions: each map once, whoever keeps it.
-  void add_plain() {
+  void add_baseline() {
     using enum LayerKind;
     switch (layer_->kind) {
       case conv:
-      case linear: add_float_once("input", in_); return add_plain_weight();
+      case linear: add_float_once("input", in_); return add_baseline_weight();
       case norm:
         add_float_once("norm", in_);
-        add_statistics(2);
-        return add_plain_relu();
-      case relu: return add_plain_relu();
+        add("statistics", {2, map_of(in_).channels}, 32, 8 * map_of(in_).channels, 8 * map_of(in_).channels);
+        return add_baseline_relu();
+      case relu: return add_baseline_relu();
       case dropout: return add("dropout", shape_of(out_), 8, values(out_), values(out_));
       case max_pool: add_float_once("input", in_); return add("indices", shape_of(out_), 64, 8 * values(out_), 8 * values(out_));
       case average_pool:
@@ -82,7 +76,7 @@ class Lines {
   }
 
   /// Autocast's copy of a weight, which the input's gradient is computed with.
-  void add_plain_weight() {
+  void add_baseline_weight() {
     if (type_ == DType::f32) return;
     const int64_t out = map_of(out_).channels;
     const int64_t count =
@@ -91,107 +85,82 @@ class Lines {
   }
 
   /// A ReLU keeps its result, which stands in the next layer's line where a weight reads it.
-  void add_plain_relu() {
+  void add_baseline_relu() {
     if (!layer_->relu) return;
     if (layer_->dropout || !weighed_.contains(out_)) add_float_once("activation", layer_->dropout ? -1 : out_);
     if (layer_->dropout) add("dropout", shape_of(out_), 8, values(out_), values(out_));
   }
 
-  /// Each function by itself: inputs once for all convolutions that read them, norm inputs, masks, offsets.
-  void add_by_layer() {
+  void add_kept() {
     using enum LayerKind;
     switch (layer_->kind) {
       case conv:
       case linear: return add_input();
       case norm:
-        add_packed("norm", norm_spec(method_, map_of(in_).channels, 0), shape_of(in_), 0,
-                   codes_normalised(method_.norm) ? DType::f32 : type_);
-        add_statistics(codes_normalised(method_.norm) ? 1 : 2);
-        return layer_->relu ? add_mask("mask") : void();
-      case relu: add_mask("mask"); return layer_->dropout ? add_dropout() : void();
-      case dropout: return add_dropout();
-      case max_pool: return add_offsets();
-      case average_pool:
-      case concat: return;
-    }
-  }
-
-  /// One save for a norm, its ReLU and the layers that read it; a sum's ReLU form beside its norm.
-  void add_shared() {
-    using enum LayerKind;
-    switch (layer_->kind) {
-      case conv:
-      case linear: return made_by_sharing_.contains(in_) ? void() : add_input();
-      case norm: return layer_->inputs.size() == 1 && layer_->relu ? add_shared_norm() : add_shared_sum();
-      case relu: add_relu_form(); return layer_->dropout ? add_seed() : void();
-      case dropout: return method_.keeps_dropout ? add_mask("dropout") : add_seed();
+      case relu:
+      case dropout: return add_epilogue();
       case max_pool:
         add_offsets();
-        // Packed when the first convolution asks for it.
-        return made_by_sharing_.contains(in_) && weighed_.contains(out_) ? add_relu_form() : void();
+        // The output of a ReLU that its readers rebuild is packed when the first convolution asks for it; no mask: its own gradient goes by
+        // the offsets.
+        if (!rebuilt_.contains(in_) || !weighed_.contains(out_)) return;
+        add(*find(keeps_of(method_, relu_site()), Kind::shared), rows_of(out_), rows_of(out_));
+        rebuilt_.insert(out_);
+        return;
       case average_pool:
       case concat: return;
     }
   }
 
-  /// norm → ReLU.
-  void add_shared_norm() {
-    const int64_t channels = map_of(in_).channels;
-    const CodecSpec spec = shared_spec(method_, Norm::batch, Activation::relu, channels, rows_of(in_)[0]);
-    add_map(spec, in_, spec.side == Side::none ? 0 : channels);
-    if (spec.side == Side::none) {
-      add_row_mask();
-      add("affine", {2, channels}, 32, 8 * channels, 8 * channels);
-    }
-    add_statistics(1);
-    made_by_sharing_.insert(out_);
+  Site relu_site() const {
+    Site site;
+    site.activation = Activation::relu;
+    site.image = !map_of(out_).row;
+    site.width = map_of(out_).channels;
+    return site;
   }
 
-  /// norm, or ReLU(norm + skip): the norm's values that nobody else reads, and the sum's.
-  void add_shared_sum() {
-    add_packed("norm", norm_spec(method_, map_of(in_).channels, rows_of(in_)[0]), rows_of(in_));
-    add_statistics(1);
-    if (layer_->relu) add_relu_form();
-  }
-
-  void add_relu_form() {
-    const CodecSpec spec = shared_spec(method_, Norm::none, Activation::relu, map_of(out_).channels, 0);
-    if (layer_->kind == LayerKind::max_pool) {
-      add_packed("shared", spec, rows_of(out_), 0, type_);  // no mask: its own gradient goes by the offsets
-    } else {
-      add_map(spec, out_, 0, type_);
-      if (spec.side == Side::none) add_row_mask();
+  /// A norm, the residual sum, ReLU and dropout, or those of them that the layer has.
+  void add_epilogue() {
+    const bool normed = layer_->kind == LayerKind::norm;
+    Site site = relu_site();
+    site.norm = normed ? Norm::batch : Norm::none;
+    site.activation = layer_->relu ? Activation::relu : Activation::none;
+    site.adds_skip = layer_->inputs.size() > 1;
+    site.drops = layer_->kind == LayerKind::dropout || (layer_->dropout && !normed);
+    site.next_reads = layer_->relu;
+    site.count = normed ? rows_of(in_)[0] : 0;
+    const std::vector<Keep> keeps = keeps_of(method_, site);
+    const bool serves_next = find(keeps, Kind::shared) != nullptr;
+    for (const Keep& keep : keeps) {
+      // Layers that share code rows; a norm of its own codes samples, as the papers block them.
+      const bool rows = serves_next || reads_producer(method_);
+      const int coded = normed && keep.of != Of::output ? in_ : out_;
+      const bool dropped = keep.kind == Kind::dropout;
+      add(keep, rows ? rows_of(coded) : shape_of(coded), rows && !dropped ? rows_of(out_) : shape_of(out_));
     }
-    made_by_sharing_.insert(out_);
-  }
-
-  /// A shared map. Where its bits are shared out (Method::mean) it has so many as all others, and the ranges of each sample.
-  void add_map(CodecSpec spec, int map, int64_t channels, DType type = DType::f32) {
-    const ImageMap& m = map_of(map);
-    const bool out = method_.mean > 0 && !m.row && spec.bits == 2;
-    const int64_t three = out ? samples_of_three(method_.mean, images_) : 0;
-    if (three > 0 && three == images_) spec.bits = 3;
-    add_packed("shared", spec, rows_of(map), channels, type);
-    if (three > 0 && three < images_ && spec.block == kThirdBlock && m.values() % kThirdBlock == 0) {
-      add("third bits", {three * m.height * m.width, m.channels}, 1, three * (m.values() / 8) + 4 * images_, 0);
-    }
-    if (out) add("statistics", {images_}, 64, 8 * images_, 8 * images_);
+    if (serves_next) rebuilt_.insert(out_);
   }
 
   void add_input() {
-    if (!kept_.insert(in_).second) return;
-    add_packed("input", method_.input, shape_of(in_), 0, type_);
-    // The ranges of each sample, float64, until backward tells the gradient that they are weighed with.
-    if (has_sample_bits(method_, method_.input)) add("statistics", {images_}, 64, 8 * images_, 8 * images_);
-    if (std::holds_alternative<RandomProjection>(method_.input.transform)) add_seed();
+    if (rebuilt_.contains(in_) || !kept_.insert(in_).second) return;
+    for (const Keep& keep : keeps_of(method_, {Role::weight_input})) add(keep, shape_of(in_), shape_of(in_));
   }
 
-  /// `type`: of what is packed, which tells where it is kept as it is (32 bits).
-  void add_packed(const char* kind, const CodecSpec& spec, const std::vector<int64_t>& coded, int64_t channels = 0,
-                  DType type = DType::f32) {
-    const bool by_sample = has_sample_bits(method_, spec);
-    const int64_t bytes = by_sample ? bytes_by_sample(coded, spec, kOp) : plan_of(coded, type, spec, channels, 1, kOp).at.total;
-    add(kind, coded, spec.bits, bytes, 4 * count_of(coded, kOp));
+  /// `coded` as kept_line() takes it, `masked` too. Where bits are allocated to samples, the ranges of each are kept, float64, until
+  /// backward tells the gradient that they are weighed with.
+  void add(Keep keep, const std::vector<int64_t>& coded, const std::vector<int64_t>& masked) {
+    const ImageMap& map = map_of(keep.kind == Kind::input ? in_ : out_);
+    const bool pool = layer_->kind == LayerKind::max_pool;
+    const bool allocated = keep.mean_bits > 0 && !map.row && !pool;
+    const int64_t three = allocated ? samples_of_three(keep.mean_bits, images_) : 0;
+    if (three > 0 && three == images_) keep.spec.bits = 3;
+    add(kept_line(layer_->name, keep, {coded, masked, map_of(in_).channels, type_}));
+    if (three > 0 && three < images_ && keep.spec.block == kThirdBlock && map.values() % kThirdBlock == 0) {
+      add("third bits", {three * map.height * map.width, map.channels}, 1, three * (map.values() / 8) + 4 * images_, 0);
+    }
+    const bool by_sample = keep.kind == Kind::input && has_per_sample_bits(keep);
+    if (allocated || by_sample) add("statistics", {images_}, 64, 8 * images_, 8 * images_);
   }
 
   /// Where in its window each value of a pool came from, in as few bits as the window needs.
@@ -200,28 +169,19 @@ class Lines {
     add("offsets", shape_of(out_), bits, code_bytes(values(out_), bits), 8 * values(out_));
   }
 
-  void add_dropout() { return method_.keeps_dropout ? add_mask("dropout") : add_seed(); }
-
   void add_float_once(const char* kind, int map) {
     if (map >= 0 && !kept_.insert(map).second) return;
     const int of = map < 0 ? out_ : map;
     add(kind, shape_of(of), static_cast<int>(8 * size_of(type_)), size_of(type_) * values(of), 4 * values(of));
   }
 
-  void add_mask(const char* kind) { add(kind, shape_of(out_), 1, ceil_div(values(out_), 8), values(out_)); }
-  void add_row_mask() { add("mask", rows_of(out_), 1, ceil_div(values(out_), 8), values(out_)); }
-  void add_seed() { add("seed", {1}, 64, 8, 8); }
-
-  /// `numbers` a channel.
-  void add_statistics(int64_t numbers) {
-    const int64_t count = map_of(in_).channels, bytes = 4 * numbers * count;
-    add("statistics", numbers == 1 ? std::vector<int64_t>{count} : std::vector<int64_t>{numbers, count}, 32, bytes, bytes);
-  }
-
   void add(const char* kind, std::vector<int64_t> shape, int bits, int64_t bytes, int64_t fp32_bytes) {
-    total_ += std::max(bytes, fp32_bytes);  // each below 2^60
+    add({layer_->name, kind, std::move(shape), bits, bytes, fp32_bytes});
+  }
+  void add(SavedTensor line) {
+    total_ += std::max(line.bytes, line.fp32_bytes);  // each below 2^60
     if (total_ > kMostBytes) fail(kOp, "a model may keep at most 2^62 bytes: fewer or smaller images", std::to_string(images_) + " images");
-    lines_.push_back({layer_->name, kind, std::move(shape), bits, bytes, fp32_bytes});
+    lines_.push_back(std::move(line));
   }
 
   const ImageMap& map_of(int map) const { return model_.maps[static_cast<size_t>(map)]; }
@@ -242,9 +202,9 @@ class Lines {
   const Method& method_;
   const ImageLayer* layer_ = nullptr;
   int in_ = 0, out_ = 0;
-  std::set<int> weighed_;          // maps that a convolution or a linear layer reads
-  std::set<int> kept_;             // maps with a line
-  std::set<int> made_by_sharing_;  // maps that their readers rebuild from a shared save
+  std::set<int> weighed_;  // maps that a convolution or a linear layer reads
+  std::set<int> kept_;     // maps with a line
+  std::set<int> rebuilt_;  // maps that their readers rebuild from what their maker keeps
   int64_t total_ = 0;
   std::vector<SavedTensor> lines_;
   std::vector<size_t> ends_;  // of each layer's lines
@@ -259,36 +219,28 @@ void check(const BatchShape& batch, const Method& method) {
 
 Method with_mean(const ImageShape& shape, const BatchShape& batch, const Method& given) {
   check(batch, given);
-  Method method = given;
-  method.budget = 0;
-  if (given.budget == 0) return method;
+  const int64_t budget = budget_of(given);
+  if (budget == 0) return given;
   const ImageLayers model = layers_of(shape, batch.height, batch.width);
-  const auto lines = [&](double mean) {
-    method.mean = mean;
-    return Lines(model, batch, method).make();
-  };
+  const auto lines = [&](double mean) { return Lines(model, batch, with_mean_bits(given, mean)).make(); };
   const int64_t two = total_bytes(lines(2)), three = total_bytes(lines(3));
-  if (given.budget < two) fail(kOp, "budget must be at least the " + std::to_string(two) + " bytes that 2 bits take", given.budget);
+  if (budget < two) fail(kOp, "budget must be at least the " + std::to_string(two) + " bytes that 2 bits take", budget);
   const auto mean_of = [&](int64_t samples) { return 2 + static_cast<double>(samples) / static_cast<double>(batch.images); };
   const auto pays = [&](int64_t samples) {  // 3 bits for so many of them; a map in one piece of 3 bits may lose 16 bytes at its end
     const std::vector<SavedTensor> kept = lines(mean_of(samples));
-    return total_bytes(kept) + 16 * std::ranges::count(kept, "third bits", &SavedTensor::kind) <= given.budget;
+    return total_bytes(kept) + 16 * std::ranges::count(kept, "third bits", &SavedTensor::kind) <= budget;
   };
-  int64_t most = given.budget >= three ? batch.images : 0, least_not = batch.images;
+  int64_t most = budget >= three ? batch.images : 0, least_not = batch.images;
   while (least_not - most > 1) {
     const int64_t middle = most + (least_not - most) / 2;
     (pays(middle) ? most : least_not) = middle;
   }
-  method.mean = mean_of(most);
-  return method;
+  return with_mean_bits(given, mean_of(most));
 }
 
 bool within_budget(const ImageShape& shape, const BatchShape& batch, const Method& given) {
-  if (given.budget == 0) return true;
-  Method least = given;
-  least.budget = 0;
-  least.mean = 2;
-  return total_bytes(plan_image(shape, batch, least)) <= given.budget;
+  const int64_t budget = budget_of(given);
+  return budget == 0 || total_bytes(plan_image(shape, batch, with_mean_bits(given, 2))) <= budget;
 }
 
 std::vector<SavedTensor> plan_image(const ImageShape& shape, const BatchShape& batch, const Method& given) {

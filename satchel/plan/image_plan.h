@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "satchel/core/method.h"
+#include "satchel/core/keep.h"
 #include "satchel/core/saved.h"
 #include "satchel/plan/image_shape.h"
 
@@ -49,8 +49,5 @@ ImageMemory memory_of(const ImageShape& shape, const BatchShape& batch, const Me
 /// The largest batch within_budget() whose steps fit into `budget` bytes, found by halving: free pieces differ from batch to batch, so that
 /// a larger one may fit too. 0 where not even one image fits, at most kMostBatch.
 int64_t largest_batch(const ImageShape& shape, int64_t height, int64_t width, const Method& method, int64_t budget, bool half = false);
-
-/// Does the method ask for torch's allocator to grow its segments in place, against fragmentation (ActNN's level 5)?
-bool wants_growing_segments(const Method& method);
 
 }  // namespace satchel

@@ -6,7 +6,8 @@
 #include <variant>
 
 #include "satchel/core/layout.h"
-#include "satchel/plan/sample_bits.h"
+#include "satchel/core/mixed.h"
+#include "satchel/plan/kept_line.h"
 
 namespace satchel {
 namespace {
@@ -30,7 +31,23 @@ int64_t samples_at_a_time(const ImageMap& map, int64_t images, int64_t most) {
 }  // namespace
 
 bool is_swapped(const Method& method, const SavedTensor& line) {
-  return method.swap && (line.kind == "input" || line.kind == "norm") && line.bits <= kMostMixed && line.bytes >= kLeastSwapped;
+  const std::vector<Keep> input = keeps_of(method, {Role::weight_input});
+  return !input.empty() && input.front().offload && (line.kind == "input" || line.kind == "norm") && line.bits <= kMostMixed &&
+         line.bytes >= kLeastSwapped;
+}
+
+ImageSteps::How::How(const Method& method) : baseline(is_baseline(method)), shares(reads_producer(method)) {
+  if (baseline) return;
+  Site norm;
+  norm.norm = Norm::batch;
+  norm.activation = Activation::relu;
+  norm.image = true;
+  const std::vector<Keep> input = keeps_of(method, {Role::weight_input}), after = keeps_of(method, norm);
+  projects = std::holds_alternative<RandomProjection>(input.front().spec.transform);
+  samples_have_bits = has_per_sample_bits(input.front());
+  const Keep* own = find(after, Kind::norm);
+  fuses_norms = shares ? find(after, Kind::shared)->spec.side != Side::none : own->spec.bits != kKeep;
+  norm_samples_have_bits = !shares && has_per_sample_bits(*own);
 }
 
 ImageSteps::ImageSteps(const ImageLayers& model, const BatchShape& batch, const Method& method, CachingAllocator& allocator,
@@ -42,6 +59,7 @@ ImageSteps::ImageSteps(const ImageLayers& model, const BatchShape& batch, const 
       workspace_(workspace),
       width_(batch.half ? 2 : 4),
       saves_(saves_by_layer(model, batch, method)),
+      how_(method),
       last_(model.maps.size(), 0),
       maps_(model.maps.size()),
       kept_(model.layers.size()),
@@ -62,7 +80,7 @@ void ImageSteps::run() {
   weight_gradients_.clear();
   for (size_t i = 0; i < model_.layers.size(); ++i) {
     pack_deferred();
-    method_.plain ? forward_plain(i) : forward(i);
+    how_.baseline ? forward_plain(i) : forward(i);
     for (size_t m = 1; m + 1 < maps_.size(); ++m) {
       if (last_[m] == i) maps_[m].reset();
     }
@@ -79,7 +97,7 @@ void ImageSteps::run() {
 /// Saves of a layer that are no maps.
 void ImageSteps::keep(size_t i) {
   for (const SavedTensor& line : saves_[i]) {
-    if (method_.plain && is_map(line)) continue;
+    if (how_.baseline && is_map(line)) continue;
     Tensor memory = take(line.bytes);
     if (!is_swapped(method_, line)) {
       kept_[i].push_back(std::move(memory));
@@ -107,7 +125,7 @@ void ImageSteps::forward(size_t i) {
     case linear: {
       const Tensor cast = in == 0 && batch_.half ? take_map(0) : nullptr;
       Tensor ranges = std::exchange(passed_ranges_, nullptr);
-      if (ranges == nullptr && has_sample_bits(method_, method_.input) && !saves_[i].empty()) ranges = take(range_bytes(in));
+      if (ranges == nullptr && how_.samples_have_bits && !saves_[i].empty()) ranges = take(range_bytes(in));
       keep(i);
       ranges.reset();
       map(out) = take_map(out);
@@ -124,19 +142,17 @@ void ImageSteps::forward(size_t i) {
 void ImageSteps::forward_norm(size_t i) {
   const ImageLayer& layer = model_.layers[i];
   const int in = layer.inputs[0], out = layer.output;
-  if (method_.shared && !layer.relu) {
+  if (how_.shares && !layer.relu) {
     map(out) = take_map(out);
     deferred_ = Deferred{i, map(in)};
     return;
   }
   // Which codes the fused passes serve; others make the normalised values first and a map of their own.
-  const bool fused = method_.shared ? method_.norm.side != Side::none : method_.norm.bits != kKeep;
-  const Tensor normalised = fused ? nullptr : take(4 * values(in));
-  const bool by_sample = has_sample_bits(method_, method_.norm);
-  Tensor ranges = by_sample ? take(range_bytes(in)) : nullptr;
+  const Tensor normalised = how_.fuses_norms ? nullptr : take(4 * values(in));
+  Tensor ranges = how_.norm_samples_have_bits ? take(range_bytes(in)) : nullptr;
   keep(i);
-  map(out) = fused && layer.relu && last_[static_cast<size_t>(in)] == i ? std::exchange(map(in), nullptr) : take_map(out);
-  if (by_sample) passed_ranges_ = take(range_bytes(out));
+  map(out) = how_.fuses_norms && layer.relu && last_[static_cast<size_t>(in)] == i ? std::exchange(map(in), nullptr) : take_map(out);
+  if (how_.norm_samples_have_bits) passed_ranges_ = take(range_bytes(out));
 }
 
 /// torch's functions: each map that backward reads is held.
@@ -207,7 +223,7 @@ void ImageSteps::backward(size_t i) {
       return pass_on(in, {std::move(dx)});
     }
     case relu:
-      if (method_.shared) {
+      if (how_.shares) {
         const Tensor on = take(values(out) / 8);
         return pass_on(in, std::move(g));
       }
@@ -215,7 +231,7 @@ void ImageSteps::backward(size_t i) {
     default: break;
   }
   // torch averages the gradient of maps in NCHW order: copies both ways.
-  const bool copies = !method_.plain && layer.kind == average_pool && !model_.maps[static_cast<size_t>(out)].row;
+  const bool copies = !how_.baseline && layer.kind == average_pool && !model_.maps[static_cast<size_t>(out)].row;
   const Tensor planes = copies ? take_map(out) : nullptr, averaged = copies ? take_map(in) : nullptr;
   Tensor dx = take_map(in);
   g = {};
@@ -226,13 +242,13 @@ void ImageSteps::backward_norm(size_t i, Gradient g) {
   const ImageLayer& layer = model_.layers[i];
   const int in = layer.inputs[0];
   const bool adds = layer.inputs.size() > 1;
-  if (method_.plain && layer.relu) {
+  if (how_.baseline && layer.relu) {
     Tensor passed = take_map(in);
     g = {std::move(passed)};
   }
-  if (!method_.plain && !g.is_own()) g = {take_map(in)};
-  if (!method_.plain && method_.shared && !layer.relu) take(width_ * std::min(kRowStretch, values(in)));  // decoded
-  if (!method_.plain && !adds) return pass_on(in, std::move(g));
+  if (!how_.baseline && !g.is_own()) g = {take_map(in)};
+  if (how_.shares && !layer.relu) take(width_ * std::min(kRowStretch, values(in)));  // decoded
+  if (!how_.baseline && !adds) return pass_on(in, std::move(g));
   Tensor dx = take_map(in);
   if (adds) pass_on(layer.inputs[1], std::exchange(g, {}));
   g = {};
@@ -242,13 +258,12 @@ void ImageSteps::backward_norm(size_t i, Gradient g) {
 /// A sum over stretches of samples; under autocast each part is of 2 bytes and the sum of 4.
 void ImageSteps::backward_weight(const ImageLayer& layer) {
   Tensor sum;
-  if (method_.plain) {
+  if (how_.baseline) {
     sum = take(width_ * layer.parameters);
   } else {
     const ImageMap& in = model_.maps[static_cast<size_t>(layer.inputs[0])];
-    const bool whole = std::holds_alternative<RandomProjection>(method_.input.transform);
     const int64_t most = layer.kind == LayerKind::conv ? kSampleStretch : kRowStretch;
-    const int64_t some = whole ? batch_.images : samples_at_a_time(in, batch_.images, most);
+    const int64_t some = how_.projects ? batch_.images : samples_at_a_time(in, batch_.images, most);
     for (int64_t first = 0; first < batch_.images; first += some) {
       const Tensor decoded = take(width_ * some * in.values());
       Tensor part = take(width_ * layer.parameters);

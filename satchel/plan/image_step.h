@@ -41,6 +41,16 @@ class ImageSteps {
   void run();
 
  private:
+  /// What the memory of a step depends on, of what the method keeps.
+  struct How {
+    explicit How(const Method& method);
+    bool baseline, shares;           // torch's own functions; layers that rebuild their input from what the one before keeps
+    bool projects = false;           // inputs of layers: decoded as a whole
+    bool samples_have_bits = false;  // inputs of layers
+    bool fuses_norms = false;        // by code; others make the normalised values first and a map of their own
+    bool norm_samples_have_bits = false;
+  };
+
   /// Of a map. `view`: a part of a larger one, which it keeps.
   struct Gradient {
     Tensor memory;
@@ -75,6 +85,7 @@ class ImageSteps {
   Tensor& workspace_;
   const int64_t width_;  // e
   const std::vector<std::vector<SavedTensor>> saves_;
+  const How how_;
   std::vector<size_t> last_;  // of each map: the layer that reads or holds it last
 
   /// A save that waits in host memory, or stands on the device on its way.

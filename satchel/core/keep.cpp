@@ -1,0 +1,163 @@
+#include "satchel/core/keep.h"
+
+#include <algorithm>
+namespace satchel {
+namespace {
+
+/// Plain blocks in the order of memory: a derivative's range is at most 1.26, and 4 bits give it a deviation of .042 or less
+/// (docs/theory.md 1 and 8).
+CodecSpec derivative_spec(const Method& method) {
+  constexpr int kLeastBits = 4;
+  CodecSpec spec;
+  spec.bits = method.norm.bits == kKeep ? kKeep : std::max(method.norm.bits, kLeastBits);
+  spec.levels = Levels::even;  // derivatives crowd at both ends of their range, not in the middle
+  spec.rounding = method.norm.rounding;
+  spec.header = method.norm.header;
+  return spec;
+}
+
+Keep coded(Kind kind, Of of, const CodecSpec& spec) {
+  Keep keep;
+  keep.kind = kind;
+  keep.of = of;
+  keep.spec = spec;
+  return keep;
+}
+
+class Epilogue {
+ public:
+  Epilogue(const Method& method, const Site& site) : method_(method), site_(site) {}
+
+  std::vector<Keep> make() {
+    const bool relus = site_.activation == Activation::relu;
+    if (!method_.shared || is_empty()) {
+      by_function();
+    } else if (site_.activation == Activation::elu || (site_.adds_skip && relus)) {
+      add_norm();
+      add_output(Kind::shared);
+    } else if (!site_.next_reads && !relus) {
+      by_function();
+    } else if (site_.adds_skip) {
+      add_norm();
+    } else {
+      add_shared();
+    }
+    add_dropout();
+    return std::move(keeps_);
+  }
+
+ private:
+  bool normed() const { return site_.norm != Norm::none; }
+  bool is_empty() const { return !normed() && site_.activation == Activation::none; }
+
+  /// Norm and activation each for itself.
+  void by_function() {
+    add_norm();
+    if (site_.activation == Activation::elu) add_output(Kind::activation);
+    if (site_.activation == Activation::relu || site_.activation == Activation::leaky_relu) add(Kind::mask);
+  }
+
+  /// What the norm's own gradient reads.
+  void add_norm() {
+    if (!normed()) return;
+    const CodecSpec spec = norm_spec(method_, site_.width, site_.count);
+    // A low-pass and full precision are of x itself, and so are the rows of EXACT and block-wise, the methods that keep A·x.
+    const bool normalises = method_.shared || (site_.image ? codes_normalised(spec) : codes_normalised_rows(method_));
+    Keep keep = coded(Kind::norm, normalises ? Of::normalised : Of::input, spec);
+    keep.per_sample_bits = method_.adaptive && site_.image;
+    keep.offload = method_.swap && keep.per_sample_bits;
+    keeps_.push_back(keep);
+    add_statistics(normalises ? 1 : 2);
+  }
+
+  /// One code for norm, activation and the next layer.
+  void add_shared() {
+    const CodecSpec spec = shared_spec(method_, site_.norm, site_.activation, site_.width, site_.count);
+    add_code(coded(Kind::shared, normed() ? Of::normalised : site_.activation == Activation::relu ? Of::output : Of::input, spec));
+    if (spec.side == Side::none && normed()) add(Kind::affine);
+    if (normed()) add_statistics(1);
+  }
+
+  /// The result of a ReLU or an ELU, which tells which values are on.
+  void add_output(Kind kind) { add_code(coded(kind, Of::output, shared_spec(method_, Norm::none, site_.activation, site_.width, 0))); }
+
+  /// … with a mask beside it where the code itself does not tell.
+  void add_code(Keep keep) {
+    const bool sides = keep.spec.side == Side::one_sided || keep.spec.side == Side::relu;
+    if (site_.image && keep.spec.bits == 2 && sides) keep.mean_bits = method_.mean;
+    keeps_.push_back(keep);
+    if (keep.spec.side == Side::none && site_.activation != Activation::none) add(Kind::mask);
+  }
+
+  void add_statistics(int numbers) {
+    add(Kind::statistics);
+    keeps_.back().numbers = numbers;
+  }
+
+  void add_dropout() {
+    if (site_.drops) add(method_.keeps_dropout ? Kind::dropout : Kind::seed);
+  }
+
+  void add(Kind kind) { keeps_.push_back(coded(kind, Of::input, {})); }
+
+  const Method& method_;
+  const Site& site_;
+  std::vector<Keep> keeps_;
+};
+
+std::vector<Keep> input_keeps(const Method& method, Kind kind) {
+  Keep keep = coded(kind, Of::input, method.input);
+  keep.per_sample_bits = method.adaptive;
+  keep.offload = method.swap;
+  std::vector<Keep> keeps = {keep};
+  if (std::holds_alternative<RandomProjection>(method.input.transform)) keeps.push_back(coded(Kind::seed, Of::input, {}));
+  return keeps;
+}
+
+}  // namespace
+
+const char* name_of(Kind kind) {
+  constexpr const char* kNames[] = {"input", "aggregate", "norm",       "activation", "shared", "derivative",
+                                    "mask",  "affine",    "statistics", "dropout",    "seed"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::vector<Keep> keeps_of(const Method& method, const Site& site) {
+  if (method.plain) return {};
+  switch (site.role) {
+    case Role::weight_input: return input_keeps(method, Kind::input);
+    case Role::data: return method.packs_data ? input_keeps(method, Kind::input) : std::vector<Keep>();
+    case Role::aggregate: return method.keeps_aggregate ? input_keeps(method, Kind::aggregate) : std::vector<Keep>();
+    case Role::derivative: return {coded(Kind::derivative, Of::output, derivative_spec(method))};
+    case Role::epilogue: return Epilogue(method, site).make();
+  }
+  return {};
+}
+
+const Keep* find(const std::vector<Keep>& keeps, Kind kind) {
+  const auto found = std::ranges::find(keeps, kind, &Keep::kind);
+  return found == keeps.end() ? nullptr : &*found;
+}
+
+bool is_baseline(const Method& method) { return method.plain; }
+
+bool reads_producer(const Method& method) { return method.shared && !method.plain; }
+
+int64_t budget_of(const Method& method) { return method.budget; }
+
+Method with_mean_bits(Method method, double mean) {
+  method.mean = mean;
+  method.budget = 0;
+  return method;
+}
+
+bool wants_growing_segments(const Method& method) { return method.swap && method.name.find("level=5") != std::string::npos; }
+
+bool serves_weights(const Method& method, const CodecSpec& spec, bool after_relu) {
+  const bool relu = spec.side == Side::relu || after_relu;
+  const Activation activation = relu ? Activation::relu : spec.side == Side::both ? Activation::leaky_relu : Activation::none;
+  const Norm norm = spec.side == Side::relu ? Norm::none : Norm::batch;
+  return spec.bits >= shared_spec(method, norm, activation, 1, 0).bits;
+}
+
+}  // namespace satchel
