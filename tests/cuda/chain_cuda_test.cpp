@@ -32,6 +32,7 @@ TEST_F(Cuda, ChainGivesTheBitsOfTheCpu) {
         for (const double slope : {0.0, 0.1, 1.0}) {
           for (const bool affine : {false, true}) {
             for (const int64_t origin : {int64_t{0}, 8 * channels, int64_t{1} << 40}) {
+              if (!mine()) continue;
               SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(channels) + ", origin " + std::to_string(origin));
               const at::Tensor x = normal({rows, channels}, 52);
               const at::Tensor gamma = affine ? normal({channels}, 53) : kNone, beta = affine ? normal({channels}, 54) : kNone;

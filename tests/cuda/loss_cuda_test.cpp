@@ -107,6 +107,7 @@ TEST_F(Cuda, LossOfHalfWidthLogits) {
 
 TEST_F(Cuda, LossScalesItsGradientExactly) {
   for (const int64_t classes : {5, 40, 300}) {
+    if (!mine()) continue;
     const at::Tensor values = normal({3001, classes}, 92), labels = labels_for(3001, classes, 2);
     const int64_t counted = labels.ne(kIgnored).sum().item<int64_t>();
     const at::Tensor plain = values.cuda(), scaled = values.cuda(), half = values.to(at::kHalf).cuda(), wide = half.to(at::kFloat);

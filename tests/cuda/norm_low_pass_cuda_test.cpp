@@ -164,6 +164,7 @@ TEST_F(NormLowPassCuda, SavesAndGradientsOfEveryMap) {
   for (const auto& sizes : kMaps) {
     for (const at::ScalarType type : kTypes) {
       for (const After after : {After::nothing, After::relu, After::add}) {
+        if (!mine()) continue;
         SCOPED_TRACE(c10::str(at::IntArrayRef(sizes)) + " " + c10::toString(type) + " " + std::to_string(static_cast<int>(after)));
         const Layer layer(sizes, type, after, /*over=*/after == After::relu);
         layer.expect_same_saves();

@@ -109,6 +109,7 @@ void for_layers(const F& f) {
     for (const std::vector<int64_t>& shape : shapes) {
       for (const Kind kind : {Kind::norm, Kind::relu, Kind::sum}) {
         for (int bits = 0; bits <= 8; ++bits) {
+          if (!mine()) continue;
           const std::string text = "actnn,bits=" + std::to_string(bits == 0 ? 2 : bits);
           SCOPED_TRACE(std::string(c10::toString(type)) + " " + std::to_string(shape[1]) + " channels, " + text);
           const Layer layer(shape, type, text.c_str(), bits == 0 ? 2.6 : 0, kind);

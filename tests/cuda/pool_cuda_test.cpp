@@ -72,11 +72,12 @@ void expect_torch(const at::Tensor& x, const MaxPoolWindow& w) {
 }
 
 TEST_F(Cuda, MaxPoolIsTorchs) {
-  at::manual_seed(41);
   for (const at::ScalarType type : kTypes) {
     for (const MaxPoolWindow& window : kWindows) {
       for (const int64_t channels : {1, 5, 8, 64}) {
         for (const auto& [height, width] : {std::pair<int64_t, int64_t>{7, 7}, {8, 6}, {33, 20}, {56, 56}}) {
+          if (!mine()) continue;
+          at::manual_seed(41);  // the same maps, whichever cases came before
           const at::Tensor x = maps({2, channels, height, width}, type);
           expect_torch(x.contiguous(at::MemoryFormat::ChannelsLast), window);
         }
