@@ -216,6 +216,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/autograd/gradient.cpp
     tests/autograd/map_cases.cpp
     tests/cuda/autograd_cuda_test.cpp
+    tests/cuda/epilogue_cuda_test.cpp
     tests/cuda/bf16_cuda_test.cpp
     tests/cuda/torch_rules_cuda_test.cpp)
   satchel_cuda_test(train

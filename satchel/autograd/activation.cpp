@@ -13,11 +13,9 @@
 #include <functional>
 #include <optional>
 
-#include "satchel/autograd/elu_dropout.h"
+#include "satchel/autograd/epilogue.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
-#include "satchel/autograd/norm_node.h"
-#include "satchel/autograd/norm_share.h"
 #include "satchel/autograd/shared.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
@@ -29,28 +27,9 @@ namespace {
 /// g · m in x's order, m being 1 where the bit is set and `slope` where not, dropped values 0.
 at::Tensor masked(const at::Tensor& g, const NormAxes& axes, int64_t width, const at::Tensor& bits, const at::Tensor& seed,
                   const ChainOptions& options) {
-  const at::Tensor rows = rows_of({g, {}, axes, {}, {}, width});
+  const at::Tensor rows = rows_of(EpilogueCall{g, {}, axes, {}, {}, width});
   return in_sizes(chain_gradient(rows, bits, seed, options), g.sizes(), axes);
 }
-
-class MaskNode : public SavingNode {
- public:
-  explicit MaskNode(const std::string& layer) : SavingNode("relu", layer) {}
-  PackedMask mask;
-  NormAxes axes;
-  int64_t width = 1;
-  double slope = 0;
-
-  std::vector<SavedTensor> lines() const override {
-    int64_t values = 1;
-    for (const int64_t size : mask.shape) values *= size;
-    return {{layer(), "mask", mask.shape, 1, mask.bits.numel(), values}};
-  }
-
- protected:
-  variable_list back(at::Tensor g) override { return {masked(g, axes, width, mask.bits, {}, {0, slope})}; }
-  void release() override { mask = {}; }
-};
 
 class DropoutNode : public SharingNode {
  public:
@@ -80,20 +59,6 @@ class DropoutNode : public SharingNode {
   }
 };
 
-at::Tensor with_mask(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& function, double slope,
-                     const Saving& saving) {
-  const NoAutocast no_autocast;
-  const NormCall call = plain_call(x, saving);
-  const at::Tensor rows = rows_of(call);
-  const auto node = make_node<MaskNode>(saving.name, x);
-  node->mask = pack_mask(rows);
-  node->mask.shape = x.sizes().vec();
-  node->axes = call.axes;
-  node->width = call.width;
-  node->slope = slope;
-  return attach(in_sizes(function(rows), x.sizes(), call.axes), node);
-}
-
 /// What x shares, dropped; null where it shares nothing, or something that is dropped already.
 std::optional<SharedSave> dropped(const at::Tensor& x, const at::Tensor& seed, double p) {
   const auto found = readable_save_of(x);
@@ -112,59 +77,71 @@ at::Tensor plain_dropout(const at::Tensor& x, double p) {
   return x.mul(kept).mul_(1 / (1 - p));
 }
 
-at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& values, const NormCall& call, double p, const at::Tensor& seed) {
-  const Method& method = call.saving.method;
+at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& values, const EpilogueCall& call, double p, const at::Tensor& seed) {
   const auto node = make_node<DropoutNode>(call.saving.name, x);
   node->axes = call.axes;
   node->width = call.width;
   node->p = p;
   const at::Tensor out = attach(values, node);
-  if (method.keeps_dropout) {
+  Site site;
+  site.drops = true;
+  if (find(keeps_of(call.saving.method, site), Kind::dropout) != nullptr) {
     const at::Tensor ones = at::ones({x.numel() / std::max<int64_t>(call.width, 1), call.width}, x.options());
     node->mask = pack_mask(apply_chain(ones, {}, {}, {}, seed, {p, 1}));
     node->mask.shape = x.sizes().vec();
     return out;
   }
   node->seed = seed;
-  if (!method.shared) return out;
+  if (!reads_producer(call.saving.method)) return out;
   if (auto save = dropped(x, seed, p)) node->share(std::move(*save), out);
   return out;
+}
+
+/// An activation as a function of its own. ReLU and LeakyReLU claim the norm that defers, where x is its output.
+at::Tensor recorded_activation(const at::Tensor& x, Activation activation, double slope, double alpha, const Saving& saving) {
+  std::optional<EpilogueCall> claimed;
+  if (reads_producer(saving.method) && activation != Activation::elu) claimed = claim_norm(x);
+  EpilogueCall call = claimed ? std::move(*claimed) : value_call(x, saving);
+  call.activation = activation;
+  call.slope = slope;
+  call.alpha = alpha;
+  call.next_reads = claimed.has_value();
+  return epilogue(std::move(call));
 }
 
 }  // namespace
 
 at::Tensor relu(const at::Tensor& x, const Saving& saving) {
-  if (saving.method.plain || !records(x)) return at::relu(x);
+  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return at::relu(x);
   check_float(x, "relu");
-  if (saving.method.shared && x.numel() > 0) return shared_relu(x, saving);
-  return with_mask(
-      x, [](const at::Tensor& in) { return at::relu(in); }, 0, saving);
+  return recorded_activation(x, Activation::relu, 0, 1, saving);
 }
 
 at::Tensor leaky_relu(const at::Tensor& x, double slope, const Saving& saving) {
   if (!std::isfinite(slope)) fail("leaky_relu", "slope must be finite", slope);
-  if (saving.method.plain || !records(x)) return at::leaky_relu(x, slope);
+  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return at::leaky_relu(x, slope);
   check_float(x, "leaky_relu");
-  if (saving.method.shared) {
-    if (auto out = after_norm(x, Activation::leaky_relu, slope)) return *out;
-  }
-  return with_mask(
-      x, [slope](const at::Tensor& in) { return at::leaky_relu(in, slope); }, slope, saving);
+  return recorded_activation(x, Activation::leaky_relu, slope, 1, saving);
 }
 
 at::Tensor elu(const at::Tensor& x, double alpha, const Saving& saving) {
-  if (saving.method.plain || !records(x)) return at::elu(x, alpha);
-  return elu_dropout(x, alpha, 0, saving);
+  if (is_baseline(saving.method) || !records(x)) return at::elu(x, alpha);
+  if (!(alpha >= 0) || !std::isfinite(alpha)) fail("elu", "alpha must be finite and at least 0", alpha);
+  if (x.dim() == 0 || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16 && x.scalar_type() != at::kHalf)) {
+    fail("elu", "x must be float32, bfloat16 or float16 with at least one dimension", x.toString());
+  }
+  if (x.numel() == 0) return at::elu(x, alpha);
+  return recorded_activation(x, Activation::elu, 1, alpha, saving);
 }
 
 at::Tensor dropout(const at::Tensor& x, double p, bool training, const Saving& saving) {
   check_dropout(p, "dropout");
   if (!training || p == 0) return x;
-  if (saving.method.plain) return plain_dropout(x, p);
+  if (is_baseline(saving.method)) return plain_dropout(x, p);
   check_float(x, "dropout");
   const NoAutocast no_autocast;
   const at::Tensor seed = fresh_seed(x.device());
-  const NormCall call = plain_call(x, saving);
+  const EpilogueCall call = value_call(x, saving);
   const at::Tensor out = in_sizes(apply_chain(rows_of(call), {}, {}, {}, seed, {p, 1}), x.sizes(), call.axes);
   return records(x) ? recorded_dropout(x, out, call, p, seed) : out;
 }

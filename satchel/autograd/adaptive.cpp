@@ -98,11 +98,10 @@ struct AdaptiveSave::Kept {
   }
 };
 
-AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only, const at::Tensor& given) {
-  const Method& method = saving.method;
+AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, const Keep& keep, const at::Tensor& given) {
   const auto kept = std::make_shared<Kept>();
   const at::Tensor known = take(passed_ranges, x);
-  const CodecSpec spec = ranges_only ? norm_spec(method, x.dim() > 1 ? std::max<int64_t>(x.size(1), 1) : 1, 0) : method.input;
+  const CodecSpec& spec = keep.spec;
   const at::Tensor seed = given.defined() ? given : fresh_seed(x.device());
   kept_ = kept;
   if (x.dim() == 0 || x.numel() == 0 || spec.bits == kKeep) {
@@ -111,7 +110,7 @@ AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool range
   }
   const int64_t samples = x.size(0), values = x.numel() / samples;
   BitShare share{static_cast<double>(spec.bits), {}, -1};
-  if (ranges_only) {
+  if (keep.kind == Kind::norm) {
     share.mean_bits = norm_bits(spec, values, saving);
   } else if (saving.shares != nullptr) {
     share = saving.shares->input(saving.name, samples, values, share.mean_bits, x.device());
@@ -124,14 +123,14 @@ AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, bool range
     kept->layer = share.layer;
     kept->factor = static_cast<double>(std::min(spec.block, values)) / (4.0 * static_cast<double>(pixels_of(x)));
   }
-  if (method.swap) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
+  if (keep.offload) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
 }
 
-AdaptiveSave AdaptiveSave::of_norm(MixedPacked packed, const Saving& saving) {
+AdaptiveSave AdaptiveSave::of_norm(MixedPacked packed, const Keep& keep) {
   passed_ranges.reset();
   const auto kept = std::make_shared<Kept>();
   kept->mixed = std::move(packed);
-  if (saving.method.swap) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
+  if (keep.offload) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
   AdaptiveSave save;
   save.kept_ = kept;
   return save;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "satchel/autograd/saving.h"
+#include "satchel/core/keep.h"
 #include "satchel/core/saved.h"
 #include "satchel/tensor/mixed.h"
 
@@ -26,13 +27,16 @@ class AdaptiveSave {
  public:
   AdaptiveSave() = default;
 
-  /// Packs x: `saving.method.input`, or norm_spec() of the method where `ranges_only` is set (norms: bits by the samples' ranges alone, the
-  /// mean from the layer before). Mean bits and sensitivities come from `saving.shares`; without it the mean is the spec's bits and all
-  /// samples count alike. `seed`: of the code; undefined: a fresh one.
-  AdaptiveSave(const at::Tensor& x, const Saving& saving, bool ranges_only = false, const at::Tensor& seed = {});
+  /// Packs x as `keep` says. Mean bits and sensitivities come from `saving.shares`; without it the mean is the spec's bits and all samples
+  /// count alike. A norm's samples get bits by their ranges alone, the mean from the layer before. `seed`: of the code; undefined: a fresh
+  /// one.
+  AdaptiveSave(const at::Tensor& x, const Saving& saving, const Keep& keep, const at::Tensor& seed = {});
+  /// … the input of a layer with weights.
+  AdaptiveSave(const at::Tensor& x, const Saving& saving)
+      : AdaptiveSave(x, saving, keeps_of(saving.method, {Role::weight_input}).front()) {}
 
   /// Takes what a fused pass has packed for a norm in norm_bits() bits.
-  static AdaptiveSave of_norm(MixedPacked packed, const Saving& saving);
+  static AdaptiveSave of_norm(MixedPacked packed, const Keep& keep);
   /// The mean bits of a norm's save of `values` values a sample.
   static double norm_bits(const CodecSpec& spec, int64_t values, const Saving& saving);
 
@@ -43,7 +47,7 @@ class AdaptiveSave {
   at::Tensor samples(int64_t first, int64_t last) const;
   /// All of x.
   at::Tensor restore() const;
-  /// Starts the way back of bytes that wait in host memory (method.swap); without a swap nothing happens.
+  /// Starts the way back of bytes that wait in host memory (Keep::offload), if they do.
   void fetch() const;
   /// To call in backward by each layer that reads x, with its output gradient (samples first), before release(). `reach` = K / groups of a
   /// convolution, the weights that one value of one channel meets; 1 for a linear layer. No-op for norms and without shares.

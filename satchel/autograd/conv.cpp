@@ -223,7 +223,7 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   const NoAutocast guard;
   const auto as_type = [&](const at::Tensor& t) { return t.defined() ? t.to(type) : t; };
   const bool routed = torch_miscounts(x, weight, type, geometry) && records(weight);
-  if ((saving.method.plain && !routed) || x.numel() == 0) {
+  if ((is_baseline(saving.method) && !routed) || x.numel() == 0) {
     return geometry.out(convolve(geometry.in(as_type(x)), geometry.in(as_type(weight)), as_type(bias), geometry));
   }
   check_float(x, kOp);
@@ -243,7 +243,7 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
   const double reach = static_cast<double>(taps) / static_cast<double>(options.groups);
   if (weight.requires_grad()) {
-    node->input = saving.method.plain ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, reach});
+    node->input = is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, reach});
   }
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
   return attach(run(), node);

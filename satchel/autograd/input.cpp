@@ -71,37 +71,29 @@ LiveInput key_of(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec
 /// until the next backward begins: from then on the same noise would come again, however long somebody holds the graph.
 std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const Saving& saving) {
   thread_local std::vector<LiveInput> live;
-  const Method& method = saving.method;
+  const Keep keep = keeps_of(saving.method, {Role::weight_input}).front();
   std::erase_if(live,
                 [](const LiveInput& input) { return input.own.expired() || input.tensor.expired() || input.era != input.clock->era(); });
   const auto make = [&] {
     auto own = std::make_shared<OwnInput>(OwnInput{{}, {}, saving.name, values.sizes().vec(), x.is_cuda(), {}});
-    if (method.adaptive) {
-      own->adaptive = AdaptiveSave(values, saving);
+    if (keep.per_sample_bits) {
+      own->adaptive = AdaptiveSave(values, saving, keep);
     } else {
-      own->packed = pack(values, method.input, fresh_seed(x.device()));
+      own->packed = pack(values, keep.spec, fresh_seed(x.device()));
     }
     return own;
   };
   if (x.is_inference()) return make();
-  const LiveInput wanted = key_of(x, values.scalar_type(), method.input);
+  const LiveInput wanted = key_of(x, values.scalar_type(), keep.spec);
   const auto found = std::find(live.begin(), live.end(), wanted);
   if (found != live.end()) {
-    if (auto own = found->own.lock(); own && own->adaptive.defined() == method.adaptive) return own;
+    if (auto own = found->own.lock(); own && own->adaptive.defined() == keep.per_sample_bits) return own;
   }
   const auto own = make();
-  LiveInput key = key_of(x, values.scalar_type(), method.input);  // its seed may have been the first of a run
+  LiveInput key = key_of(x, values.scalar_type(), keep.spec);  // its seed may have been the first of a run
   key.own = own;
   live.push_back(std::move(key));
   return own;
-}
-
-/// Has a save as many bits as the reader's own method would give one of this kind? A maker may have been told fewer.
-bool has_bits_for(const CodecSpec& code, double slope, const Method& reader) {
-  const bool relu = code.side == Side::relu || slope == 0;
-  const Activation activation = relu ? Activation::relu : code.side == Side::both ? Activation::leaky_relu : Activation::none;
-  const Norm norm = code.side == Side::relu ? Norm::none : Norm::batch;
-  return code.bits >= shared_spec(reader, norm, activation, 1, 0).bits;
 }
 
 /// The shared save of x, where the layer can read it that way.
@@ -109,9 +101,10 @@ std::shared_ptr<const SharedSave> shared_input(const at::Tensor& x, Reads reads,
   auto found = readable_save_of(x);
   if (found == nullptr && reads == Reads::samples && made_on_current_stream(x)) {
     auto* late = dynamic_cast<LateSharingNode*>(x.grad_fn().get());
-    if (late != nullptr && late->promised() && has_bits_for(*late->promised(), 0, method)) found = late->kept_promise(x);
+    if (late != nullptr && late->promised() && serves_weights(method, *late->promised(), /*after_relu=*/true))
+      found = late->kept_promise(x);
   }
-  if (found == nullptr || !has_bits_for(found->code.spec, found->chain.slope, method)) return nullptr;
+  if (found == nullptr || !serves_weights(method, found->code.spec, found->chain.slope == 0)) return nullptr;
   const bool same_rows = found->sizes.empty() && found->channels() == x.size(-1) && found->rows() * x.size(-1) == x.numel();
   const bool fits = reads == Reads::rows ? same_rows : at::IntArrayRef(found->sizes) == x.sizes();
   return fits ? found : nullptr;
@@ -133,7 +126,7 @@ int64_t values_of(at::IntArrayRef sizes, size_t from) {
 }  // namespace
 
 InputSave::InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options) {
-  if (saving.method.shared) shared_ = shared_input(x, options.reads, saving.method);
+  if (reads_producer(saving.method)) shared_ = shared_input(x, options.reads, saving.method);
   reach_ = options.reach;
   if (shared_ != nullptr) return;
   own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving);

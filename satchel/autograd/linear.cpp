@@ -90,7 +90,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const at::ScalarType type = layer_type(x);
   const NoAutocast guard;
   const auto as_type = [&](const at::Tensor& t) { return t.defined() ? t.to(type) : t; };
-  if (saving.method.plain || !records(x, weight, bias)) return at::linear(as_type(x), as_type(weight), as_type(bias));
+  if (is_baseline(saving.method) || !records(x, weight, bias)) return at::linear(as_type(x), as_type(weight), as_type(bias));
   check_float(x, "linear");
   const auto node = make_node<LinearNode>(saving.name, x, weight, bias);
   const at::Tensor values = as_type(x.detach());

@@ -7,18 +7,17 @@
 #include <algorithm>
 #include <string>
 
+#include "satchel/autograd/epilogue.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
-#include "satchel/autograd/norm_low_pass.h"
-#include "satchel/autograd/norm_node.h"
 #include "satchel/core/error.h"
 
 namespace satchel {
 namespace {
 
 bool torch_serves(const at::Tensor& x, const NormWeights& weights, const Saving& saving) {
-  return saving.method.plain || !records(x, weights.gamma, weights.beta);
+  return is_baseline(saving.method) || !records(x, weights.gamma, weights.beta);
 }
 
 /// torch's batch_norm takes float32 weights with rows of another type; its layer_norm and group_norm on CUDA do not.
@@ -41,9 +40,7 @@ at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const Nor
     return at::batch_norm(x, weights.gamma, weights.beta, weights.running_mean, weights.running_var, options.training, options.momentum,
                           options.eps, /*cudnn_enabled=*/true);
   }
-  const NormActOptions alone{.activation = Activation::none, .statistics = options};
-  if (fuses_norm_low_pass(x, weights, alone, saving)) return norm_low_pass(x, weights, alone, saving);
-  return recorded_norm(norm_call(x, weights, Norm::batch, 0, options, saving), /*waits=*/true);
+  return deferred_norm(norm_call(x, weights, Norm::batch, 0, options, saving));
 }
 
 at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options, const Saving& saving) {
@@ -64,8 +61,8 @@ at::Tensor layer_norm(const at::Tensor& given, at::IntArrayRef shape, const Norm
   if (torch_serves(x, weights, saving) || x.numel() == 0) {
     return at::layer_norm(x, shape, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps);
   }
-  NormCall call{x, {line_of(weights.gamma), line_of(weights.beta), {}, {}}, {Norm::layer, 0, 0}, options, saving, width};
-  return recorded_norm(std::move(call), /*waits=*/true);
+  EpilogueCall call{x, {line_of(weights.gamma), line_of(weights.beta), {}, {}}, {Norm::layer, 0, 0}, options, saving, width};
+  return deferred_norm(std::move(call));
 }
 
 at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights& weights, const NormOptions& options,
@@ -83,7 +80,7 @@ at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights
   if (torch_serves(x, weights, saving) || x.numel() == 0) {
     return at::group_norm(x, groups, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps, /*cudnn_enabled=*/true);
   }
-  return recorded_norm(norm_call(x, weights, Norm::batch, groups, options, saving), /*waits=*/true);
+  return deferred_norm(norm_call(x, weights, Norm::batch, groups, options, saving));
 }
 
 }  // namespace satchel

@@ -1,5 +1,5 @@
 // The end of a residual block as one function with two saves: the norm's own normalised values and the sum's ReLU form, which the next
-// layer finds and shares (theory.md 10).
+// layer finds and shares (docs/theory.md 10).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,8 @@
 
 namespace satchel {
 
-/// act(norm(x) + skip), act being ReLU or none, of rows × channels or of maps; skip has x's sizes and type. Methods that do not share go
-/// through norm_map(), or batch_norm, + and relu. No dropout. An x that was moved in and that nobody else holds may lend its memory to the
-/// result.
+/// act(norm(x) + skip), act being ReLU or none, of rows × channels or of images; skip has x's sizes and type. No dropout. An x that was
+/// moved in and that nobody else holds may lend its memory to the result.
 at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tensor& skip, const NormActOptions& options,
                         const Saving& saving = {});
 

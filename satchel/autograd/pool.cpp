@@ -88,7 +88,7 @@ class MaxPoolNode : public LateSharingNode {
 
   std::vector<SavedTensor> lines() const override {
     std::vector<SavedTensor> kept{offsets.line(layer())};
-    if (shared_ != nullptr) report(*shared_, layer(), kept);
+    if (shared_ != nullptr) report(*shared_, layer(), "shared", kept);
     return kept;
   }
 
@@ -194,14 +194,19 @@ at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const Savin
   const Lift lift{x.dim() == 3};
   check_reach(lift.up(x), window, op);
   const NoAutocast guard;
-  if (saving.method.plain || !records(x) || x.numel() == 0) return lift.down(torch_max_pool(lift.up(x), window));
+  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return lift.down(torch_max_pool(lift.up(x), window));
   check_float(x, op);
-  const bool shares = saving.method.shared && is_shared_relu(x);
+  const bool shares = reads_producer(saving.method) && is_shared_relu(x);
   const auto node = make_node<MaxPoolNode>(saving.name, x);
   const at::Tensor values = in_channels_last(lift.up(x.detach()));
   node->lift = lift;
   const at::Tensor out = attach(lift.finished(node->offsets.pool(values, window)), node);
-  if (shares) node->promise(shared_spec(saving.method, Norm::none, Activation::relu, x.size(1), 0), out);
+  if (shares) {
+    Site site;
+    site.activation = Activation::relu;
+    site.width = x.size(1);
+    node->promise(find(keeps_of(saving.method, site), Kind::shared)->spec, out);
+  }
   return out;
 }
 
@@ -215,7 +220,7 @@ at::Tensor avg_pool(const at::Tensor& x, const PoolOptions& options, const Savin
   const Lift lift{x.dim() == 3};
   check_reach(lift.up(x), window, op);
   const NoAutocast guard;
-  if (saving.method.plain || !records(x) || x.numel() == 0) return lift.down(torch_avg_pool(lift.up(x), window, options));
+  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return lift.down(torch_avg_pool(lift.up(x), window, options));
   check_float(x, op);
   const auto node = make_node<AveragePoolNode>(saving.name, x);
   const at::Tensor values = in_channels_last(lift.up(x.detach()));
@@ -243,7 +248,7 @@ at::Tensor adaptive_avg_pool(const at::Tensor& x, const std::vector<std::optiona
   const Lift lift{dims == 1};
   if (lift.line) sizes.insert(sizes.begin(), 1);
   const NoAutocast guard;
-  if (saving.method.plain || !records(x) || x.numel() == 0) return lift.down(torch_adaptive(lift.up(x), sizes));
+  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return lift.down(torch_adaptive(lift.up(x), sizes));
   check_float(x, op);
   const auto node = make_node<AdaptivePoolNode>(saving.name, x);
   const at::Tensor values = in_channels_last(lift.up(x.detach()));

@@ -112,7 +112,7 @@ at::Tensor pad(const at::Tensor& x, const std::vector<int64_t>& padding, PadMode
   if (padding.size() != wanted) fail(op, "padding must have " + std::to_string(wanted) + " numbers", padding.size());
   const char* name = kNames[static_cast<int>(mode)];
   const bool keeps_input = mode == PadMode::reflect || mode == PadMode::replicate;
-  if (!keeps_input || saving.method.plain || !records(x) || x.numel() == 0) return at::pad(x, padding, name);
+  if (!keeps_input || is_baseline(saving.method) || !records(x) || x.numel() == 0) return at::pad(x, padding, name);
   check_float(x, op);
   const auto node = make_node<PadNode>(saving.name, x);
   node->sizes = x.sizes().vec();

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "satchel/autograd/seeds.h"
-#include "satchel/core/method.h"
+#include "satchel/core/keep.h"
 
 namespace satchel {
 

@@ -44,12 +44,11 @@ int64_t product_of(at::IntArrayRef sizes) { return std::accumulate(sizes.begin()
 
 }  // namespace
 
-MapShare share_of_map(at::IntArrayRef sizes, at::Device device, const Saving& saving, CodecSpec& spec, bool splits) {
+MapShare share_of_map(at::IntArrayRef sizes, at::Device device, const Saving& saving, double mean_bits, CodecSpec& spec, bool splits) {
   MapShare share;
-  const bool right_code = spec.bits == 2 && (spec.side == Side::one_sided || spec.side == Side::relu);
-  if (saving.shares == nullptr || saving.method.mean == 0 || !right_code || sizes.size() < 3 || product_of(sizes) == 0) return share;
+  if (saving.shares == nullptr || sizes.size() < 3 || product_of(sizes) == 0) return share;
   const int64_t values = product_of(sizes.slice(1));
-  const BitShare given = saving.shares->map(saving.name, sizes[0], values, saving.method.mean, device);
+  const BitShare given = saving.shares->map(saving.name, sizes[0], values, mean_bits, device);
   share.shares = saving.shares;
   share.layer = given.layer;
   if (given.count == sizes[0]) {
@@ -147,8 +146,8 @@ std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::v
   return sums;
 }
 
-void report(const SharedSave& save, const std::string& name, std::vector<SavedTensor>& lines) {
-  report(save.code, name, "shared", lines);
+void report(const SharedSave& save, const std::string& name, const char* kind, std::vector<SavedTensor>& lines) {
+  report(save.code, name, kind, lines);
   if (const ThirdPlane& third = save.share.third; third.defined()) {
     const int64_t rows = third.plane.numel() * 8 / save.channels();
     lines.push_back({name, "third bits", {rows, save.channels()}, 1, third.bytes(), 0});

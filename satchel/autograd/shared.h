@@ -44,9 +44,9 @@ struct SharedSave {
   int64_t channels() const { return code.shape[1]; }
 };
 
-/// Bits of a map of these sizes (N×C×spatial) that is about to be coded with `spec`, whose bits become 3 where all samples have so many.
-/// `splits`: its coder can give samples bits of their own. Nothing is shared out of rows, of other codes and without `saving.shares`.
-MapShare share_of_map(at::IntArrayRef sizes, at::Device device, const Saving& saving, CodecSpec& spec, bool splits);
+/// Bits of an image of these sizes (N×C×spatial) that is about to be coded with `spec`, 2 bits, which become 3 where all samples have so
+/// many: `mean_bits` over all such images. `splits`: its coder can give samples bits of their own. Without `saving.shares` all are alike.
+MapShare share_of_map(at::IntArrayRef sizes, at::Device device, const Saving& saving, double mean_bits, CodecSpec& spec, bool splits);
 /// … which has been coded, normalised values with γ, a ReLU's without: where gradients are asked for, its ranges are kept.
 void watch(MapShare& share, const Packed& code, int64_t samples, const at::Tensor& gamma);
 /// A reader's output gradient, samples first, for who shares bits out; `reach` as AdaptiveSave has it.
@@ -65,8 +65,10 @@ class SharingNode : public SavingNode {
     stands_for(out);
   }
 
- protected:
+  /// `out` is what it stands for, untouched from here on.
   void stands_for(const at::Tensor& out) { version_ = out._version(); }
+
+ protected:
   std::shared_ptr<const SharedSave> shared_;
 
  private:
@@ -118,7 +120,7 @@ class SharedRows {
 std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::vector<at::Tensor>& gs);
 
 /// Lines of the code, its mask and its affine numbers.
-void report(const SharedSave& save, const std::string& name, std::vector<SavedTensor>& lines);
+void report(const SharedSave& save, const std::string& name, const char* kind, std::vector<SavedTensor>& lines);
 
 /// The shared save that made x, where x is the untouched output of such a function; else null.
 std::shared_ptr<const SharedSave> shared_save_of(const at::Tensor& x);

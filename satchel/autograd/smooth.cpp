@@ -24,8 +24,6 @@
 namespace satchel {
 namespace {
 
-constexpr int kLeastBits = 4;
-
 class DerivativeNode : public SavingNode {
  public:
   explicit DerivativeNode(const std::string& layer) : SavingNode("smooth", layer) {}
@@ -42,25 +40,16 @@ class DerivativeNode : public SavingNode {
   void release() override { derivative = {}; }
 };
 
-/// Plain blocks in the order of memory, whatever the method does to inputs.
-CodecSpec derivative_spec(const Method& method) {
-  CodecSpec spec;
-  spec.bits = method.norm.bits == kKeep ? kKeep : std::max(method.norm.bits, kLeastBits);
-  spec.levels = Levels::even;  // derivatives crowd at both ends of their range, not in the middle
-  spec.rounding = method.norm.rounding;
-  spec.header = method.norm.header;
-  return spec;
-}
-
 /// `function` of x, and its derivative by `derivative`(ones, x, out).
 at::Tensor smooth(const at::Tensor& x, const Saving& saving, const char* op, const std::function<at::Tensor(const at::Tensor&)>& function,
                   const std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>& derivative) {
-  if (saving.method.plain || !records(x)) return function(x);
+  if (is_baseline(saving.method) || !records(x)) return function(x);
   check_float(x, op);
   const NoAutocast no_autocast;
   const at::Tensor in = x.detach(), out = function(in);
   const auto node = make_node<DerivativeNode>(saving.name, x);
-  node->derivative = pack(derivative(at::ones_like(in), in, out), derivative_spec(saving.method), fresh_seed(x.device()));
+  const CodecSpec spec = keeps_of(saving.method, {Role::derivative}).front().spec;
+  node->derivative = pack(derivative(at::ones_like(in), in, out), spec, fresh_seed(x.device()));
   return attach(out, node);
 }
 

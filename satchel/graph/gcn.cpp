@@ -108,7 +108,7 @@ at::Tensor plus(const at::Tensor& x, const at::Tensor& bias) { return bias.defin
 
 at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
   check_layer(x, a, weight, bias, "gcn");
-  if (saving.method.plain) return plus(spmm(a, at::linear(x, weight.to(x.scalar_type()))), bias);
+  if (is_baseline(saving.method)) return plus(spmm(a, at::linear(x, weight.to(x.scalar_type()))), bias);
   const at::Tensor rows = x.detach().contiguous();
   if (!records(x, weight, bias)) return combine(rows, a, weight, bias);
   const auto node = make_node<GcnNode>(saving.name, x, weight, bias);
@@ -121,7 +121,7 @@ at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight
 at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
   check_layer(input, a, weight, bias, "gcn");
   if (input.is_sparse()) return plus(spmm(a, times_transposed(input, weight)), bias);
-  if (saving.method.plain || saving.method.packs_data) return gcn(input.x, a, weight, bias, saving);
+  if (is_baseline(saving.method) || !keeps_of(saving.method, {Role::data}).empty()) return gcn(input.x, a, weight, bias, saving);
   const bool aggregated = input.aggregated.defined();
   const auto forward = [&] {
     if (!aggregated) return combine(input.x.contiguous(), a, weight, bias);

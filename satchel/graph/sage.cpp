@@ -169,17 +169,18 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, c
   check_weights(w, "sage");
   check_layer(x, a, w.neighbour, w.bias, "sage");
   const Method& method = saving.method;
-  if (method.plain) {
+  if (is_baseline(method)) {
     const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.to(x.scalar_type()) : t; };
     return at::linear(spmm(a, x), as_x(w.neighbour), as_x(w.bias)) + at::linear(x, as_x(w.self));
   }
   const at::Tensor rows = x.detach().contiguous();
   if (!records(x, w.neighbour, w.self, w.bias)) return combine(rows, {}, a, w);
   const auto node = make_sage_node(x, a, w, saving);
-  const at::Tensor aggregated = method.keeps_aggregate ? multiply(a.matrix, rows) : at::Tensor();
-  const bool needs_x = w.self.requires_grad() || (w.neighbour.requires_grad() && !method.keeps_aggregate);
+  const bool keeps_aggregate = !keeps_of(method, {Role::aggregate}).empty();
+  const at::Tensor aggregated = keeps_aggregate ? multiply(a.matrix, rows) : at::Tensor();
+  const bool needs_x = w.self.requires_grad() || (w.neighbour.requires_grad() && !keeps_aggregate);
   if (needs_x) node->x = InputSave(x, saving);
-  if (method.keeps_aggregate && w.neighbour.requires_grad()) node->aggregated = InputSave(aggregated, saving);
+  if (keeps_aggregate && w.neighbour.requires_grad()) node->aggregated = InputSave(aggregated, saving);
   return attach(combine(rows, aggregated, a, w), node);
 }
 
@@ -192,7 +193,7 @@ at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& 
     return w.bias.defined() ? out + w.bias : out;
   }
   const Method& method = saving.method;
-  if (method.plain || method.packs_data) return sage(input.x, a, w, saving);
+  if (is_baseline(method) || !keeps_of(method, {Role::data}).empty()) return sage(input.x, a, w, saving);
   if (!records(w.neighbour, w.self, w.bias)) return combine(input.x.contiguous(), input.aggregated, a, w);
   const auto node = make_sage_node({}, a, w, saving);
   node->x = InputSave::reference(input.x);

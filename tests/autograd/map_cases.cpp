@@ -12,6 +12,7 @@
 #include "satchel/autograd/smooth.h"
 #include "satchel/tensor/pack.h"
 #include "tests/autograd/gradient.h"
+#include "tests/keep_support.h"
 
 namespace satchel::test {
 namespace {
@@ -122,8 +123,8 @@ std::function<at::Tensor(uint64_t)> coder_of(const MapCase& k, const at::Tensor&
       at::manual_seed(seed);
       const bool coded = codes_normalised(method.norm);
       const at::Tensor map = coded ? map_of_rows(values, sizes) : input;
-      const at::Tensor back =
-          method.adaptive ? AdaptiveSave(map, {method, "layer"}, true).restore() : unpack(pack(map, norm_spec(method, channels, 0), seed));
+      const at::Tensor back = method.adaptive ? AdaptiveSave(map, {method, "layer"}, norm_keep(method, channels)).restore()
+                                              : unpack(pack(map, norm_spec(method, channels, 0), seed));
       return coded ? back.to(at::kDouble) : (back.to(at::kDouble) - mean) * rstd;
     }
     const CodecSpec spec = shares ? shared_spec(method, k.groups > 0 ? Norm::layer : Norm::batch, k.activation, channels, count)

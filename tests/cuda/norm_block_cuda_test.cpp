@@ -8,7 +8,7 @@
 
 #include "cuda_fixture.h"
 #include "satchel/autograd/activation.h"
-#include "satchel/autograd/norm_chain.h"
+#include "satchel/autograd/epilogue_kernel.h"
 #include "satchel/autograd/report.h"
 #include "satchel/kernels/cuda/norm_block.h"
 #include "satchel/tensor/chain.h"
@@ -247,7 +247,7 @@ struct Leaves {
   }
 };
 
-TEST_F(Cuda, NormChainIsTheThreeFunctions) {
+TEST_F(Cuda, NormBlockIsTheThreeFunctions) {
   for (const char* method : {"exact", "blockwise", "exact,block=256"}) {
     for (const double p : {0.0, 0.5}) {
       SCOPED_TRACE(std::string(method) + (p > 0 ? " with dropout" : ""));
@@ -255,9 +255,9 @@ TEST_F(Cuda, NormChainIsTheThreeFunctions) {
       options.dropout = p;
       const Saving saving{parse_method(method), "layer"};
       Leaves a(3001, 128), b(3001, 128);
-      ASSERT_TRUE(fuses_norm_chain(a.x, a.weights, options, saving));
       at::manual_seed(5);
-      const at::Tensor fused = norm_chain(a.x, a.weights, options, saving);
+      const at::Tensor fused = norm_act(a.x, a.weights, options, saving);
+      ASSERT_EQ(epilogue_kernel_of(fused), "norm_block");
       const int64_t next = fresh_seed(at::kCPU).item<int64_t>();
       at::manual_seed(5);
       const at::Tensor normed = batch_norm(b.x, b.weights, options.statistics, saving);
@@ -287,10 +287,12 @@ TEST_F(Cuda, NormChainIsTheThreeFunctions) {
   }
 }
 
-TEST_F(Cuda, NormChainOnlyWhereItServes) {
+TEST_F(Cuda, NormBlockOnlyWhereItServes) {
   Leaves leaves(300, 128);
   NormActOptions options;
-  const auto fuses = [&](const char* method) { return fuses_norm_chain(leaves.x, leaves.weights, options, {parse_method(method), ""}); };
+  const auto fuses = [&](const char* method) {
+    return epilogue_kernel_of(norm_act(leaves.x, leaves.weights, options, {parse_method(method), ""})) == "norm_block";
+  };
   EXPECT_TRUE(fuses("exact"));
   EXPECT_FALSE(fuses("satchel"));
   EXPECT_FALSE(fuses("fp32"));

@@ -10,9 +10,9 @@
 
 #include "cuda_fixture.h"
 #include "satchel/autograd/activation.h"
+#include "satchel/autograd/epilogue_kernel.h"
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/norm_add.h"
-#include "satchel/autograd/norm_low_pass.h"
 #include "satchel/autograd/report.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/norm_low_pass.h"
@@ -253,12 +253,13 @@ TEST_F(NormLowPassCuda, IsTheFunctionsOfTheirOwn) {
     for (const After after : {After::nothing, After::relu, After::add}) {
       SCOPED_TRACE(c10::str(at::IntArrayRef(sizes)) + " " + std::to_string(static_cast<int>(after)));
       const Leaves a(sizes, true), b(sizes, false);
-      ASSERT_TRUE(fuses_norm_low_pass(a.x, a.weights, {}, saving) && !fuses_norm_low_pass(b.x, b.weights, {}, saving));
       at::manual_seed(5);
       const at::Tensor fused = a.run(after, saving);
       const int64_t next = fresh_seed(at::kCPU).item<int64_t>();
       at::manual_seed(5);
       const at::Tensor apart = b.run(after, saving);
+      ASSERT_EQ(epilogue_kernel_of(fused), "norm_low_pass");
+      ASSERT_EQ(epilogue_kernel_of(apart), "unfused");
       EXPECT_EQ(next, fresh_seed(at::kCPU).item<int64_t>()) << "another number of seeds was drawn";
       EXPECT_EQ(saved_tensors(fused), saved_tensors(apart));
       // Statistics of both within 2,064 units (expect_moments), twice; |x̂|, γ and skip are below 8.
@@ -290,17 +291,22 @@ TEST_F(NormLowPassCuda, IsTheFunctionsOfTheirOwn) {
 TEST_F(NormLowPassCuda, OnlyWhereItServes) {
   Leaves leaves({2, 64, 14, 14}, true);
   NormActOptions options;
-  const auto fuses = [&](const char* method) { return fuses_norm_low_pass(leaves.x, leaves.weights, options, {parse_method(method), ""}); };
+  const auto fuses = [&](const char* method) {
+    return epilogue_kernel_of(norm_act(leaves.x, leaves.weights, options, {parse_method(method), ""})) == "norm_low_pass";
+  };
+  const auto adds = [&](const at::Tensor& skip) {
+    return epilogue_kernel_of(norm_add_act(leaves.x, leaves.weights, skip, options, {parse_method("division"), ""})) == "norm_low_pass";
+  };
   EXPECT_TRUE(fuses("division"));
   EXPECT_FALSE(fuses("satchel") || fuses("actnn") || fuses("fp32") || fuses("exact"));
   options.activation = Activation::leaky_relu;
   EXPECT_FALSE(fuses("division"));
   options.activation = Activation::none;
   EXPECT_TRUE(fuses("division"));
-  EXPECT_FALSE(fuses_norm_low_pass(leaves.x, leaves.weights, options, {parse_method("division"), ""}, leaves.skip));
+  EXPECT_FALSE(adds(leaves.skip));
   options.activation = Activation::relu;
-  EXPECT_TRUE(fuses_norm_low_pass(leaves.x, leaves.weights, options, {parse_method("division"), ""}, leaves.skip));
-  EXPECT_FALSE(fuses_norm_low_pass(leaves.x, leaves.weights, options, {parse_method("division"), ""}, leaves.skip.to(at::kHalf)));
+  EXPECT_TRUE(adds(leaves.skip));
+  EXPECT_FALSE(adds(leaves.skip.to(at::kHalf)));
   options.statistics.training = false;
   EXPECT_FALSE(fuses("division"));
   options.statistics.training = true;

@@ -1,0 +1,279 @@
+// Epilogues in one pass each way, CUDA: adapters of the fused kernels of the tensor room.
+#include <ATen/ops/empty_like.h>
+
+#include <array>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "satchel/autograd/bit_shares.h"
+#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/map_rows.h"
+#include "satchel/autograd/node.h"
+#include "satchel/tensor/norm_act.h"
+#include "satchel/tensor/norm_add.h"
+#include "satchel/tensor/norm_block.h"
+#include "satchel/tensor/norm_low_pass.h"
+#include "satchel/tensor/norm_map.h"
+
+namespace satchel {
+namespace {
+
+bool has_weights(const EpilogueCall& call) { return call.weights.gamma.defined() && call.weights.beta.defined(); }
+
+/// BatchNorm of the batch, with γ and β, and ReLU or no activation.
+bool is_usual(const EpilogueCall& call) {
+  const bool known = call.activation == Activation::relu || call.activation == Activation::none;
+  return call.has_norm() && call.axes.by_channel() && call.options.training && has_weights(call) && known && call.x.numel() > 0;
+}
+
+/// Mean and deviation of each channel as lines.
+ColumnMoments moments_of(const EpilogueCall& call) { return {call.known.mean.squeeze(0), call.known.rstd.squeeze(0)}; }
+
+/// Where the result may be written over x: its memory as `rows` have it, unless for_kernels() made a copy.
+at::Tensor spare_rows(const EpilogueCall& call, const at::Tensor& rows) {
+  if (!call.spare.defined() || call.spare.const_data_ptr() != rows.const_data_ptr()) return {};
+  return rows_of_map(call.spare);
+}
+
+at::Tensor own_seed(const EpilogueCall& call) { return call.seed.defined() ? call.seed : fresh_seed(call.x.device()); }
+
+/// Memory for x's gradient: that of g, unless the skip's stands there.
+at::Tensor memory_for_x(const at::Tensor& g, const EpilogueWants& wants) {
+  if (!wants.x) return {};
+  return wants.skip ? at::empty_like(g) : g;
+}
+
+// norm_act: x̂ in a one-sided code serves norm, ReLU, dropout and the next layer.
+
+bool act_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  const Keep* shared = find(keeps, Kind::shared);
+  return shared != nullptr && shared->of == Of::normalised && call.axes.by_channel() && fuses_norm_act(rows, shared->spec);
+}
+
+at::Tensor act_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  const NormWeights& w = call.weights;
+  ColumnMoments moments;
+  if (call.known.rstd.defined()) {
+    moments = moments_of(call);
+  } else if (call.options.training) {
+    moments = column_moments(rows, w.running_mean, w.running_var, call.options.eps, call.options.momentum);
+  } else {
+    moments = {w.running_mean, w.running_var.add(call.options.eps).rsqrt_()};
+  }
+  const Keep& keep = *find(keeps, Kind::shared);
+  const at::Tensor seed = own_seed(call), into = call.spare.defined() ? rows_of_map(call.spare) : call.spare;
+  const Affine affine = affine_of(call);
+  CodecSpec spec = keep.spec;
+  SharedSave save;
+  if (keep.mean_bits > 0) save.share = share_of_map(call.x.sizes(), call.x.device(), call.saving, keep.mean_bits, spec, /*splits=*/true);
+  save.chain = {call.dropout, call.slope};
+  if (call.dropout > 0) save.seed = seed;
+  NormActResult result = norm_act_encode(rows, moments, affine.gamma, affine.beta, spec, seed, save.chain, into, save.share.third);
+  save.code = std::move(result.code);
+  saves.rstd = moments.rstd;
+  saves.code = std::make_shared<SharedSave>(std::move(save));
+  saves.code_is_normalised = true;
+  return result.z;
+}
+
+EpilogueGradients act_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants) {
+  const SharedSave& save = *saves.code;
+  const ThirdPlane& third = save.share.third;
+  const NormActSums sums = norm_act_sums(g, save.code, save.seed, save.chain, third);
+  if (wants.x) norm_act_back_(g, save.code, save.seed, save.chain, saves.rstd, sums, saves.training, third);
+  return {wants.x ? g : at::Tensor(), sums.gamma, sums.beta, {}};
+}
+
+// norm_add: x̂ for the norm alone, and the sum's ReLU form for the next layer.
+
+bool add_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  const Keep *norm = find(keeps, Kind::norm), *sum = find(keeps, Kind::shared);
+  if (!call.skip.defined() || norm == nullptr || sum == nullptr || sum->of != Of::output) return false;
+  return is_usual(call) && fuses_norm_add(rows, norm->spec, sum->spec);
+}
+
+at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  const Keep &norm = *find(keeps, Kind::norm), &sum = *find(keeps, Kind::shared);
+  take_statistics(call, rows);
+  const at::Tensor seed = own_seed(call);
+  CodecSpec spec = sum.spec;
+  SharedSave save;
+  if (sum.mean_bits > 0) save.share = share_of_map(call.x.sizes(), call.x.device(), call.saving, sum.mean_bits, spec, /*splits=*/true);
+  const at::Tensor x = for_kernels(rows), other = fresh_seed(call.x.device());
+  NormAddResult result =
+      norm_add_encode(x, moments_of(call), call.weights.gamma.detach(), call.weights.beta.detach(),
+                      for_kernels(rows_of_map(call.skip.detach())), norm.spec, spec, seed, other, spare_rows(call, x), save.share.third);
+  save.code = std::move(result.sum);
+  save.chain = {0, 0};
+  saves.norm = std::move(result.norm);
+  saves.rstd = call.known.rstd.squeeze(0);
+  saves.code = std::make_shared<SharedSave>(std::move(save));
+  return result.z;
+}
+
+EpilogueGradients add_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
+  const at::Tensor g = for_kernels(own), dx = memory_for_x(g, wants);
+  const NormAddCodes codes{saves.norm, saves.code->code, saves.code->share.third};
+  const NormActSums sums = norm_add_sums(g, codes);
+  if (wants.x || wants.skip) norm_add_back_(g, dx, codes, saves.gamma->unpack().detach(), saves.rstd, sums, saves.training);
+  return {dx, sums.gamma, sums.beta, wants.skip ? g : at::Tensor()};
+}
+
+// norm_block: rows of x in blocks, ReLU's mask and dropout's, each for itself.
+
+bool block_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  const Keep* norm = find(keeps, Kind::norm);
+  const bool alone = find(keeps, Kind::shared) == nullptr && norm != nullptr && norm->of == Of::input;
+  if (!alone || call.is_image() || call.skip.defined() || call.activation != Activation::relu) return false;
+  return is_usual(call) && rows.is_cuda() && fuses_norm_block(rows, norm->spec);
+}
+
+at::Tensor block_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  const NormWeights& w = call.weights;
+  const at::Tensor x = for_kernels(rows);
+  const ColumnMoments moments = column_moments(x, w.running_mean, w.running_var, call.options.eps, call.options.momentum);
+  NormBlockSeeds seeds;
+  seeds.code = own_seed(call);
+  if (call.dropout > 0) seeds.dropout = fresh_seed(call.x.device());
+  NormBlockResult result = norm_block_encode(x, moments, w.gamma.detach(), w.beta.detach(), find(keeps, Kind::norm)->spec, seeds,
+                                             call.dropout, find(keeps, Kind::dropout) != nullptr, spare_rows(call, x));
+  saves.norm = std::move(result.save.code);
+  saves.mean = result.save.moments.mean;
+  saves.rstd = result.save.moments.rstd;
+  saves.on = result.save.on;
+  saves.dropout = call.dropout;
+  saves.dropout_mask = result.save.kept;
+  saves.dropout_seed = result.save.seed;
+  return result.z;
+}
+
+EpilogueGradients block_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
+  const at::Tensor g = for_kernels(own);
+  const NormBlockSave save{saves.norm, {saves.mean, saves.rstd}, saves.on, saves.dropout_mask, saves.dropout_seed, saves.dropout};
+  const NormActSums sums = norm_block_sums(g, save);
+  if (wants.x) norm_block_back_(g, save, saves.gamma->unpack().detach(), sums);
+  return {wants.x ? g : at::Tensor(), sums.gamma, sums.beta, {}};
+}
+
+// norm_low_pass: images of which x is kept as a low-pass and its rest.
+
+bool is_own_image(const EpilogueCall& call, const Keep* norm, Of of) {
+  const bool sums_relu = !call.skip.defined() || call.activation == Activation::relu;
+  return norm != nullptr && norm->of == of && call.is_image() && call.dropout == 0 && sums_relu && is_usual(call) && call.x.is_cuda() &&
+         !reads_producer(call.saving.method);
+}
+
+/// In channels_last order from a multiple of 16 bytes on, without a history: a view or a copy.
+at::Tensor for_image_kernels(const at::Tensor& x) { return map_of_rows(for_kernels(rows_of_map(x.detach())), x.sizes()); }
+
+bool low_pass_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor&) {
+  const Keep* norm = find(keeps, Kind::norm);
+  return is_own_image(call, norm, Of::input) && !norm->per_sample_bits && fuses_norm_low_pass(call.x, norm->spec);
+}
+
+at::Tensor low_pass_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor&, EpilogueSaves& saves) {
+  const NormWeights& w = call.weights;
+  const at::Tensor x = for_image_kernels(call.x);
+  const bool over_x = call.spare.defined() && call.spare.const_data_ptr() == x.const_data_ptr();
+  const NormLowPassCall kernel{w.gamma.detach(),
+                               w.beta.detach(),
+                               w.running_mean,
+                               w.running_var,
+                               call.options.eps,
+                               call.options.momentum,
+                               call.activation == Activation::relu,
+                               call.skip.defined() ? for_image_kernels(call.skip) : call.skip};
+  NormLowPassResult result = norm_low_pass_encode(x, kernel, find(keeps, Kind::norm)->spec, own_seed(call), over_x ? x : at::Tensor());
+  saves.norm = std::move(result.save.code);
+  saves.mean = result.save.moments.mean;
+  saves.rstd = result.save.moments.rstd;
+  saves.on = result.save.on;
+  return rows_of_map(result.z);
+}
+
+EpilogueGradients low_pass_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
+  const at::Tensor g = map_of_rows(for_kernels(own), saves.sizes), dx = memory_for_x(g, wants);
+  const NormLowPassSave save{saves.norm, {saves.mean, saves.rstd}, saves.on};
+  const NormActSums sums = norm_low_pass_sums(g, save);
+  if (wants.x || wants.skip) norm_low_pass_back_(g, dx, save, saves.gamma->unpack().detach(), sums);
+  const auto rows = [](const at::Tensor& t) { return t.defined() ? rows_of_map(t) : t; };
+  return {rows(dx), sums.gamma, sums.beta, wants.skip ? rows(g) : at::Tensor()};
+}
+
+// norm_image: images of which x̂ is kept, in fixed bits or in bits by sample.
+
+bool image_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  const Keep* norm = find(keeps, Kind::norm);
+  return is_own_image(call, norm, Of::normalised) &&
+         fuses_norm_map(in_sizes(rows, call.x.sizes(), call.axes), norm->spec, norm->per_sample_bits);
+}
+
+at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  const Keep& norm = *find(keeps, Kind::norm);
+  take_statistics(call, rows);
+  const at::Tensor x = for_kernels(rows), seed = own_seed(call);
+  NormMapInput in{in_sizes(rows, call.x.sizes(), call.axes), x, moments_of(call), call.weights.gamma.detach(), call.weights.beta.detach()};
+  in.relu = call.activation == Activation::relu;
+  in.takes_ranges = norm.per_sample_bits && call.saving.shares != nullptr;
+  if (call.skip.defined()) in.skip = for_kernels(rows_of_map(call.skip.detach()));
+  in.into = spare_rows(call, x);
+  NormMapResult result;
+  if (norm.per_sample_bits) {
+    const double bits = AdaptiveSave::norm_bits(norm.spec, rows.numel() / call.x.size(0), call.saving);
+    result = norm_map_encode_mixed(in, norm.spec, seed, bits);
+    saves.norm_samples = AdaptiveSave::of_norm(std::move(result.codes.mixed), norm);
+    saves.z_ranges = std::move(result.z_ranges);
+    saves.tells_squares = call.saving.shares != nullptr && call.saving.shares->wants_gradient(0);  // of all layers or of none
+  } else {
+    result = norm_map_encode(in, norm.spec, seed);
+    saves.norm = std::move(result.codes.fixed);
+  }
+  saves.rstd = call.known.rstd.squeeze(0);
+  saves.on = std::move(result.on);
+  return result.z;
+}
+
+EpilogueGradients image_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
+  const at::Tensor g = for_kernels(own), dx = memory_for_x(g, wants);
+  NormMapCodes codes;
+  if (saves.norm_samples.defined()) {
+    codes.mixed = saves.norm_samples.packed();
+  } else {
+    codes.fixed = saves.norm;
+  }
+  const NormActSums sums = norm_map_sums(g, codes, saves.on);
+  EpilogueGradients result{dx, sums.gamma, sums.beta, wants.skip ? g : at::Tensor()};
+  at::Tensor* squares = saves.tells_squares && wants.x ? &result.squares : nullptr;
+  if (wants.x || wants.skip) norm_map_back_(g, dx, codes, saves.on, saves.gamma->unpack().detach(), saves.rstd, sums, squares);
+  return result;
+}
+
+}  // namespace
+
+extern const EpilogueKernel kUnfusedEpilogue;
+
+std::span<const EpilogueKernel> epilogue_kernels() {
+  static const std::array<EpilogueKernel, 6> kKernels = {{
+      {"norm_act", act_fits, act_forward, act_back},
+      {"norm_add", add_fits, add_forward, add_back},
+      {"norm_block", block_fits, block_forward, block_back},
+      {"norm_low_pass", low_pass_fits, low_pass_forward, low_pass_back},
+      {"norm_image", image_fits, image_forward, image_back},
+      kUnfusedEpilogue,
+  }};
+  return kKernels;
+}
+
+const EpilogueKernel& epilogue_kernel(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  const char* forced = std::getenv("SATCHEL_EPILOGUE");
+  const std::span<const EpilogueKernel> all = epilogue_kernels();
+  for (const EpilogueKernel& kernel : all.first(all.size() - 1)) {
+    const bool allowed = forced == nullptr || std::string_view(forced) == kernel.name;
+    if (allowed && rows.is_cuda() && kernel.fits(call, keeps, rows)) return kernel;
+  }
+  return all.back();
+}
+
+}  // namespace satchel

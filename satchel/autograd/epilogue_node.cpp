@@ -1,0 +1,208 @@
+#include "satchel/autograd/epilogue_node.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <mutex>
+#include <utility>
+
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/map_rows.h"
+#include "satchel/core/error.h"
+#include "satchel/tensor/pack.h"
+
+namespace satchel {
+namespace {
+
+constexpr const char* kChanged = "x must not be changed in place while a norm reads it";
+
+bool unchanged(const at::Tensor& t, uint32_t version) { return !t.defined() || t._version() == version; }
+uint32_t version_of(const at::Tensor& t) { return t.defined() ? t._version() : 0; }
+
+}  // namespace
+
+bool EpilogueNode::output_lives() const {
+  const auto strong = output ? output->lock() : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>();
+  return strong && at::Tensor(strong).grad_fn().get() == this;
+}
+
+void EpilogueNode::defer(EpilogueCall call, const at::Tensor& out) {
+  gamma = call.weights.gamma;
+  beta = call.weights.beta;
+  gamma_version = version_of(gamma);
+  beta_version = version_of(beta);
+  x_version = call.x._version();
+  shares = saves.axes.span > 0 || out.size(-1) == saves.width;
+  waiting = std::move(call);
+  output.emplace(out.getIntrusivePtr());
+  output_changes = torch::autograd::impl::version_counter(out);
+  stands_for(out);
+}
+
+void EpilogueNode::output_goes() {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);  // who holds it looks for itself
+  if (!lock.owns_lock() || claimer_save == nullptr || output_changes.current_version() != output_version()) return;
+  const long known = 2 + (claimer.expired() ? 0 : 1);  // the output's pointer, the caller's, the claimer's
+  if (weak_from_this().use_count() <= known) waiting.reset();
+}
+
+std::optional<EpilogueCall> EpilogueNode::claim() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!waiting || !unchanged(waiting->x, x_version) || !unchanged(gamma, gamma_version) || !unchanged(beta, beta_version)) {
+    return std::nullopt;
+  }
+  EpilogueCall given = *waiting;
+  waiting->seed.reset();
+  being_claimed = true;
+  return given;
+}
+
+void EpilogueNode::claimed_by(const std::shared_ptr<SharingNode>& node, std::shared_ptr<const SharedSave> save) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  being_claimed = false;
+  claimer = node;
+  claimer_save = std::move(save);
+}
+
+void EpilogueNode::pack_now() {
+  if (!waiting) return;
+  if (claimer_save != nullptr && !output_lives() && !is_read_by_others()) return waiting.reset();  // no gradient but the claimer's can come
+  EpilogueCall call = std::move(*waiting);
+  waiting.reset();
+  if (!saves.reads_values) return;
+  lost = call.x._version() != x_version;
+  if (lost) return;  // backward says so, if it comes
+  const at::NoGradGuard no_grad;
+  const NoAutocast no_autocast;
+  const c10::OptionalStreamGuard own_stream(stream());  // whoever asks: there x stands, and there backward reads
+  const at::Tensor rows = rows_of(call);
+  if (!call.seed.defined()) call.seed = fresh_seed(call.x.device());
+  at::Tensor values;
+  if (rows.is_cuda() && call.is_image() && call.axes.by_channel()) {  // one pass
+    const Affine plain = folded(call.known, {}, {});
+    values = apply_chain(rows, plain.gamma, plain.beta, {}, {}, {0, 1});
+  } else {
+    values = normalised(rows, call.known, call.axes);
+  }
+  const std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
+  const Keep& keep = *find(keeps, Kind::norm);
+  keep_norm(saves, call, keep, rows, values);
+  has_bits = serves_weights(call.saving.method, keep.spec, /*after_relu=*/false);
+}
+
+std::shared_ptr<const SharedSave> EpilogueNode::made_shared() const {
+  const bool stands = unchanged(gamma, gamma_version) && unchanged(beta, beta_version);
+  if (!saves.norm.bytes.defined() || !has_bits || !stands) return nullptr;
+  SharedSave save;
+  save.code = saves.norm;
+  save.chain = {0, 1};
+  const at::Tensor& some = gamma.defined() ? gamma : beta;
+  if (some.defined()) {
+    save.gamma = gamma.defined() ? gamma.detach().clone() : at::ones_like(some);
+    save.beta = beta.defined() ? beta.detach().clone() : at::zeros_like(some);
+  }
+  if (saves.sizes.size() > 2 && saves.axes.span > 0) save.sizes = saves.sizes;
+  return std::make_shared<const SharedSave>(std::move(save));
+}
+
+std::shared_ptr<const SharedSave> EpilogueNode::shared() {
+  if (!shares) return saves.serves_next ? saves.code : nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  pack_now();
+  if (shared_ == nullptr) shared_ = made_shared();
+  return shared_;
+}
+
+std::vector<SavedTensor> EpilogueNode::lines() const {
+  std::vector<SavedTensor> kept;
+  if (claimer_save != nullptr && !saves.norm.bytes.defined()) return kept;  // the statistics are the claimer's lines
+  const auto add_statistics = [&] {
+    if (!saves.rstd.defined() || claimer_save != nullptr) return;
+    const int64_t numbers = saves.mean.defined() ? 2 : 1, bytes = static_cast<int64_t>(saves.rstd.nbytes()) * numbers;
+    std::vector<int64_t> shape{saves.rstd.numel()};
+    if (numbers == 2) shape.insert(shape.begin(), 2);
+    kept.push_back({layer(), "statistics", std::move(shape), 32, bytes, bytes});
+  };
+  if (shared_ != nullptr) {
+    report(*shared_, layer(), "shared", kept);
+  } else if (saves.norm.bytes.defined()) {
+    report(saves.norm, layer(), "norm", kept);
+  }
+  if (saves.norm_samples.defined()) saves.norm_samples.report(layer(), "norm", kept);
+  if (!saves.code_is_normalised) add_statistics();
+  if (saves.code != nullptr) {
+    report(*saves.code, layer(), saves.serves_next ? "shared" : "activation", kept);
+    if (saves.code_is_normalised) add_statistics();
+    if (saves.code->seed.defined()) kept.push_back(saved_line(layer(), "seed", saves.code->seed));
+  }
+  int64_t count = 1;
+  for (const int64_t size : saves.sizes) count *= size;
+  if (saves.on.defined()) kept.push_back({layer(), "mask", saves.sizes, 1, saves.on.numel(), count});
+  if (saves.dropout_mask.defined()) kept.push_back({layer(), "dropout", saves.sizes, 1, saves.dropout_mask.numel(), count});
+  if (saves.dropout_seed.defined()) kept.push_back(saved_line(layer(), "seed", saves.dropout_seed));
+  return kept;
+}
+
+/// A norm that deferred, and that has not packed: by the claimer's values, or by x itself.
+EpilogueGradients EpilogueNode::norm_back(const at::Tensor& g, const EpilogueWants& wants) {
+  NormBack back{saves.axes, saves.training, {}, saves.rstd, {}};
+  if (waiting) {
+    if (waiting->x._version() != x_version) fail(op(), kChanged, "a change");
+    const at::Tensor x = rows_of(*waiting);
+    back.gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor();
+    back.mean = waiting->known.mean;
+    back.values = [x](int64_t first, int64_t last, at::ScalarType) { return x.narrow(0, first, last - first); };
+    return unfused_back(saves, g, wants, &back);
+  }
+  const SharedRows rows(*claimer_save);
+  if (claimer_save->code.spec.side != Side::one_sided) back.eps = saves.eps;
+  back.gamma = rows.gamma();  // of the forward pass: the claimer allows γ to change
+  back.values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows.values(first, last, type); };
+  return unfused_back(saves, g, wants, &back);
+}
+
+variable_list EpilogueNode::back(at::Tensor given) {
+  if (lost) fail(op(), kChanged, "a change");
+  const at::Tensor g = gradient_rows(std::move(given), saves.axes, saves.width);
+  const auto in_map = [&](const at::Tensor& rows) { return rows.defined() ? in_sizes(rows, saves.sizes, saves.axes) : rows; };
+  if (claims && is_heard(*next_edge(3).function)) {  // the norm makes the gradients of its inputs
+    gate_gradient_(saves, g);
+    return {{}, {}, {}, in_map(g)};
+  }
+  const EpilogueWants wants{needs(0), saves.adds_skip && needs(3)};
+  const bool unpacked = waiting || (claimer_save != nullptr && !saves.norm.bytes.defined());
+  EpilogueGradients made = unpacked && saves.reads_values ? norm_back(g, wants) : kernel->back(saves, g, wants);
+  variable_list gradients{in_map(made.x), made.gamma, made.beta};
+  gradients.resize(num_outputs());
+  if (saves.adds_skip) gradients[3] = in_map(made.skip);
+  if (made.squares.defined()) pass_on_squares(gradients[0], std::move(made.squares));
+  return gradients;
+}
+
+void EpilogueNode::release() {
+  saves = {};
+  shared_.reset();
+  waiting.reset();
+  claimer_save.reset();
+  gamma.reset();
+  beta.reset();
+}
+
+std::string epilogue_kernel_of(const at::Tensor& x) {
+  const auto* node = dynamic_cast<const EpilogueNode*>(x.grad_fn().get());
+  return node == nullptr ? "" : node->kernel->name;
+}
+
+bool is_heard(torch::autograd::Node& norm) {
+  if (!norm.tensor_pre_hooks().empty() || !norm.retains_grad_hooks().empty()) return true;
+  if (!norm.pre_hooks().empty() || !norm.post_hooks().empty()) return true;
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr) return false;
+  const auto found = wanted->find(&norm);
+  return found != wanted->end() && found->second.captures_ != nullptr;
+}
+
+}  // namespace satchel

@@ -1,0 +1,248 @@
+// The epilogue in passes of their own: what every other kernel is compared with, on any device and for every method.
+#include <ATen/ops/add.h>
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/elu.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/input.h"
+#include "satchel/autograd/map_rows.h"
+#include "satchel/autograd/node.h"
+#include "satchel/tensor/chain.h"
+#include "satchel/tensor/norm_act.h"
+#include "satchel/tensor/pack.h"
+
+namespace satchel {
+
+void take_statistics(EpilogueCall& call, const at::Tensor& rows) {
+  if (!call.has_norm() || call.known.rstd.defined()) return;
+  call.known = statistics_of(rows, call.weights, call.axes, call.options);
+  if (call.known.mean.is_view()) call.known.mean = call.known.mean.clone();  // not a view of running statistics, which change
+}
+
+Affine affine_of(const EpilogueCall& call) {
+  const auto floats = call.x.options().dtype(at::kFloat).memory_format(c10::nullopt);
+  const auto& [gamma, beta, mean, var] = call.weights;
+  return {gamma.defined() ? gamma.detach() : at::ones({call.width}, floats),
+          beta.defined() ? beta.detach() : at::zeros({call.width}, floats)};
+}
+
+void keep_norm(EpilogueSaves& saves, const EpilogueCall& call, const Keep& keep, const at::Tensor& rows, const at::Tensor& values) {
+  if (keep.of == Of::input) saves.mean = call.known.mean;
+  at::Tensor kept = keep.of == Of::input ? rows : values;
+  // Blocks of samples, as the papers have them; layers that share code rows.
+  if (call.is_image() && !reads_producer(call.saving.method)) kept = in_sizes(kept, call.x.sizes(), call.axes);
+  if (keep.per_sample_bits) {
+    saves.norm_samples = AdaptiveSave(kept, call.saving, keep, call.seed);
+  } else {
+    saves.norm = pack(kept, keep.spec, call.seed);
+  }
+}
+
+at::Tensor norm_output(const EpilogueCall& call, const at::Tensor& rows) {
+  const at::Tensor gamma = call.weights.gamma.defined() ? call.weights.gamma.detach() : at::Tensor();
+  const at::Tensor beta = call.weights.beta.defined() ? call.weights.beta.detach() : at::Tensor();
+  if (call.is_image() && call.axes.by_channel()) {
+    const Affine line = folded(call.known, gamma, beta);
+    return apply_chain(rows, line.gamma, line.beta, {}, {}, {0, 1});
+  }
+  const at::Tensor values = normalised(rows, call.known, call.axes);
+  if (gamma.defined() && beta.defined()) return at::addcmul(beta, values, gamma).to(rows.scalar_type());
+  if (gamma.defined()) values.mul_(gamma);
+  if (beta.defined()) values.add_(beta);
+  return values.to(rows.scalar_type());
+}
+
+namespace {
+
+/// What the activation makes of `rows`, without the chain's products: it would make NaN of −∞ · 0.
+at::Tensor activation_of(const EpilogueCall& call, const at::Tensor& rows) {
+  switch (call.activation) {
+    case Activation::relu: return at::relu(rows);
+    case Activation::leaky_relu: return at::leaky_relu(rows, call.slope);
+    case Activation::elu: return at::elu(rows, call.alpha);
+    case Activation::none: return rows;
+  }
+  return rows;
+}
+
+/// Codes `values`, rows; `affine` with γ and β where they are normalised ones.
+SharedSave code_of(const EpilogueCall& call, const Keep& keep, const at::Tensor& values, const Affine& affine, const at::Tensor& seed) {
+  CodecSpec spec = keep.spec;
+  const bool normed = affine.gamma.defined();
+  SharedSave save;
+  if (keep.mean_bits > 0) save.share = share_of_map(call.x.sizes(), values.device(), call.saving, keep.mean_bits, spec, values.is_cpu());
+  const ThirdPlane& third = save.share.third;
+  if (third.defined()) {
+    save.code = pack_third(values, spec, seed, affine.gamma, affine.beta, third);
+  } else if (spec.side != Side::none && normed) {
+    save.code = pack_side(values, spec, seed, affine.gamma, affine.beta);
+  } else {
+    save.code = pack(values, spec, seed);
+  }
+  if (spec.side != Side::none) return save;
+  if (normed) {
+    save.gamma = affine.gamma.clone();
+    save.beta = affine.beta.clone();
+  }
+  if (call.activation != Activation::none) save.mask = on_bits(values, save.gamma, save.beta);
+  return save;
+}
+
+/// Dropout as a function of its own, whose seed is drawn last.
+at::Tensor dropped(EpilogueSaves& saves, const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  if (call.dropout == 0) return rows;
+  const at::Tensor seed = fresh_seed(call.x.device());
+  saves.dropout = call.dropout;
+  if (find(keeps, Kind::dropout) != nullptr) {
+    saves.dropout_mask = pack_mask(apply_chain(at::ones_like(rows), {}, {}, {}, seed, {call.dropout, 1})).bits;
+  } else {
+    saves.dropout_seed = seed;
+  }
+  return apply_chain(rows, {}, {}, {}, seed, {call.dropout, 1});
+}
+
+/// x̂ in one code for norm, activation and the next layer.
+at::Tensor share_normalised(EpilogueCall& call, const Keep& keep, const at::Tensor& rows, EpilogueSaves& saves) {
+  const at::Tensor values = normalised(rows, call.known, call.axes), seed = call.seed.defined() ? call.seed : fresh_seed(call.x.device());
+  const Affine affine = affine_of(call);
+  SharedSave save = code_of(call, keep, values, affine, seed);
+  save.chain = {call.dropout, call.slope};
+  if (call.dropout > 0) save.seed = seed;
+  const at::Tensor drawn = save.seed, z = apply_chain(values, affine.gamma, affine.beta, {}, drawn, save.chain);
+  saves.code = std::make_shared<SharedSave>(std::move(save));
+  saves.code_is_normalised = true;
+  return z.to(rows.scalar_type());
+}
+
+/// What the activation reads. Normalised values that stand are used, in float32.
+at::Tensor before_activation(const EpilogueCall& call, const at::Tensor& rows, const at::Tensor& values) {
+  if (!call.has_norm()) return rows;
+  if (!values.defined() && !call.skip.defined()) return norm_output(call, rows);
+  const Affine affine = affine_of(call);
+  const at::Tensor hat = values.defined() ? values : normalised(rows, call.known, call.axes);
+  const at::Tensor y = apply_chain(hat, affine.gamma, affine.beta, {}, {}, {0, 1});
+  return call.skip.defined() ? y.add_(rows_of_map(call.skip.detach())) : y;
+}
+
+at::Tensor unfused_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  take_statistics(call, rows);
+  saves.rstd = call.known.rstd;
+  const Keep *norm = find(keeps, Kind::norm), *shared = find(keeps, Kind::shared);
+  const Keep* code = shared != nullptr ? shared : find(keeps, Kind::activation);
+  if (code != nullptr && code->of == Of::normalised) return share_normalised(call, *code, rows, saves);
+  at::Tensor values;
+  if (norm != nullptr && saves.reads_values) {
+    if (!call.seed.defined()) call.seed = fresh_seed(call.x.device());
+    if (norm->of == Of::normalised) values = normalised(rows, call.known, call.axes);
+    keep_norm(saves, call, *norm, rows, values);
+  }
+  const at::Tensor y = before_activation(call, rows, values);
+  const at::Tensor z = activation_of(call, y).to(rows.scalar_type());
+  if (code == nullptr) {
+    if (find(keeps, Kind::mask) != nullptr) saves.on = on_bits(y, {}, {});
+    return dropped(saves, call, keeps, z);
+  }
+  const at::Tensor seed = fresh_seed(call.x.device());
+  SharedSave save = code_of(call, *code, code->of == Of::input ? y : z, {}, seed);
+  // The code is of what the chain makes of it: a ReLU's and an ELU's result, or what a LeakyReLU reads.
+  save.chain = {0, call.activation == Activation::elu ? 1 : call.slope};
+  if (shared != nullptr && call.dropout > 0) {
+    save.chain.dropout = call.dropout;
+    save.seed = seed;
+  }
+  saves.code = std::make_shared<SharedSave>(std::move(save));
+  if (shared == nullptr) return dropped(saves, call, keeps, z);
+  return call.dropout > 0 ? apply_chain(z, {}, {}, {}, seed, {call.dropout, 1}) : z;
+}
+
+bool unfused_fits(const EpilogueCall&, const std::vector<Keep>&, const at::Tensor&) { return true; }
+
+EpilogueGradients plain_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants) {
+  return unfused_back(saves, g, wants, nullptr);
+}
+
+/// The norm's gradient from what the node keeps.
+NormGradients kept_norm_back(const EpilogueSaves& saves, const at::Tensor& g, bool needs_x) {
+  const auto run = [&](const NormBack& back, bool whole_samples) {
+    const int64_t unit = whole_samples ? saves.axes.span : 1;
+    return norm_back_(g, back, needs_x, [&](const auto& each) { for_stretches_of(g.size(0), g.size(1), g.is_cuda(), each, unit); });
+  };
+  NormBack norm{saves.axes, saves.training, saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), saves.rstd, {}, saves.mean};
+  const bool of_rows = saves.code_is_normalised || (saves.norm.bytes.defined() && saves.norm.shape.size() == 2);
+  if (of_rows) {
+    SharedSave own;
+    own.code = saves.norm;
+    const SharedSave& save = saves.code_is_normalised ? *saves.code : own;
+    const SharedRows rows(save);
+    if (saves.code_is_normalised) norm.gamma = rows.gamma();
+    // A one-sided code's off values have another variance, and no gradient.
+    if (save.code.spec.side != Side::one_sided) norm.eps = saves.eps;
+    norm.values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows.values(first, last, type); };
+    return run(norm, saves.axes.groups > 0);
+  }
+  const int64_t span = std::max<int64_t>(saves.axes.span, 1);
+  norm.values = [&](int64_t first, int64_t last, at::ScalarType) {
+    const int64_t from = first / span, to = last / span;
+    return rows_of_map(saves.norm_samples.defined() ? saves.norm_samples.samples(from, to) : unpack_samples(saves.norm, from, to));
+  };
+  return run(norm, saves.axes.span > 0);
+}
+
+}  // namespace
+
+void gate_gradient_(const EpilogueSaves& saves, const at::Tensor& g) {
+  if (saves.dropout_mask.defined()) {
+    chain_gradient_(g, saves.dropout_mask, {}, {0, 0});
+    g.mul_(dropout_scale(saves.dropout));
+  }
+  if (saves.dropout_seed.defined()) chain_gradient_(g, {}, saves.dropout_seed, {saves.dropout, 1});
+  if (saves.on.defined()) chain_gradient_(g, saves.on, {}, {0, saves.slope});
+  if (saves.code == nullptr) return;
+  const SharedRows rows(*saves.code);
+  rows.for_stretches([&](int64_t first, int64_t last) {
+    const at::Tensor part = g.narrow(0, first, last - first);
+    rows.gradient_(part, first);
+    // ELU's derivative is its result + α where that is off (docs/theory.md 8).
+    if (saves.activation == Activation::elu) part.mul_(rows.values(first, last).add_(saves.alpha).masked_fill_(rows.on(first, last), 1));
+  });
+}
+
+EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants, const NormBack* norm) {
+  gate_gradient_(saves, g);
+  EpilogueGradients result;
+  if (wants.skip) result.skip = g;
+  if (!saves.has_norm) {
+    if (wants.x) result.x = wants.skip ? g.clone() : g;
+    return result;
+  }
+  const at::Tensor dx = wants.skip && wants.x ? g.clone() : g;
+  if (wants.x) result.x = dx;
+  if (!saves.reads_values) {
+    const at::Tensor gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), rstd = saves.rstd.squeeze(0);
+    result.beta = dx.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
+    if (wants.x) dx.mul_(gamma.defined() ? at::mul(gamma, rstd) : rstd);
+    return result;
+  }
+  NormGradients sums;
+  if (norm != nullptr) {
+    const int64_t unit = saves.axes.groups > 0 ? saves.axes.span : 1;
+    sums = norm_back_(dx, *norm, wants.x, [&](const auto& each) { for_stretches_of(dx.size(0), dx.size(1), dx.is_cuda(), each, unit); });
+  } else {
+    sums = kept_norm_back(saves, dx, wants.x);
+  }
+  result.gamma = sums.gamma;
+  result.beta = sums.beta;
+  return result;
+}
+
+extern const EpilogueKernel kUnfusedEpilogue;
+const EpilogueKernel kUnfusedEpilogue = {"unfused", unfused_fits, unfused_forward, plain_back};
+
+}  // namespace satchel
