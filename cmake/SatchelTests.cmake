@@ -57,6 +57,7 @@ satchel_test(test_plan satchel_core
   tests/plan/image_plan_test.cpp)
 
 # Which GPUs are compiled for, with a made-up nvidia-smi.
+add_test(NAME house_order COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/scripts/check_house.py")
 add_test(NAME build_architectures COMMAND "${CMAKE_COMMAND}" "-DSATCHEL_SOURCE=${PROJECT_SOURCE_DIR}"
   "-DSCRATCH=${PROJECT_BINARY_DIR}/architectures" -P "${PROJECT_SOURCE_DIR}/tests/build/architectures.cmake")
 

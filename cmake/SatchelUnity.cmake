@@ -13,7 +13,7 @@ endfunction()
 
 together(autograd_1 satchel/autograd activation adaptive conv linear loss map_rows node norm)
 together(autograd_2 satchel/autograd epilogue epilogue_fused epilogue_node epilogue_unfused input norm_act norm_add pool)
-together(autograd_3 satchel/autograd pool_offsets report resample saving seeds shared smooth statistics swap)
+together(autograd_3 satchel/autograd pool_offsets report resample saving seeds shared smooth statistics step swap)
 together(graph_1 satchel/graph adjacency check csr gcn input)
 together(graph_2 satchel/graph multiply product_rows sage spmm)
 together(models satchel/models densenet graph_model image_model resnet vgg)

@@ -47,7 +47,7 @@ large="$huge:*ManyRows*:*LargeMaps*:*LongSumsAreNotCutOff:*ManyTilesOfColumns:*M
 # tests/cuda/cuda_fixture.h). Where n and the length of an inner loop have a common divisor, one process gets all that is large in that
 # loop and another none, so n is a prime that divides no length; of a single loop, each process has one case.
 declare -A long=(
-  [Cuda.MixedBytesAreTheCpus]=13
+  [Cuda.MixedBytesAreTheCpus]=43
   [Cuda.EveryBitsBlockLevelsHeader]=7
   [Cuda.TheCurrentStreamIsUsed]=5
   [Cuda.ProductByStretchesOfRows]=8

@@ -10,6 +10,7 @@
 
 #include "satchel/autograd/bit_shares.h"
 #include "satchel/autograd/input.h"
+#include "satchel/autograd/step.h"
 #include "satchel/autograd/swap.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/mixed.h"
@@ -53,11 +54,14 @@ struct PassedOn {
   }
 };
 
-thread_local std::optional<PassedOn> passed_ranges, passed_squares;
+struct Passed {
+  std::optional<PassedOn> ranges, squares;
+};
+Passed& passed() { return step_context().part<Passed>(); }
 
 /// What was passed on about x, if anything was; forgotten in any case.
-at::Tensor take(std::optional<PassedOn>& passed, const at::Tensor& x) {
-  const std::optional<PassedOn> one = std::exchange(passed, std::nullopt);
+at::Tensor take(std::optional<PassedOn>& found, const at::Tensor& x) {
+  const std::optional<PassedOn> one = std::exchange(found, std::nullopt);
   return one && one->is_of(x) ? one->numbers : at::Tensor();
 }
 
@@ -72,10 +76,10 @@ at::Tensor squares_of(const at::Tensor& g) {
 }  // namespace
 
 void pass_on_ranges(const at::Tensor& x, at::Tensor ranges) {
-  if (!x.is_inference()) passed_ranges.emplace(x, std::move(ranges));  // those have no versions
+  if (!x.is_inference()) passed().ranges.emplace(x, std::move(ranges));  // those have no versions
 }
 void pass_on_squares(const at::Tensor& g, at::Tensor squares) {
-  if (!g.is_inference()) passed_squares.emplace(g, std::move(squares));
+  if (!g.is_inference()) passed().squares.emplace(g, std::move(squares));
 }
 
 struct AdaptiveSave::Kept {
@@ -100,7 +104,7 @@ struct AdaptiveSave::Kept {
 
 AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, const Keep& keep, const at::Tensor& given) {
   const auto kept = std::make_shared<Kept>();
-  const at::Tensor known = take(passed_ranges, x);
+  const at::Tensor known = take(passed().ranges, x);
   const CodecSpec& spec = keep.spec;
   const at::Tensor seed = given.defined() ? given : fresh_seed(x.device());
   kept_ = kept;
@@ -127,7 +131,7 @@ AdaptiveSave::AdaptiveSave(const at::Tensor& x, const Saving& saving, const Keep
 }
 
 AdaptiveSave AdaptiveSave::of_norm(MixedPacked packed, const Keep& keep) {
-  passed_ranges.reset();
+  passed().ranges.reset();
   const auto kept = std::make_shared<Kept>();
   kept->mixed = std::move(packed);
   if (keep.offload) kept->swapped = Swapped(std::exchange(kept->mixed.bytes, {}));
@@ -154,7 +158,7 @@ void AdaptiveSave::fetch() const {
 
 void AdaptiveSave::gradient_seen(const at::Tensor& g, double reach) const {
   if (kept_->shares == nullptr || !g.defined() || g.dim() == 0 || g.size(0) != kept_->ranges.numel()) return;
-  const at::Tensor known = take(passed_squares, g), squares = known.defined() ? known : squares_of(g.detach());
+  const at::Tensor known = take(passed().squares, g), squares = known.defined() ? known : squares_of(g.detach());
   kept_->shares->saw_gradient(kept_->layer, at::mul(squares, reach), kept_->ranges, kept_->factor);
 }
 

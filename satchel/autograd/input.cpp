@@ -12,6 +12,7 @@
 
 #include "satchel/autograd/adaptive.h"
 #include "satchel/autograd/map_rows.h"
+#include "satchel/autograd/step.h"
 #include "satchel/tensor/norm_act_product.h"
 #include "satchel/tensor/pack.h"
 #include "satchel/tensor/project.h"
@@ -67,10 +68,14 @@ LiveInput key_of(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec
           {}};
 }
 
+struct LiveInputs {
+  std::vector<LiveInput> all;
+};
+
 /// The packed bytes of x: those of an earlier layer that read the same x in this thread, stream and step, or new ones. A code is handed on
 /// until the next backward begins: from then on the same noise would come again, however long somebody holds the graph.
 std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const Saving& saving) {
-  thread_local std::vector<LiveInput> live;
+  std::vector<LiveInput>& live = step_context().part<LiveInputs>().all;
   const Keep keep = keeps_of(saving.method, {Role::weight_input}).front();
   std::erase_if(live,
                 [](const LiveInput& input) { return input.own.expired() || input.tensor.expired() || input.era != input.clock->era(); });

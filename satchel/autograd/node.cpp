@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "satchel/autograd/input.h"
+#include "satchel/autograd/step.h"
 #include "satchel/core/error.h"
 
 namespace satchel {
@@ -17,24 +18,24 @@ struct Waiting {
   std::weak_ptr<SavingNode> norm;
   bool taken = false;  // a reader has come
 };
-thread_local Waiting waiting;
+Waiting& waiting() { return step_context().part<Waiting>(); }
 
 }  // namespace
 
 void wait_for_reader(const std::shared_ptr<SavingNode>& norm) {
-  const std::shared_ptr<SavingNode> older = waiting.norm.lock();
-  waiting = {norm, false};
+  const std::shared_ptr<SavingNode> older = waiting().norm.lock();
+  waiting() = {norm, false};
   if (older != nullptr) older->settle();
 }
 
-std::shared_ptr<SavingNode> waiting_norm() { return waiting.taken ? nullptr : waiting.norm.lock(); }
+std::shared_ptr<SavingNode> waiting_norm() { return waiting().taken ? nullptr : waiting().norm.lock(); }
 
-void reader_has_come() { waiting.taken = true; }
+void reader_has_come() { waiting().taken = true; }
 
 void settle_waiting_norm() {
-  const std::shared_ptr<SavingNode> norm = waiting.norm.lock();
-  if (norm == nullptr || (waiting.taken && norm->may_wait_on())) return;
-  waiting = {};
+  const std::shared_ptr<SavingNode> norm = waiting().norm.lock();
+  if (norm == nullptr || (waiting().taken && norm->may_wait_on())) return;
+  waiting() = {};
   norm->settle();
 }
 

@@ -9,14 +9,13 @@
 #include <span>
 #include <utility>
 
+#include "satchel/autograd/step.h"
 #include "satchel/core/error.h"
 #include "satchel/core/noise.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {
 namespace {
-
-thread_local SeedBank* innermost_bank = nullptr;
 
 /// Who holds it may set torch's generator and set it back, unseen by threads that look at it below.
 std::recursive_mutex& torch_mutex() {
@@ -62,12 +61,10 @@ struct ThreadRun {
   std::shared_ptr<StepClock> own = std::make_shared<StepClock>();
   std::shared_ptr<StepClock> current = own;
   GeneratorWatch watch;
+  SeedBank* bank = nullptr;  // the innermost
 };
 
-ThreadRun& thread_run() {
-  thread_local ThreadRun run;
-  return run;
-}
+ThreadRun& thread_run() { return step_context().part<ThreadRun>(); }
 
 /// Where no SeedRun says which run it is: looks whether torch's generator was seeded, and draws a run from it if so.
 void look_at_torch(ThreadRun& thread) {
@@ -118,8 +115,8 @@ SeedRun::SeedRun(uint64_t run, uint64_t step) : outer_(std::exchange(thread_run(
 SeedRun::~SeedRun() { thread_run().current = std::move(outer_); }
 
 at::Tensor fresh_seed(at::Device device) {
-  if (innermost_bank != nullptr && innermost_bank->seeds_.device() == device) {
-    at::Tensor seed = innermost_bank->next();
+  if (SeedBank* bank = thread_run().bank; bank != nullptr && bank->seeds_.device() == device) {
+    at::Tensor seed = bank->next();
     if (seed.defined()) return seed;
   }
   uint64_t number = 0;
@@ -142,14 +139,14 @@ void redraw_seeds(const at::Tensor& seeds) {
   seeds.copy_(host, /*non_blocking=*/true);
 }
 
-SeedBank::SeedBank(at::Tensor seeds, End end) : seeds_(std::move(seeds)), end_(end), outer_(innermost_bank) {
+SeedBank::SeedBank(at::Tensor seeds, End end) : seeds_(std::move(seeds)), end_(end), outer_(thread_run().bank) {
   if (!seeds_.defined() || seeds_.scalar_type() != at::kLong || seeds_.dim() != 1 || !seeds_.is_contiguous()) {
     fail("seeds", "a bank must be one line of int64", seeds_.defined() ? c10::toString(seeds_.scalar_type()) : "nothing");
   }
-  innermost_bank = this;
+  thread_run().bank = this;
 }
 
-SeedBank::~SeedBank() { innermost_bank = outer_; }
+SeedBank::~SeedBank() { thread_run().bank = outer_; }
 
 at::Tensor SeedBank::next() {
   const int64_t at = asked_++;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "satchel/autograd/step.h"
 #include "satchel/core/error.h"
 
 // Streams: `home` made the bytes and reads them again, `side` copies. Memory belongs to home's part of the allocator, and home waits for
@@ -103,13 +104,12 @@ struct Swapped::State {
 
 namespace {
 
-/// Of this thread's forward passes: the newest save, those on their way out, and the stream they take.
+/// Of a thread's forward passes: the newest save, those on their way out, and the stream they take.
 struct Outgoing {
   std::weak_ptr<void> newest;
   std::deque<std::weak_ptr<void>> leaving;
   std::optional<c10::Stream> side;
 };
-thread_local Outgoing outgoing;
 
 }  // namespace
 
@@ -121,6 +121,7 @@ Swapped::Swapped(at::Tensor bytes) : state_(std::make_shared<State>()) {
   state_->device = std::move(bytes);
   if (!state_->device.is_cuda() || state_->size < kLeastBytes) return;
   const at::Device device = state_->device.device();
+  Outgoing& outgoing = step_context().part<Outgoing>();
   if (!outgoing.side || outgoing.side->device() != device) {
     outgoing.side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
   }

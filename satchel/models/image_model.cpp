@@ -86,7 +86,7 @@ at::Tensor ImageModelImpl::drop(const at::Tensor& x) const {
 ImageModel make_image_model(const ImageModelOptions& options) {
   validate(shape_of(options), kOp);
   validate(options.saving.method, kOp);
-  if (options.saving.method.budget > 0) fail(kOp, "a budget must become a mean first, with_mean() of the plan", options.saving.method.name);
+  if (budget_of(options.saving.method) > 0) fail(kOp, "a budget must become a mean first, with_mean() of the plan", options.saving.method.name);
   check_dropout(dropout_of(shape_of(options)), kOp);
   ImageModel model(made(options));
   initialise(*model, family_of(options.name));

@@ -177,7 +177,7 @@ std::shared_ptr<torch::nn::Module> StackImpl::clone(const std::optional<torch::D
 Converted convert(const torch::nn::Sequential& model, const Saving& saving) {
   if (model.is_empty()) fail("convert", "a model must be given", "none");
   validate(saving.method, "convert");
-  if (saving.method.budget > 0) fail("convert", "a budget is for image models with a plan: give a mean", saving.method.name);
+  if (budget_of(saving.method) > 0) fail("convert", "a budget is for image models with a plan: give a mean", saving.method.name);
   Conversion conversion(saving);
   torch::nn::Sequential made = conversion.sequence<torch::nn::Sequential>(*model.ptr(), "");
   return {std::move(made), std::move(conversion.converted), std::move(conversion.left)};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <tuple>
 
 #include "satchel/core/error.h"
@@ -17,7 +18,9 @@ constexpr int64_t kMaxColumns = int64_t{1} << kMaxProjectionLog;
 /// Tables cost a search over levels each; shapes recur.
 template <class Table, class Key, class Make>
 Table remembered(const Key& key, const Make& make) {
-  thread_local std::map<Key, Table> made;
+  static std::map<Key, Table> made;
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
   if (const auto found = made.find(key); found != made.end()) return found->second;
   if (made.size() >= 1024) made.clear();
   return made.emplace(key, make()).first->second;

@@ -13,6 +13,8 @@
 namespace satchel {
 namespace {
 
+using reference::normal;
+
 /// While it lives, that kernel and the unfused one alone serve.
 class Forced {
  public:
@@ -31,14 +33,14 @@ struct Case {
   const char* kernel = "";  // that should serve
 };
 
-struct Run {
+struct Outcome {
   at::Tensor out, skip;
   std::string kernel;
   std::vector<SavedTensor> lines;
   std::vector<at::Tensor> gradients;
 };
 
-Run run(const Case& c, at::ScalarType type) {
+Outcome run(const Case& c, at::ScalarType type) {
   const int64_t channels = c.sizes[1];
   const bool image = c.sizes.size() == 4;
   const auto in_order = [&](const at::Tensor& t) { return image ? t.contiguous(at::MemoryFormat::ChannelsLast) : t; };
@@ -51,7 +53,7 @@ Run run(const Case& c, at::ScalarType type) {
   options.dropout = c.dropout;
   const Saving saving{parse_method(c.method), "layer"};
   const SeedRun seeds(5);
-  Run r;
+  Outcome r;
   r.out = c.skip ? norm_add_act(x, {gamma, beta, {}, {}}, skip, options, saving) : norm_act(x, {gamma, beta, {}, {}}, options, saving);
   r.kernel = epilogue_kernel_of(r.out);
   r.lines = saved_tensors(r.out);
@@ -90,9 +92,9 @@ TEST_F(Cuda, EveryEpilogueKernelIsTheUnfusedOne) {
     for (const Case& c : cases) {
       SCOPED_TRACE(std::string(c.method) + " " + c.kernel + " " + c10::str(at::IntArrayRef(c.sizes)) + (c.skip ? " skip " : " ") +
                    c10::toString(type));
-      const Run fused = run(c, type);
+      const Outcome fused = run(c, type);
       const Forced unfused("unfused");
-      const Run apart = run(c, type);
+      const Outcome apart = run(c, type);
       EXPECT_EQ(fused.kernel, c.kernel);
       EXPECT_EQ(apart.kernel, "unfused");
       seen.insert(fused.kernel);

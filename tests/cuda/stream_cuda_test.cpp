@@ -26,7 +26,7 @@ TEST_F(Cuda, TheCurrentStreamIsUsed) {
     SCOPED_TRACE(text);
     const CodecSpec spec = parse_spec(text);
     const at::Tensor expected = pack(ready, spec, 2).bytes.cpu();
-    at::Tensor x = at::zeros_like(ready), slow = at::ones({4096, 4096}, ready.options());
+    at::Tensor x = at::zeros_like(ready), slow = at::ones({2048, 2048}, ready.options());
     c10::cuda::device_synchronize();
     at::Tensor bytes, back;
     {
