@@ -69,7 +69,7 @@ double ProgressView::epochs_per_second(const Progress& p) {
   if (first_ == Clock::time_point{}) {  // the first epoch warms up: the count starts after it
     first_ = now;
     first_epoch_ = p.epoch;
-    return p.epoch_seconds > 0 ? 1 / p.epoch_seconds : 0;
+    return p.step_seconds > 0 ? 1 / p.step_seconds : 0;
   }
   const double seconds = std::chrono::duration<double>(now - first_).count();
   return seconds > 0 ? static_cast<double>(p.epoch - first_epoch_) / seconds : 0;

@@ -21,21 +21,13 @@ void add(Digest& digest, const ImageData& data) {
 }  // namespace
 
 std::string describe_options(const ImageTrainOptions& o, const ImageShape& shape) {
-  const Method& m = o.method;
   ordered_json j{{"model", shape.name},
                  {"classes", shape.classes},
                  {"channels", shape.channels},
                  {"small_stem", shape.small_stem},
                  {"width", shape.width},
                  {"dropout", dropout_of(shape)},
-                 {"method", m.name},
-                 {"method.plain", m.plain},
-                 {"method.input", to_string(m.input)},
-                 {"method.norm", to_string(m.norm)},
-                 {"method.shared", m.shared},
-                 {"method.keeps_dropout", m.keeps_dropout},
-                 {"method.residual", m.residual},
-                 {"method.adaptive", m.adaptive},
+                 {"method", o.method.name},
                  {"batch", o.batch},
                  {"lr", o.lr},
                  {"weight_decay", o.weight_decay},
@@ -55,8 +47,6 @@ std::string describe_options(const ImageTrainOptions& o, const ImageShape& shape
                  {"amp", name_of(o.amp)},
                  {"loss_scale", {o.loss_scale.initial, o.loss_scale.growth, o.loss_scale.backoff, o.loss_scale.interval}},
                  {"channels_last", o.channels_last}};
-  if (m.mean > 0) j["method.mean"] = m.mean;
-  if (m.budget > 0) j["method.budget"] = m.budget;
   const bool fixed = o.schedule == Decay::none || (o.schedule == Decay::step && !o.milestones.empty());
   j["epochs"] = fixed ? ordered_json("any") : ordered_json(o.epochs);
   return j.dump();

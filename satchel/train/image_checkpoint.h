@@ -9,7 +9,8 @@
 
 namespace satchel {
 
-/// All that defines a run, as flat JSON; left out are files, threads, and the number of epochs where no learning rate depends on it.
+/// All that defines a run, as flat JSON; left out are files, threads, and the number of epochs where no learning rate depends on it. The
+/// method is its text.
 std::string describe_options(const ImageTrainOptions& options, const ImageShape& shape);
 /// Names, sizes, labels and a digest of the content (of files: of their names).
 std::string describe_data(const ImageSets& data);

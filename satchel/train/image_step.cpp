@@ -13,6 +13,7 @@
 #include "satchel/autograd/saving.h"
 #include "satchel/core/error.h"
 #include "satchel/core/noise.h"
+#include "satchel/train/image_options.h"
 
 namespace satchel {
 namespace {
@@ -23,7 +24,7 @@ bool has_momentum(const ImageTrainOptions& o) { return o.momentum > 0 || o.sched
 
 }  // namespace
 
-AutocastGuard::AutocastGuard(at::DeviceType device, Autocast type) : device_(device), on_(type != Autocast::none) {
+AutocastGuard::AutocastGuard(at::DeviceType device, Autocast type) : device_(device), on_(is_half(type)) {
   if (!on_) return;
   before_ = at::autocast::is_autocast_enabled(device);
   type_before_ = at::autocast::get_autocast_dtype(device);
