@@ -4,76 +4,62 @@
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/checkpoint_json.h"
 #include "satchel/train/digest.h"
-#include "satchel/train/names.h"
 
 namespace satchel {
 namespace {
 
 using nlohmann::ordered_json;
 
+/// Calls field(name, value) for all that defines a run.
+template <class Options, class Field>
+void each_field(Options& o, const Field& field) {
+  field("model", o.shape.conv);
+  field("layers", o.shape.layers);
+  field("features", o.shape.features);
+  field("hidden", o.shape.hidden);
+  field("classes", o.shape.classes);
+  field("norm", o.shape.norm);
+  field("activation", o.shape.activation);
+  field("slope", o.shape.slope);
+  field("alpha", o.shape.alpha);
+  field("dropout", o.shape.dropout);
+  field("method", o.method);
+  field("optimizer", o.optimizer);
+  field("lr", o.lr);
+  field("weight_decay", o.weight_decay);
+  field("momentum", o.momentum);
+  field("clip", o.clip);
+  field("eval_every", o.eval_every);
+  field("patience", o.patience);
+  field("seed", o.seed);
+  field("split", o.split);
+  field("device", o.device);
+  field("self_loops", o.self_loops);
+  field("cache_aggregate", o.cache_aggregate);
+  field("cache_bytes", o.cache_bytes);
+  field("tf32", o.tf32);
+  field("amp", o.amp);
+}
+
 }  // namespace
 
-std::string describe_options(const TrainOptions& o) {
-  const GraphShape& s = o.shape;
-  return ordered_json{{"model", name_of(s.conv)},
-                      {"layers", s.layers},
-                      {"features", s.features},
-                      {"hidden", s.hidden},
-                      {"classes", s.classes},
-                      {"norm", name_of(s.norm)},
-                      {"activation", name_of(s.activation)},
-                      {"slope", s.slope},
-                      {"alpha", s.alpha},
-                      {"dropout", s.dropout},
-                      {"method", o.method.name},
-                      {"optimizer", name_of(o.optimizer)},
-                      {"lr", o.lr},
-                      {"weight_decay", o.weight_decay},
-                      {"momentum", o.momentum},
-                      {"clip", o.clip},
-                      {"eval_every", o.eval_every},
-                      {"patience", o.patience},
-                      {"seed", o.seed},
-                      {"split", o.split},
-                      {"device", o.device.substr(0, o.device.find(':'))},  // whichever GPU: they give the same results
-                      {"self_loops", o.self_loops},
-                      {"cache_aggregate", o.cache_aggregate},
-                      {"cache_bytes", o.cache_bytes},
-                      {"tf32", o.tf32},
-                      {"amp", name_of(o.amp)}}
-      .dump();
+std::string describe_options(const TrainOptions& options) {
+  TrainOptions o = options;
+  o.device = kind_of_device(o.device);
+  ordered_json j;
+  each_field(o, [&](const char* name, const auto& value) { j[name] = to_field(value); });
+  return j.dump();
 }
 
 TrainOptions parse_options(const std::string& json) {
   return in_checkpoint_words("options of a checkpoint", [&] {
-    const ordered_json j = ordered_json::parse(json);
+    ordered_json j = ordered_json::parse(json);
+    // Checkpoints of 0.1 have none of these.
+    if (!j.contains("cache_bytes")) j["cache_bytes"] = 0;
+    if (!j.contains("tf32")) j["tf32"] = false;
+    if (!j.contains("amp")) j["amp"] = "none";
     TrainOptions o;
-    o.shape.conv = from_name<Conv>(j.at("model").get<std::string>(), "checkpoint");
-    o.shape.layers = j.at("layers").get<int64_t>();
-    o.shape.features = j.at("features").get<int64_t>();
-    o.shape.hidden = j.at("hidden").get<int64_t>();
-    o.shape.classes = j.at("classes").get<int64_t>();
-    o.shape.norm = from_name<Norm>(j.at("norm").get<std::string>(), "checkpoint");
-    o.shape.activation = from_name<Activation>(j.at("activation").get<std::string>(), "checkpoint");
-    o.shape.slope = number(j.at("slope"));
-    o.shape.alpha = number(j.at("alpha"));
-    o.shape.dropout = number(j.at("dropout"));
-    o.method = parse_method(j.at("method").get<std::string>());
-    o.optimizer = from_name<Optimizer>(j.at("optimizer").get<std::string>(), "checkpoint");
-    o.lr = number(j.at("lr"));
-    o.weight_decay = number(j.at("weight_decay"));
-    o.momentum = number(j.at("momentum"));
-    o.clip = number(j.at("clip"));
-    o.eval_every = j.at("eval_every").get<int64_t>();
-    o.patience = j.at("patience").get<int64_t>();
-    o.seed = j.at("seed").get<uint64_t>();
-    o.split = j.at("split").get<int64_t>();
-    o.device = j.at("device").get<std::string>();
-    o.self_loops = j.at("self_loops").get<bool>();
-    o.cache_aggregate = j.at("cache_aggregate").get<bool>();
-    o.cache_bytes = j.value("cache_bytes", int64_t{0});  // these three: checkpoints of 0.1 have none
-    o.tf32 = j.value("tf32", false);
-    o.amp = from_name<Amp>(j.value("amp", "none"), "checkpoint");
+    each_field(o, [&](const char* name, auto& value) { from_field(j.at(name), value); });
     return o;
   });
 }

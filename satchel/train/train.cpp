@@ -101,7 +101,7 @@ class GraphTraining : public TrainTask {
     r.cached_bytes = standing_bytes();
     r.cuda_graph = step_.replays();
     r.eager_because = step_.eager_because();
-    for (const at::Tensor& p : model_->parameters()) r.parameter_bytes += static_cast<int64_t>(p.nbytes());
+    r.parameter_bytes = optimizer_.parameter_bytes();
     if (options_.method.plain || r.tensors.empty())
       r.tensors = plan_graph(options_.shape, task_.input.nodes(), options_.method, !task_.input.x.defined());
   }
