@@ -109,20 +109,6 @@ ordered_json run_json(const RunResult& r, const TrainOptions& o, Task task) {
   return j;
 }
 
-RunResult run_one(const GraphData& data, const TrainOptions& options, bool silent) {
-  ProgressView view(fmt::format("{} seed {}", options.method.name, options.seed),
-                    silent ? ProgressView::Style::silent : ProgressView::best_style());
-  if (!silent) print_resume(options);
-  RunResult result = train_graph(data, options, reporting([&](const Progress& p) { view.show(p); }, [&] { view.end(); }));
-  view.end();
-  if (!silent && !result.eager_because.empty())
-    fmt::print("{} seed {}: steps run one by one, not from a CUDA graph: {}\n", options.method.name, options.seed, result.eager_because);
-  if (silent || result.epochs >= options.epochs) return result;
-  fmt::print("{} seed {}: stopped after epoch {}: {}\n", options.method.name, options.seed, result.epochs,
-             result.interrupted ? "interrupted" : fmt::format("no better validation metric in {} evaluations", options.patience));
-  return result;
-}
-
 void add_run_options(CLI::App& train, TrainCommand& c) {
   TrainOptions& o = c.options;
   const ImageTrainOptions& images = c.images.options;
@@ -290,7 +276,11 @@ void run_train(const TrainCommand& c) {
   if (!c.is_silent()) print_about(data);
   const TrainOptions common = options(methods.front(), c.options.seed);
   run_all(c, common, methods,
-          {"epoch", [&](const Method& m, uint64_t seed) { return run_one(data, options(m, seed), c.is_silent()); },
+          {"epoch",
+           [&](const Method& m, uint64_t seed) {
+             const TrainOptions o = options(m, seed);
+             return run_shown(o, c.is_silent(), 0, [&](const Report& report) { return train_graph(data, o, report); });
+           },
            [&](const std::vector<RunResult>& runs) {
              print_comparison(runs, {data.name, data.task, common.shape, common.tf32});
            },

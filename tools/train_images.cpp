@@ -81,43 +81,6 @@ void print_about(const ImageSets& data) {
   std::fflush(stdout);
 }
 
-/// A line that is written over on a terminal; elsewhere a line an epoch, or ten in all where there are more than twenty.
-class EpochLines {
- public:
-  EpochLines(std::string title, ProgressView::Style style, int64_t batch) : title_(std::move(title)), style_(style), batch_(batch) {}
-  ~EpochLines() { end(); }
-  EpochLines(const EpochLines&) = delete;
-  EpochLines& operator=(const EpochLines&) = delete;
-
-  void show(const Progress& p) {
-    if (style_ == ProgressView::Style::silent) return;
-    const bool bar = style_ == ProgressView::Style::bar;
-    const bool due = p.epochs <= 20 || p.epoch == p.epochs || p.epoch * 10 / p.epochs != (p.epoch - 1) * 10 / p.epochs;
-    if (!bar && (p.step > 0 || !due)) return;
-    const double speed = p.step_seconds > 0 ? static_cast<double>(batch_) / p.step_seconds : 0;
-    const std::string line =
-        fitting({fmt::format("{:<16}", title_), fmt::format(" epoch {:>3}/{}", p.epoch, p.epochs),
-                 p.step > 0 ? fmt::format(" step {}/{}", p.step, p.steps) : "", fmt::format("  loss {:.4f}", p.loss),
-                 "  test " + percent_text(p.test), fmt::format("  {:.0f} images/s", speed),
-                 fmt::format("  saved {}", bytes_text(p.saved_bytes)), fmt::format("  peak {}", bytes_text(p.peak_bytes))},
-                bar ? terminal_width() - 1 : kNoLimit);
-    fmt::print("{}{}{}", bar ? "\r\x1b[2K" : "", line, bar ? "" : "\n");
-    std::fflush(stdout);
-    open_ = bar;
-  }
-  /// Leaves the line where it stands and goes to a new one.
-  void end() {
-    if (open_) fmt::print("\n");
-    open_ = false;
-  }
-
- private:
-  std::string title_;
-  ProgressView::Style style_;
-  int64_t batch_;
-  bool open_ = false;
-};
-
 void print_comparison(const std::vector<RunResult>& runs, const ImageSets& data, const ImageTrainOptions& o) {
   const int64_t epochs = runs.back().epochs;
   const auto seeds = std::count_if(runs.begin(), runs.end(), [&](const RunResult& r) { return r.method == runs.front().method; });
@@ -143,18 +106,6 @@ ordered_json run_json(const RunResult& r, const ImageSets& data, const ImageTrai
   for (const char* name : {"width", "batch", "lr", "weight_decay", "momentum", "schedule", "label_smoothing", "augment", "channels_last"})
     j[name] = j["options"][name];
   return j;
-}
-
-RunResult run_one(const ImageSets& data, const ImageTrainOptions& options, bool silent) {
-  EpochLines lines(fmt::format("{} seed {}", options.method.name, options.seed),
-                   silent ? ProgressView::Style::silent : ProgressView::best_style(), options.batch);
-  if (!silent) print_resume(options);
-  RunResult result = train_images(data, options, reporting([&](const Progress& p) { lines.show(p); }, [&] { lines.end(); }));
-  lines.end();
-  if (!silent && result.interrupted)
-    fmt::print("{} seed {}: stopped after epoch {}{}: interrupted\n", options.method.name, options.seed, result.epochs,
-               result.steps > 0 ? fmt::format(", step {}", result.steps) : "");
-  return result;
 }
 
 }  // namespace
@@ -258,7 +209,11 @@ void run_train_images(const ImageTrainCommand& c) {
   if (!c.is_silent()) print_about(data);
   const ImageTrainOptions common = options(methods.front(), c.options.seed);
   run_all(c, common, methods,
-          {"step", [&](const Method& m, uint64_t seed) { return run_one(data, options(m, seed), c.is_silent()); },
+          {"step",
+           [&](const Method& m, uint64_t seed) {
+             const ImageTrainOptions o = options(m, seed);
+             return run_shown(o, c.is_silent(), o.batch, [&](const Report& report) { return train_images(data, o, report); });
+           },
            [&](const std::vector<RunResult>& runs) { print_comparison(runs, data, common); },
            [&](const RunResult& r) { return run_json(r, data, common); }});
 }

@@ -8,12 +8,12 @@
 #include <csignal>
 #include <cstdio>
 #include <fstream>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "satchel/train/options.h"
 #include "tools/interrupt.h"
+#include "tools/progress.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
 #include "tools/train_report.h"
@@ -111,27 +111,37 @@ void run_all(const RunsCommand& c, const RunOptions& o, const std::vector<Method
   if (signal != 0) throw Interrupted(signal);
 }
 
-void print_resume(const RunOptions& o) {
-  if (!o.resume) return;
-  const bool there = ::access(o.checkpoint.c_str(), F_OK) == 0;
-  fmt::print("{}{}\n", there ? "goes on from " : "starts anew, there is no checkpoint yet: ", o.checkpoint);
-  std::fflush(stdout);
-}
-
-Report reporting(const std::function<void(const Progress&)>& show, const std::function<void()>& end_line) {
-  const auto said = std::make_shared<std::string>();
-  return [=](const Progress& p) {
+RunResult run_shown(const RunOptions& o, bool silent, int64_t batch, const std::function<RunResult(const Report& report)>& train) {
+  const std::string title = fmt::format("{} seed {}", o.method.name, o.seed);
+  ProgressView view(title, silent ? ProgressView::Style::silent : ProgressView::best_style(), batch);
+  if (!silent && o.resume) {
+    const bool there = ::access(o.checkpoint.c_str(), F_OK) == 0;
+    fmt::print("{}{}\n", there ? "goes on from " : "starts anew, there is no checkpoint yet: ", o.checkpoint);
+    std::fflush(stdout);
+  }
+  std::string said;
+  const RunResult r = train([&](const Progress& p) {
     try {
-      show(p);
-      if (p.checkpoint_error != *said && !p.checkpoint_error.empty()) {
-        end_line();
+      view.show(p);
+      if (p.checkpoint_error != said && !p.checkpoint_error.empty()) {
+        view.end();
         fmt::print(stderr, "satchel: {} (the run goes on, and tries again when the next checkpoint is due)\n", p.checkpoint_error);
       }
     } catch (const std::system_error&) {  // nobody reads it any more: no reason to end the run
     }
-    *said = p.checkpoint_error;
+    said = p.checkpoint_error;
     return stop_asked == 0;
-  };
+  });
+  if (silent) return r;
+  view.end();
+  try {
+    if (!r.eager_because.empty()) fmt::print("{}: steps run one by one, not from a CUDA graph: {}\n", title, r.eager_because);
+    if (r.epochs < o.epochs)
+      fmt::print("{}: stopped after epoch {}{}: {}\n", title, r.epochs, r.steps > 0 ? fmt::format(", step {}", r.steps) : "",
+                 r.interrupted ? "interrupted" : fmt::format("no better validation metric in {} evaluations", r.since_best));
+  } catch (const std::system_error&) {
+  }
+  return r;
 }
 
 ordered_json common_json(const RunResult& r, const RunOptions& o, const ordered_json& more) {

@@ -43,11 +43,9 @@ struct RunsParts {
 /// of one whose last checkpoint could not be written. Throws Interrupted where a signal came on the way.
 void run_all(const RunsCommand& command, const RunOptions& options, const std::vector<Method>& methods, const RunsParts& parts);
 
-/// Whether the run goes on or starts anew, in one line, where --resume was given.
-void print_resume(const RunOptions& options);
-
-/// Calls `show` with the progress, and says on stderr, once, that a checkpoint could not be written. Returns false where a signal came.
-Report reporting(const std::function<void(const Progress&)>& show, const std::function<void()>& end_line);
+/// Runs `train` with a report that shows its progress, unless `silent`, and stops it where a signal came. Says whether it resumes, why a
+/// checkpoint could not be written, and how it ended where that was not after all its epochs. `batch`: as ProgressView's.
+RunResult run_shown(const RunOptions& options, bool silent, int64_t batch, const std::function<RunResult(const Report& report)>& train);
 
 /// What every run's JSON has: method, seed, metric, bytes …, the options in full, the data's digest, the curve by epoch. `more`: options
 /// that do not define the results.

@@ -59,6 +59,7 @@ struct RunResult {
   double test = 0, valid = 0, train = 0;  // percent. Graphs: at the epoch of the best validation metric. Images: test, after the last epoch
   double best_test = 0;                   // images: of all evaluations; nothing is chosen by it
   int64_t best_epoch = 0, epochs = 0;     // epochs: done in all, earlier sessions of a resumed run included
+  int64_t since_best = 0;                 // evaluations after the best epoch's
   int64_t steps = 0;                      // of the epoch that it was stopped in
   double loss = 0;                        // mean of the last epoch
   double step_seconds = 0;  // median of a training step: forward, loss, backward, optimizer, waiting for the batch; evaluation not counted

@@ -82,6 +82,7 @@ class Trainer {
     r.train = chosen.train;
     r.best_test = best.test;
     r.best_epoch = extra_best ? state_.epoch : state_.best_epoch;
+    r.since_best = extra_best ? 0 : state_.since_best;
     r.epochs = state_.epoch;
     r.steps = state_.step;
     r.loss = state_.step > 0 ? state_.loss_sum / static_cast<double>(state_.step) : state_.loss;
