@@ -279,7 +279,7 @@ void run_train(const TrainCommand& c) {
           {"epoch",
            [&](const Method& m, uint64_t seed) {
              const TrainOptions o = options(m, seed);
-             return run_shown(o, c.is_silent(), 0, [&](const Report& report) { return train_graph(data, o, report); });
+             return run_shown(o, c.is_silent(), 0, [&](const ProgressReport& report) { return train_graph(data, o, report); });
            },
            [&](const std::vector<RunResult>& runs) {
              print_comparison(runs, {data.name, data.task, common.shape, common.tf32});

@@ -212,7 +212,7 @@ void run_train_images(const ImageTrainCommand& c) {
           {"step",
            [&](const Method& m, uint64_t seed) {
              const ImageTrainOptions o = options(m, seed);
-             return run_shown(o, c.is_silent(), o.batch, [&](const Report& report) { return train_images(data, o, report); });
+             return run_shown(o, c.is_silent(), o.batch, [&](const ProgressReport& report) { return train_images(data, o, report); });
            },
            [&](const std::vector<RunResult>& runs) { print_comparison(runs, data, common); },
            [&](const RunResult& r) { return run_json(r, data, common); }});

@@ -111,7 +111,7 @@ void run_all(const RunsCommand& c, const RunOptions& o, const std::vector<Method
   if (signal != 0) throw Interrupted(signal);
 }
 
-RunResult run_shown(const RunOptions& o, bool silent, int64_t batch, const std::function<RunResult(const Report& report)>& train) {
+RunResult run_shown(const RunOptions& o, bool silent, int64_t batch, const std::function<RunResult(const ProgressReport& report)>& train) {
   const std::string title = fmt::format("{} seed {}", o.method.name, o.seed);
   ProgressView view(title, silent ? ProgressView::Style::silent : ProgressView::best_style(), batch);
   if (!silent && o.resume) {

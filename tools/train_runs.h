@@ -45,7 +45,8 @@ void run_all(const RunsCommand& command, const RunOptions& options, const std::v
 
 /// Runs `train` with a report that shows its progress, unless `silent`, and stops it where a signal came. Says whether it resumes, why a
 /// checkpoint could not be written, and how it ended where that was not after all its epochs. `batch`: as ProgressView's.
-RunResult run_shown(const RunOptions& options, bool silent, int64_t batch, const std::function<RunResult(const Report& report)>& train);
+RunResult run_shown(const RunOptions& options, bool silent, int64_t batch,
+                    const std::function<RunResult(const ProgressReport& report)>& train);
 
 /// What every run's JSON has: method, seed, metric, bytes …, the options in full, the data's digest, the curve by epoch. `more`: options
 /// that do not define the results.

@@ -35,7 +35,7 @@ TrainedImages trained_from(const Checkpoint& c) {
     TrainedImages t;
     t.options = parse_options(c.options, t.shape);
     t.options.method = parse_method("fp32");  // nothing is kept for backward
-    t.options.schedule = Decay::none;  // nor does a learning rate move
+    t.options.schedule = Decay::none;         // nor does a learning rate move
     t.options.warmup = 0;
     t.options.milestones.clear();
     const auto d = nlohmann::json::parse(c.data);

@@ -156,7 +156,7 @@ class ImageTraining : public TrainTask {
 
 }  // namespace
 
-RunResult train_images(const ImageSets& data, const ImageTrainOptions& options, const Report& progress) {
+RunResult train_images(const ImageSets& data, const ImageTrainOptions& options, const ProgressReport& progress) {
   try {
     const CurrentDevice current(device_of(options.device));
     const ConvolutionSettings settings(device_of(options.device), {options.tf32, true, wants_growing_segments(options.method)});

@@ -54,7 +54,7 @@ struct ImageTrainOptions : RunOptions {
 /// it returns false to stop, after the step.
 /// On the CPU equal options give equal results for one number of torch's threads, and a resumed run continues bit for bit. Throws
 /// CheckpointNotWritten where all but the last checkpoint was done.
-RunResult train_images(const ImageSets& data, const ImageTrainOptions& options, const Report& progress = {});
+RunResult train_images(const ImageSets& data, const ImageTrainOptions& options, const ProgressReport& progress = {});
 
 /// Classes of images, in their order, from a checkpoint of train_images(). Images of files are brought to the size that the model was
 /// tested with, others must have it. Labels of `data` are compared with the classes where it is `labelled`. Throws `[predict] …` where

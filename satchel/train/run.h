@@ -49,7 +49,7 @@ struct Progress {
   int64_t saved_bytes = 0, peak_bytes = 0;
   std::string checkpoint_error;  // why the last checkpoint could not be written, where it could not; the run goes on and tries again
 };
-using Report = std::function<bool(const Progress&)>;  // false: stop
+using ProgressReport = std::function<bool(const Progress&)>;  // false: stop
 
 struct RunResult {
   std::string method;

@@ -121,7 +121,7 @@ class GraphTraining : public TrainTask {
 
 }  // namespace
 
-RunResult train_graph(const GraphData& data, const TrainOptions& options, const Report& progress) {
+RunResult train_graph(const GraphData& data, const TrainOptions& options, const ProgressReport& progress) {
   try {
     const CurrentDevice current(device_of(options.device));
     const Tf32Guard tf32(options);

@@ -32,7 +32,7 @@ struct TrainOptions : RunOptions {
 /// Trains; `progress` is called after every epoch and returns false to stop. Equal options give equal results on one machine
 /// (for one number of threads), and a resumed run continues bit for bit. Throws CheckpointNotWritten where all but the last checkpoint
 /// was done.
-RunResult train_graph(const GraphData& data, const TrainOptions& options, const Report& progress = {});
+RunResult train_graph(const GraphData& data, const TrainOptions& options, const ProgressReport& progress = {});
 
 /// Classes of all nodes from a checkpoint of train_graph(), with the metric on the test nodes of the run's split. Data need no labels:
 /// task and classes are then the checkpoint's.

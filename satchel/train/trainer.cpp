@@ -39,7 +39,7 @@ class Trainer {
   bool goes_on() const { return state_.epoch < options_.epochs && (task_.patience() == 0 || state_.since_best < task_.patience()); }
 
   /// Ends the epoch at work. False where the report said stop, which it may do after any step.
-  bool epoch(const Report& report) {
+  bool epoch(const ProgressReport& report) {
     const auto start = Clock::now();
     const int64_t first = state_.step;
     auto reported = start;
@@ -282,7 +282,7 @@ class Trainer {
 
 }  // namespace
 
-RunResult run_task(TrainTask& task, const RunOptions& options, const std::optional<Checkpoint>& from, const Report& report) {
+RunResult run_task(TrainTask& task, const RunOptions& options, const std::optional<Checkpoint>& from, const ProgressReport& report) {
   Trainer trainer(task, options, from);
   bool stopped = false;
   while (!stopped && trainer.goes_on()) stopped = !trainer.epoch(report);

@@ -62,6 +62,6 @@ class TrainTask {
 };
 
 /// Runs the task to its end, from the checkpoint where there is one.
-RunResult run_task(TrainTask& task, const RunOptions& options, const std::optional<Checkpoint>& from, const Report& report);
+RunResult run_task(TrainTask& task, const RunOptions& options, const std::optional<Checkpoint>& from, const ProgressReport& report);
 
 }  // namespace satchel
