@@ -24,8 +24,10 @@ test: ## every test: the torch-free rooms under ASan + UBSan, then all rooms as 
 	@scripts/build.sh release
 	@scripts/test.sh release
 
-check: ## what takes longer: CUDA kernels and their tests compiled, GPU or not, and the fuzzers for a minute
+check: ## what takes longer: CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the fuzzers for a minute
 	@scripts/build.sh cuda-compile satchel_tool test_cuda
+	@scripts/build.sh release satchel_tool
+	@python3 scripts/kill_test.py 12
 	@$(MAKE) --no-print-directory fuzz
 
 test-cuda: ## the tests that need a GPU

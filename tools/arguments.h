@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,12 @@ CLI::Validator byte_size();
 CLI::Validator whole_number(uint64_t least, uint64_t most = INT64_MAX);
 /// Any whole number below 2^63, negative ones too, for whoever checks it further in words of its own.
 CLI::Validator any_whole_number();
+
+/// A flag and its opposite, "--x,!--no-x". Where neither is given nothing is chosen; CLI11's own flag of an optional would be false then.
+inline CLI::Option* add_choice(CLI::App& app, const std::string& names, std::optional<bool>& choice, const std::string& help) {
+  return app.add_flag_function(
+      names, [&choice](int64_t times) { choice = times > 0; }, help);
+}
 
 /// The words for a kind of thing: sage, gcn.
 template <class Enum>

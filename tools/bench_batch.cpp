@@ -44,7 +44,7 @@ class Search {
     Found found;
     found.method = method.name;
     const ImageShape shape = shape_of(setting_.options, setting_.classes, setting_.channels, setting_.image, setting_.image);
-    const bool half = setting_.options.amp != Autocast::none;
+    const bool half = is_half(setting_.options.amp);
     found.planned = std::min(command_.most, largest_batch(shape, setting_.image, setting_.image, method, bytes_, half));
     const auto fits = [&](int64_t batch) {
       if (!within_budget(shape, {batch, setting_.image, setting_.image}, method)) return false;  // the method's own (budget=)

@@ -177,8 +177,8 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
   graph.add_option("--amp", c.amp, "Features and activations in this type, see below; torch's as autocast would")
       ->check(members<Amp>())
       ->capture_default_str();
-  graph.add_flag("--cuda-graph,!--no-cuda-graph", c.cuda_graph,
-                 "Replay the methods' steps from a CUDA graph; torch's run eagerly (default: with cuda, where they can be)");
+  add_choice(graph, "--cuda-graph,!--no-cuda-graph", c.cuda_graph,
+             "Replay the methods' steps from a CUDA graph; torch's run eagerly (default: with cuda, where they can be)");
   graph.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
   graph.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
       ->transform(byte_size())

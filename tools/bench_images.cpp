@@ -214,7 +214,7 @@ void add_image_bench_options(CLI::App& bench, BenchImagesCommand& c) {
   bench.add_option("--lr", o.lr, "Learning rate of the steps")->transform(real_number())->capture_default_str();
   bench.add_option("--device", o.device, "Where to train")->check(device_name())->capture_default_str();
   bench.add_flag("--tf32", o.tf32, "Convolutions and products of float32 in TF32 (cuda)");
-  bench.add_option("--amp", c.amp, "Autocast to this type")->check(members<Autocast>())->capture_default_str();
+  bench.add_option("--amp", c.amp, "Autocast to this type")->check(CLI::IsMember({"none", "bf16", "fp16"}))->capture_default_str();
   bench.add_flag("--contiguous", c.contiguous, "Images and weights in NCHW order (default: channels_last)");
   bench.add_flag("--no-tries", c.no_tries, "cuDNN chooses its algorithms by rule instead of trying them (cuda)");
   bench.add_option("--threads", c.threads, kThreadsHelp)->transform(whole_number(1, 4096));

@@ -1,54 +1,62 @@
-// Ctrl-C of long commands: the first is noted, so that what is at work can end well; the next one kills.
+// Signals that ask a long command to stop: the first is noted and answered at once, so that what is at work can end well.
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstddef>
-#include <cstdint>
-#include <vector>
+#include <string>
 
 namespace satchel::tool {
 
-inline volatile std::sig_atomic_t stop_asked = 0;
+inline volatile std::sig_atomic_t stop_asked = 0;  // the signal that did
 
-/// The first SIGINT sets stop_asked, for as long as this lives.
-class StopOnInterrupt {
+/// For as long as this lives, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP sets stop_asked and writes a line to stderr. Ctrl-C after it
+/// kills; the other two do no more: a terminal that closes sends SIGHUP twice. What nohup has turned off stays so.
+class StopSignals {
  public:
-  StopOnInterrupt() {
+  /// `answer`: the line. `outlives_readers`: neither a closed pipe nor a limit on the size of files kills; writes fail instead.
+  StopSignals(const std::string& answer, bool outlives_readers) {
     stop_asked = 0;
-    struct sigaction action {};
-    action.sa_handler = [](int) { stop_asked = 1; };
-    action.sa_flags = SA_RESETHAND | SA_RESTART;
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, &before_);
+    const std::string line = "\nsatchel: " + answer + "\n";
+    length_ = std::min(line.size(), answer_.size());
+    std::copy_n(line.begin(), length_, answer_.begin());
+    for (size_t i = 0; i < kSignals.size(); ++i) {
+      sigaction(kSignals[i], nullptr, &before_[i]);
+      const bool stops = i < kStopping, off = before_[i].sa_handler == SIG_IGN && kSignals[i] == SIGHUP;
+      if (off || (!stops && !outlives_readers)) continue;
+      set(kSignals[i], stops ? note : SIG_IGN);
+    }
   }
-  ~StopOnInterrupt() { sigaction(SIGINT, &before_, nullptr); }
-  StopOnInterrupt(const StopOnInterrupt&) = delete;
-  StopOnInterrupt& operator=(const StopOnInterrupt&) = delete;
+  ~StopSignals() {
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
 
  private:
-  struct sigaction before_ {};
-};
+  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ};
+  static constexpr size_t kStopping = 3;
 
-/// Calls run(method, s) for all methods of seed s, then of the next: pairs stay together. Then report(interrupted), also of
-/// those that ended before one that throws. True where SIGINT came on the way.
-template <class Method, class Run, class Report>
-bool run_pairs(int64_t seeds, const std::vector<Method>& methods, const Run& run, const Report& report) {
-  const StopOnInterrupt guard;
-  bool any = false;
-  try {
-    for (int64_t s = 0; s < seeds && stop_asked == 0; ++s) {
-      for (size_t i = 0; i < methods.size() && stop_asked == 0; ++i) {
-        run(methods[i], static_cast<uint64_t>(s));
-        any = true;
-      }
-    }
-  } catch (...) {
-    if (any) report(false);
-    throw;
+  static void set(int signal, void (*handler)(int)) {
+    struct sigaction action {};
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(signal, &action, nullptr);
   }
-  const bool interrupted = stop_asked != 0;
-  report(interrupted);
-  return interrupted;
-}
+  static void note(int signal) {
+    if (stop_asked != 0) return;
+    stop_asked = signal;
+    set(SIGINT, SIG_DFL);
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, answer_.data(), length_);
+  }
+
+  static inline std::array<char, 1024> answer_{};
+  static inline size_t length_ = 0;
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
 
 }  // namespace satchel::tool

@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
       "    0  done\n"
       "    1  failure: a file, the data, the device, memory, or a run that diverged\n"
       "    2  wrong use: the command line asks for what cannot be, or for what would replace a file\n"
-      "  130  interrupted by Ctrl-C, after the epoch and with all files written\n"
+      "  130  interrupted by Ctrl-C, with all files written; 143 by SIGTERM, 129 by SIGHUP\n"
       "Errors are one line on stderr: `satchel: [operation] rule, got value`.\n"
       "\n`satchel COMMAND --help` has more.");
   satchel::tool::add_train_commands(app);
@@ -246,8 +246,8 @@ int main(int argc, char** argv) {
     return finish();
   } catch (const CLI::ParseError& e) {
     return usage(app, e);
-  } catch (const satchel::tool::Interrupted&) {
-    return finish() == 0 ? 130 : 1;  // as a shell reports SIGINT
+  } catch (const satchel::tool::Interrupted& e) {
+    return finish() == 0 ? 128 + e.signal : 1;
   } catch (const satchel::tool::UsageError& e) {
     return report(e.what(), 2);
   } catch (const satchel::Error& e) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 namespace satchel::tool {
@@ -64,30 +65,38 @@ std::string bytes_text(int64_t bytes) {
 
 ProgressView::Style ProgressView::best_style() { return ::isatty(STDOUT_FILENO) == 1 ? Style::bar : Style::lines; }
 
-double ProgressView::epochs_per_second(const Progress& p) {
+std::string ProgressView::speed(const Progress& p) {
+  if (batch_ > 0) return fmt::format("{:.0f} images/s", p.step_seconds > 0 ? static_cast<double>(batch_) / p.step_seconds : 0);
   const auto now = Clock::now();
+  double seconds = p.step_seconds, epochs = 1;
   if (first_ == Clock::time_point{}) {  // the first epoch warms up: the count starts after it
     first_ = now;
     first_epoch_ = p.epoch;
-    return p.epoch_seconds > 0 ? 1 / p.epoch_seconds : 0;
+  } else {
+    seconds = std::chrono::duration<double>(now - first_).count();
+    epochs = static_cast<double>(p.epoch - first_epoch_);
   }
-  const double seconds = std::chrono::duration<double>(now - first_).count();
-  return seconds > 0 ? static_cast<double>(p.epoch - first_epoch_) / seconds : 0;
+  return fmt::format("{:.1f} epochs/s", seconds > 0 ? epochs / seconds : 0);
+}
+
+std::vector<std::string> ProgressView::parts(const Progress& p) {
+  return {fmt::format(" epoch {:>3}/{}", p.epoch, p.epochs),
+          p.step > 0 ? fmt::format(" step {}/{}", p.step, p.steps) : "",
+          fmt::format("  loss {:.4f}", p.loss),
+          batch_ > 0 ? "  test " + percent_text(p.test) : "  valid " + percent_text(p.valid),
+          "  " + speed(p),
+          fmt::format("  saved {}", bytes_text(p.saved_bytes)),
+          fmt::format("  peak {}", bytes_text(p.peak_bytes))};
 }
 
 void ProgressView::draw(const Progress& p) {
   const std::string head = fmt::format("{} ", title_);
-  const int beside_bar = std::max(0, terminal_width() - 1 - kNarrowestBar - static_cast<int>(head.size()));
-  const std::string tail =
-      fitting({fmt::format(" {}/{}", p.epoch, p.epochs), fmt::format("  loss {:.4f}", p.loss),
-               std::isnan(p.valid) ? std::string("  valid -") : fmt::format("  valid {:.2f} %", p.valid),
-               fmt::format("  {:.1f} epochs/s", epochs_per_second(p)), fmt::format("  saved {}", bytes_text(p.saved_bytes)),
-               fmt::format("  peak {}", bytes_text(p.peak_bytes))},
-              beside_bar);
-  const int room = terminal_width() - 1 - static_cast<int>(head.size() + tail.size());
-  const std::string bar = bar_of(static_cast<double>(p.epoch) / static_cast<double>(p.epochs), std::clamp(room, kNarrowestBar, kWidestBar));
-  fmt::print("\r\x1b[2K{}", cut(head + bar + tail, terminal_width() - 1));
-  std::fflush(stdout);
+  const int width = terminal_width() - 1, beside_bar = std::max(0, width - kNarrowestBar - width_of(head));
+  const std::string tail = fitting(parts(p), beside_bar);
+  const double done = static_cast<double>(p.epoch) + (p.steps > 0 ? static_cast<double>(p.step) / static_cast<double>(p.steps) : 0);
+  const int room = width - width_of(head) - width_of(tail);
+  const std::string bar = bar_of(done / static_cast<double>(p.epochs), std::clamp(room, kNarrowestBar, kWidestBar));
+  fmt::print("\r\x1b[2K{}", cut(head + bar + tail, width));
   open_ = true;
 }
 
@@ -98,20 +107,19 @@ void ProgressView::show(const Progress& p) {
     if (p.epoch < p.epochs && now - drawn_ < kBetweenDraws) return;
     drawn_ = now;
     draw(p);
-    return;
+  } else {
+    const std::string line = fmt::format("{:<16}", title_) + fitting(parts(p), kNoLimit);
+    const bool due = p.epochs <= 20 || p.epoch == p.epochs || p.epoch * 10 / p.epochs != (p.epoch - 1) * 10 / p.epochs;
+    if (p.step > 0 || !due) return;
+    fmt::print("{}\n", line);
   }
-  const double speed = epochs_per_second(p);
-  if (p.epoch != p.epochs && p.epoch * 10 / p.epochs == (p.epoch - 1) * 10 / p.epochs) return;
-  fmt::print("{:<16} epoch {:>5}/{}  loss {:.4f}  valid {}  {:.1f} epochs/s  saved {}  peak {}\n", title_, p.epoch, p.epochs, p.loss,
-             percent_text(p.valid), speed, bytes_text(p.saved_bytes), bytes_text(p.peak_bytes));
   std::fflush(stdout);
 }
 
 void ProgressView::end() {
-  if (!open_) return;
-  fmt::print("\n");
+  if (!std::exchange(open_, false)) return;
+  std::fputs("\n", stdout);
   std::fflush(stdout);
-  open_ = false;
 }
 
 }  // namespace satchel::tool

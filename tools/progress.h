@@ -1,11 +1,11 @@
-// How a run goes: a bar on a terminal, a line every tenth of the epochs elsewhere.
+// How a run goes: a bar on a terminal; elsewhere a line an epoch, or ten in all where there are more than twenty.
 #pragma once
 
 #include <chrono>
 #include <string>
 #include <vector>
 
-#include "satchel/train/train.h"
+#include "satchel/train/run.h"
 
 namespace satchel::tool {
 
@@ -30,8 +30,8 @@ class ProgressView {
   /// A bar where stdout is a terminal.
   static Style best_style();
 
-  /// `title` names the run: "satchel seed 3".
-  ProgressView(std::string title, Style style) : title_(std::move(title)), style_(style) {}
+  /// `title` names the run: "satchel seed 3". `batch`: images a step; 0: a graph.
+  ProgressView(std::string title, Style style, int64_t batch = 0) : title_(std::move(title)), style_(style), batch_(batch) {}
   ~ProgressView() { end(); }
   ProgressView(const ProgressView&) = delete;
   ProgressView& operator=(const ProgressView&) = delete;
@@ -42,10 +42,12 @@ class ProgressView {
 
  private:
   void draw(const Progress& progress);
-  double epochs_per_second(const Progress& progress);
+  std::string speed(const Progress& progress);
+  std::vector<std::string> parts(const Progress& progress);
 
   std::string title_;
   Style style_;
+  int64_t batch_;
   std::chrono::steady_clock::time_point first_{}, drawn_{};
   int64_t first_epoch_ = 0;
   bool open_ = false;  // a bar stands on the current line

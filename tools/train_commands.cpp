@@ -1,6 +1,5 @@
 #include "tools/train_commands.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -14,7 +13,6 @@
 #include "satchel/train/image_options.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
-#include "tools/interrupt.h"
 #include "tools/progress.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
@@ -23,10 +21,13 @@
 namespace satchel::tool {
 namespace {
 
+using nlohmann::ordered_json;
+
 constexpr const char* kDataHelp =
     "\nData: a folder (GraphSAINT, OGB raw), an npz file (gnn-benchmark, heterophilous), or generated:\n"
     "  synthetic:arxiv[,scale=0.1]   synthetic:nodes=10000,edges=50000,features=64,classes=8   needs no file\n";
 constexpr const char* kGraphGroup = "Graph models";
+constexpr double kCheckpointMinutes = 10;
 constexpr const char* kMethodHelp =
     "\nMethods, separated by commas, each with its options behind it (see `satchel presets`):\n"
     "  fp32        torch's own functions and saves\n"
@@ -44,7 +45,9 @@ constexpr const char* kTrainNotes =
     "\nEvery run of a seed starts from the same weights and the same split, whatever the method. Several methods or seeds end\n"
     "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and `satchel predict` read. It replaces\n"
     "no file unless --overwrite says so, and no output may lie in the folder of --data.\n"
-    "Ctrl-C ends after the epoch: checkpoint, table and JSON are written, exit code 130; a second one kills.\n"
+    "Ctrl-C, SIGTERM and SIGHUP end the run after the step (graphs: the epoch) at work: checkpoint, table and JSON are written, exit code\n"
+    "130, 143 or 129; a second Ctrl-C kills. A run killed otherwise has lost at most --checkpoint-every minutes: call it again with\n"
+    "--resume, which may be there from the first call on. A checkpoint that cannot be written (a full disk) ends no run.\n"
     "Memory is measured in the first three steps. On CUDA the steps of graph models are then captured as a CUDA graph and\n"
     "replayed, with the same results bit for bit: what a step allocates stays reserved for the graph, and evaluations allocate\n"
     "beside it. Where steps cannot be captured, or less than twice a step's memory is free, they run one by one, and a line says\n"
@@ -57,10 +60,10 @@ constexpr const char* kTrainNotes =
     "features are dense, the largest 2^-8 to 2^8 in size; else none. TF32 rounds factors to as many bits as fp16 has. Images: none.\n"
     "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel --epochs 50\n"
     "  satchel train --data cora.npz --model gcn --layers 2 --norm none --method fp32,exact,satchel --seeds 16 --json cora.json\n"
-    "  satchel train --data arxiv/ --checkpoint run.safetensors --checkpoint-every 50 --device cuda:1 --tf32\n"
+    "  satchel train --data arxiv/ --checkpoint run.safetensors --resume --checkpoint-every 5 --device cuda:1 --tf32\n"
     "  satchel train --data cifar-10-batches-bin/ --model resnet18 --method fp32,actnn,division,satchel --device cuda --amp bf16";
 
-TrainOptions options_of(const TrainCommand& c, const Method& method) {
+TrainOptions options_of(const TrainCommand& c, const Method& method, uint64_t seed) {
   TrainOptions o = c.options;
   o.shape.conv = from_name<Conv>(c.model, "train");
   o.shape.norm = from_name<Norm>(c.norm, "train");
@@ -68,8 +71,10 @@ TrainOptions options_of(const TrainCommand& c, const Method& method) {
   o.optimizer = from_name<Optimizer>(c.optimizer, "train");
   o.amp = from_name<Amp>(c.amp, "train");
   o.cache_aggregate = !c.no_cache;
+  o.checkpoint_every = checkpoint_minutes(c);
   if (!c.cache.empty()) o.cache_bytes = parse_bytes(c.cache, "train");
   o.method = method;
+  o.seed = seed;
   return o;
 }
 
@@ -78,29 +83,6 @@ void check_split(const GraphData& data, int64_t split) {
   if (split > 0 && split >= splits)
     throw UsageError(splits == 0 ? fmt::format("[train] --split must be 0: {} has no splits of its own, got {}", data.name, split)
                                  : fmt::format("[train] --split must be 0 to {}, got {}", splits - 1, split));
-}
-
-/// Everything that can be refused before the data are read.
-void check_use(const TrainCommand& c, const std::vector<Method>& methods) {
-  const int64_t runs = static_cast<int64_t>(methods.size()) * c.seeds;
-  if (!c.options.checkpoint.empty() && runs > 1)
-    throw UsageError(fmt::format("[train] --checkpoint takes a single run, of one method and one seed, got {} runs", runs));
-  if (c.options.seed > UINT64_MAX - static_cast<uint64_t>(c.seeds - 1))
-    throw UsageError(fmt::format("[train] --seed + --seeds must be at most 2^64, got {} + {}", c.options.seed, c.seeds));
-  if (c.options.checkpoint.empty() && (c.options.resume || c.options.checkpoint_every > 0))
-    throw UsageError(fmt::format("[train] {} needs --checkpoint, got none", c.options.resume ? "--resume" : "--checkpoint-every"));
-  check_apart("train", "--json", c.json, "--checkpoint", c.options.checkpoint);
-  check_not_data("train", "--json", c.json, c.data);
-  check_not_data("train", "--checkpoint", c.options.checkpoint, c.data);
-  try {
-    for (const Method& m : methods) validate(options_of(c, m));
-  } catch (const Error& e) {
-    throw UsageError(e.what());
-  }
-  if (!c.options.checkpoint.empty()) check_output(c.options.checkpoint, "train");
-  check_new_checkpoint(c.options.checkpoint, c.options.resume, c.overwrite);
-  if (!c.json.empty() && c.json != "-") check_output(c.json, "train");
-  use_device(c.options.device, "train");
 }
 
 void print_about(const GraphData& data) {
@@ -113,25 +95,18 @@ void print_about(const GraphData& data) {
   std::fflush(stdout);
 }
 
-void report_end(const TrainCommand& c, const std::vector<RunResult>& runs, const RunsAbout& about) {
-  if (c.json != "-" && !runs.empty()) print_comparison(runs, about);
-  if (!c.json.empty()) write_json(c.json, runs_json(runs, about), "train");
-}
-
-RunResult run_one(const GraphData& data, const TrainOptions& options, bool silent) {
-  ProgressView view(fmt::format("{} seed {}", options.method.name, options.seed),
-                    silent ? ProgressView::Style::silent : ProgressView::best_style());
-  RunResult result = train_graph(data, options, [&](const Progress& p) {
-    view.show(p);
-    return stop_asked == 0;
-  });
-  view.end();
-  if (!silent && !result.eager_because.empty())
-    fmt::print("{} seed {}: steps run one by one, not from a CUDA graph: {}\n", options.method.name, options.seed, result.eager_because);
-  if (silent || result.epochs >= options.epochs) return result;
-  fmt::print("{} seed {}: stopped after epoch {}: {}\n", options.method.name, options.seed, result.epochs,
-             result.interrupted ? "interrupted" : fmt::format("no better validation metric in {} evaluations", options.patience));
-  return result;
+ordered_json run_json(const RunResult& r, const TrainOptions& o, Task task) {
+  ordered_json j = common_json(r, o, {{"cuda_graph", o.cuda_graph ? ordered_json(*o.cuda_graph) : ordered_json("auto")}});
+  j.update({{"valid", r.valid},
+            {"train", r.train},
+            {"epoch_seconds", r.step_seconds},
+            {"cached_bytes", r.cached_bytes},
+            {"best_epoch", r.best_epoch},
+            {"layers", o.shape.layers},
+            {"hidden", o.shape.hidden},
+            {"cuda_graph", r.cuda_graph},
+            {"metric", metric_name(task)}});
+  return j;
 }
 
 void add_run_options(CLI::App& train, TrainCommand& c) {
@@ -164,8 +139,12 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
       ->group(kGraphGroup);
   train.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
   train.add_option("--checkpoint", o.checkpoint, "File that holds the run when it ends or is stopped")->transform(file_name());
-  train.add_option("--checkpoint-every", o.checkpoint_every, "Also write it every so many epochs")->transform(whole_number(0));
-  train.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit; --epochs may be more where no learning rate depends on it");
+  train.add_option("--checkpoint-every", c.checkpoint_every, "Also write it every so many minutes, within an epoch too; 0: never")
+      ->transform(real_number())
+      ->default_str(fmt::format("{}", kCheckpointMinutes));
+  train.add_flag("--resume", o.resume,
+                 "Go on from the checkpoint, bit for bit, or start anew where there is none; --epochs may be more where no learning rate "
+                 "depends on it");
   train.add_flag("--overwrite", c.overwrite, "Replace the file that --checkpoint names, where there is one")->excludes("--resume");
   train.add_option("--threads", c.threads, kThreadsHelp)->transform(whole_number(1, 4096));
   train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once")->group(kGraphGroup);
@@ -177,9 +156,8 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
   train.add_option("--amp", c.amp, "Features and activations in this type, see below; weights, statistics and losses stay float32")
       ->check(members<Amp>())
       ->capture_default_str();
-  train
-      .add_flag("--cuda-graph,!--no-cuda-graph", o.cuda_graph,
-                "Replay steps after the third from a CUDA graph: the same results, less time (default: with cuda, where they can be)")
+  add_choice(train, "--cuda-graph,!--no-cuda-graph", o.cuda_graph,
+             "Replay steps after the third from a CUDA graph: the same results, less time (default: with cuda, where they can be)")
       ->group(kGraphGroup);
   train.add_flag("--quiet", c.quiet, "No progress");
 }
@@ -280,29 +258,33 @@ Prediction image_prediction(const PredictCommand& c) {
 
 }  // namespace
 
+double checkpoint_minutes(const TrainCommand& c) {
+  if (c.options.checkpoint.empty() && c.checkpoint_every.value_or(0) > 0)
+    throw UsageError("[train] --checkpoint-every needs --checkpoint, got none");
+  return c.options.checkpoint.empty() ? 0 : c.checkpoint_every.value_or(kCheckpointMinutes);
+}
+
 void run_train(const TrainCommand& c) {
   const std::vector<Method> methods = methods_from(c.methods);
-  check_use(c, methods);
-  if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
-  const bool silent = c.quiet || c.json == "-";
+  const auto options = [&](const Method& method, uint64_t seed) { return options_of(c, method, seed); };
+  check_runs(c, c.options, methods.size(), [&] {
+    for (const Method& m : methods) validate(options(m, c.options.seed));
+  });
   refuse_images(c.data);
   const GraphData data = load_graph(c.data, c.unweighted ? EdgeWeights::ignore : EdgeWeights::use);
   check_split(data, c.options.split);
-  if (!silent) print_about(data);
-
-  const TrainOptions common = options_of(c, methods.front());
-  RunsAbout about{data.name, data.task, common.shape, common.tf32, false};
-  std::vector<RunResult> runs;
-  const auto run = [&](const Method& method, uint64_t s) {
-    TrainOptions options = options_of(c, method);
-    options.seed += s;
-    runs.push_back(run_one(data, options, silent));
-  };
-  const auto report = [&](bool interrupted) {
-    about.interrupted = interrupted;
-    report_end(c, runs, about);
-  };
-  if (run_pairs(c.seeds, methods, run, report)) throw Interrupted();
+  if (!c.is_silent()) print_about(data);
+  const TrainOptions common = options(methods.front(), c.options.seed);
+  run_all(c, common, methods,
+          {"epoch",
+           [&](const Method& m, uint64_t seed) {
+             const TrainOptions o = options(m, seed);
+             return run_shown(o, c.is_silent(), 0, [&](const ProgressReport& report) { return train_graph(data, o, report); });
+           },
+           [&](const std::vector<RunResult>& runs) {
+             print_comparison(runs, {data.name, data.task, common.shape, common.tf32});
+           },
+           [&](const RunResult& r) { return run_json(r, common, data.task); }});
 }
 
 void run_predict(const PredictCommand& c) {

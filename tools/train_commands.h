@@ -3,31 +3,22 @@
 
 #include <CLI/App.hpp>
 #include <cstdint>
-#include <exception>
+#include <optional>
 #include <string>
 
 #include "satchel/train/train.h"
 #include "tools/arguments.h"
 #include "tools/train_images.h"
+#include "tools/train_runs.h"
 
 namespace satchel::tool {
 
-/// Ctrl-C ended a command, and all that was to be written is written: exit code 130.
-struct Interrupted : std::exception {
-  const char* what() const noexcept override { return "interrupted"; }
-};
-
-struct TrainCommand {
-  std::string data;
-  std::string model = "sage", norm = "batch", activation = "relu", optimizer = "adam", methods = "satchel", amp = "auto";
+struct TrainCommand : RunsCommand {
+  std::string model = "sage", norm = "batch", activation = "relu", optimizer = "adam", amp = "auto";
   TrainOptions options;
-  int64_t seeds = 1;
-  int64_t threads = 0;  // 0: torch's own number
-  std::string cache;    // as bench graph's
-  bool no_cache = false, quiet = false;
-  bool overwrite = false;  // the checkpoint
-  bool unweighted = false;
-  std::string json;
+  std::optional<double> checkpoint_every;  // minutes
+  std::string cache;                       // as bench graph's
+  bool no_cache = false, unweighted = false;
   ImageTrainCommand images;  // of image models: what they have of their own
 };
 
@@ -39,6 +30,8 @@ struct PredictCommand {
 
 void add_train_commands(CLI::App& app);
 
+/// Of --checkpoint-every, which needs --checkpoint.
+double checkpoint_minutes(const TrainCommand& command);
 void run_train(const TrainCommand& command);
 void run_predict(const PredictCommand& command);
 

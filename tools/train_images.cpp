@@ -1,6 +1,5 @@
 #include "tools/train_images.h"
 
-#include <ATen/Parallel.h>
 #include <dirent.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -14,7 +13,6 @@
 
 #include "satchel/train/image_options.h"
 #include "satchel/train/options.h"
-#include "tools/interrupt.h"
 #include "tools/progress.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
@@ -26,18 +24,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// What all runs of a call have in common.
-struct ImageRunsAbout {
-  std::string data;
-  int64_t images = 0, test_images = 0, classes = 0;
-  ImageTrainOptions options;
-  bool interrupted = false;
-};
-
-ImageTrainOptions options_of(const ImageTrainCommand& c, const Method& method) {
+ImageTrainOptions options_of(const ImageTrainCommand& c, const Method& method, uint64_t seed) {
   ImageTrainOptions o = c.options;
   o.method = method;
-  o.amp = from_name<Autocast>(c.amp, "train");
+  o.seed = seed;
+  o.amp = from_name<Amp>(c.amp, "train");
   o.schedule = from_name<Decay>(c.schedule, "train");
   o.milestones = c.milestones;
   if (c.small_stem || c.large_stem) o.small_stem = c.small_stem;
@@ -82,30 +73,6 @@ void skip_broken(ImageSets& data) {
   if (why.size() > kShown) fmt::print(stderr, "  … and {} more\n", grouped(static_cast<int64_t>(why.size() - kShown)));
 }
 
-/// Everything that can be refused before the data are read.
-void check_use(const ImageTrainCommand& c, const std::vector<Method>& methods) {
-  const ImageTrainOptions& o = c.options;
-  const int64_t runs = static_cast<int64_t>(methods.size()) * c.seeds;
-  if (!o.checkpoint.empty() && runs > 1)
-    throw UsageError(fmt::format("[train] --checkpoint takes a single run, of one method and one seed, got {} runs", runs));
-  if (o.seed > UINT64_MAX - static_cast<uint64_t>(c.seeds - 1))
-    throw UsageError(fmt::format("[train] --seed + --seeds must be at most 2^64, got {} + {}", o.seed, c.seeds));
-  if (c.gamma_given && c.schedule != "step") throw UsageError("[train] --gamma needs --schedule step, got " + c.schedule);
-  if (c.small_stem && c.large_stem) throw UsageError("[train] the stem must be one, got --small-stem and --large-stem");
-  check_apart("train", "--json", c.json, "--checkpoint", o.checkpoint);
-  check_not_data("train", "--json", c.json, c.data);
-  check_not_data("train", "--checkpoint", o.checkpoint, c.data);
-  try {
-    for (const Method& m : methods) validate(options_of(c, m));
-  } catch (const Error& e) {
-    throw UsageError(e.what());
-  }
-  if (!o.checkpoint.empty()) check_output(o.checkpoint, "train");
-  check_new_checkpoint(o.checkpoint, o.resume, c.overwrite);
-  if (!c.json.empty() && c.json != "-") check_output(c.json, "train");
-  use_device(o.device, "train");
-}
-
 void print_about(const ImageSets& data) {
   const ImageData& t = data.train;
   const std::string size = t.height > 0 ? fmt::format("{} × {}", t.height, t.width) : "JPEG files";
@@ -114,128 +81,31 @@ void print_about(const ImageSets& data) {
   std::fflush(stdout);
 }
 
-/// A line that is written over on a terminal; elsewhere a line an epoch, or ten in all where there are more than twenty.
-class EpochLines {
- public:
-  EpochLines(std::string title, ProgressView::Style style, int64_t batch) : title_(std::move(title)), style_(style), batch_(batch) {}
-  ~EpochLines() { end(); }
-  EpochLines(const EpochLines&) = delete;
-  EpochLines& operator=(const EpochLines&) = delete;
-
-  void show(const ImageProgress& p) {
-    if (style_ == ProgressView::Style::silent) return;
-    const bool bar = style_ == ProgressView::Style::bar;
-    const bool due = p.epochs <= 20 || p.epoch == p.epochs || p.epoch * 10 / p.epochs != (p.epoch - 1) * 10 / p.epochs;
-    if (!bar && (p.step > 0 || !due)) return;
-    const double speed = p.step_seconds > 0 ? static_cast<double>(batch_) / p.step_seconds : 0;
-    const std::string line =
-        fitting({fmt::format("{:<16}", title_), fmt::format(" epoch {:>3}/{}", p.epoch, p.epochs),
-                 p.step > 0 ? fmt::format(" step {}/{}", p.step, p.steps) : "", fmt::format("  loss {:.4f}", p.loss),
-                 "  test " + percent_text(p.test), fmt::format("  {:.0f} images/s", speed),
-                 fmt::format("  saved {}", bytes_text(p.saved_bytes)), fmt::format("  peak {}", bytes_text(p.peak_bytes))},
-                bar ? terminal_width() - 1 : kNoLimit);
-    fmt::print("{}{}{}", bar ? "\r\x1b[2K" : "", line, bar ? "" : "\n");
-    std::fflush(stdout);
-    open_ = bar;
-  }
-  /// Leaves the line where it stands and goes to a new one.
-  void end() {
-    if (open_) fmt::print("\n");
-    open_ = false;
-  }
-
- private:
-  std::string title_;
-  ProgressView::Style style_;
-  int64_t batch_;
-  bool open_ = false;
-};
-
-/// As the table of graphs has it: a step's time in the place of an epoch's.
-RunResult row_of(const ImageRunResult& r) {
-  RunResult row;
-  row.method = r.method;
-  row.seed = r.seed;
-  row.test = r.test;
-  row.saved_bytes = r.saved_bytes;
-  row.loss_bytes = r.loss_bytes;
-  row.peak_bytes = r.peak_bytes;
-  row.epoch_seconds = r.step_seconds;
-  return row;
-}
-
-void print_comparison(const std::vector<ImageRunResult>& runs, const ImageRunsAbout& about) {
-  const ImageTrainOptions& o = about.options;
+void print_comparison(const std::vector<RunResult>& runs, const ImageSets& data, const ImageTrainOptions& o) {
   const int64_t epochs = runs.back().epochs;
-  const auto seeds = std::count_if(runs.begin(), runs.end(), [&](const ImageRunResult& r) { return r.method == runs.front().method; });
-  fmt::print("\n{} on {}, batch {}, {} {}, {} {}, schedule {}{}{}\n\n", o.model, about.data, o.batch, epochs,
+  const auto seeds = std::count_if(runs.begin(), runs.end(), [&](const RunResult& r) { return r.method == runs.front().method; });
+  fmt::print("\n{} on {}, batch {}, {} {}, {} {}, schedule {}{}{}\n\n", o.model, data.train.name, o.batch, epochs,
              epochs == 1 ? "epoch" : "epochs", seeds, seeds == 1 ? "seed" : "seeds", name_of(o.schedule), o.tf32 ? ", TF32" : "",
-             o.amp == Autocast::none ? "" : ", autocast to " + name_of(o.amp));
-  std::vector<RunResult> rows;
-  for (const ImageRunResult& r : runs) rows.push_back(row_of(r));
-  print_runs(rows, "accuracy", "step");
-  fmt::print("test: {}\n", about.test_images > 0 ? "after the last epoch" : "there are no images to test on");
+             is_half(o.amp) ? ", autocast to " + name_of(o.amp) : "");
+  print_runs(runs, "accuracy", "step");
+  fmt::print("test: {}\n", data.test.count() > 0 ? "after the last epoch" : "there are no images to test on");
 }
 
-ordered_json run_json(const ImageRunResult& r, const ImageRunsAbout& about) {
-  const ImageTrainOptions& o = about.options;
-  const auto number = [](double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); };
-  return {{"method", r.method},
-          {"seed", r.seed},
-          {"device", r.device},
-          {"test", number(r.test)},
-          {"best_test", number(r.best_test)},
-          {"step_seconds", r.step_seconds},
-          {"images_per_second", r.images_per_second},
-          {"saved_bytes", r.saved_bytes},
-          {"loss_bytes", r.loss_bytes},
-          {"peak_bytes", r.peak_bytes},
-          {"parameter_bytes", r.parameter_bytes},
-          {"loss", r.loss},
-          {"epochs", r.epochs},
-          {"best_epoch", about.test_images > 0 ? ordered_json(r.best_epoch) : ordered_json(nullptr)},
-          {"skipped_steps", r.skipped_steps},
-          {"interrupted", r.interrupted},
-          {"model", o.model},
-          {"width", o.width},
-          {"batch", o.batch},
-          {"lr", o.lr},
-          {"weight_decay", o.weight_decay},
-          {"momentum", o.momentum},
-          {"schedule", name_of(o.schedule)},
-          {"label_smoothing", o.label_smoothing},
-          {"augment", o.augment},
-          {"tf32", o.tf32},
-          {"amp", name_of(o.amp)},
-          {"channels_last", o.channels_last},
-          {"data", about.data},
-          {"images", about.images},
-          {"test_images", about.test_images},
-          {"classes", about.classes},
-          {"metric", "accuracy"},
-          {"machine", machine_json(r.device)},
-          {"tensors", tensors_json(r.tensors)}};
-}
-
-void report_end(const ImageTrainCommand& c, const std::vector<ImageRunResult>& runs, const ImageRunsAbout& about) {
-  if (c.json != "-" && !runs.empty()) print_comparison(runs, about);
-  if (c.json.empty()) return;
-  ordered_json list = ordered_json::array();
-  for (const ImageRunResult& r : runs) list.push_back(run_json(r, about));
-  write_json(c.json, {{"runs", list}, {"interrupted", about.interrupted}}, "train");
-}
-
-ImageRunResult run_one(const ImageSets& data, const ImageTrainOptions& options, bool silent) {
-  EpochLines lines(fmt::format("{} seed {}", options.method.name, options.seed),
-                   silent ? ProgressView::Style::silent : ProgressView::best_style(), options.batch);
-  ImageRunResult result = train_images(data, options, [&](const ImageProgress& p) {
-    lines.show(p);
-    return stop_asked == 0;
-  });
-  lines.end();
-  if (!silent && result.interrupted)
-    fmt::print("{} seed {}: stopped after epoch {}: interrupted\n", options.method.name, options.seed, result.epochs);
-  return result;
+ordered_json run_json(const RunResult& r, const ImageSets& data, const ImageTrainOptions& o) {
+  ordered_json j = common_json(r, o, {{"loaders", o.loaders}});
+  const bool tests = data.test.count() > 0;
+  j.update({{"best_test", tests ? ordered_json(r.best_test) : ordered_json(nullptr)},
+            {"best_epoch", tests ? ordered_json(r.best_epoch) : ordered_json(nullptr)},
+            {"step_seconds", r.step_seconds},
+            {"images_per_second", r.images_per_second},
+            {"skipped_steps", r.skipped_steps},
+            {"images", data.train.count()},
+            {"test_images", data.test.count()},
+            {"classes", data.train.classes},
+            {"metric", "accuracy"}});
+  for (const char* name : {"width", "batch", "lr", "weight_decay", "momentum", "schedule", "label_smoothing", "augment", "channels_last"})
+    j[name] = j["options"][name];
+  return j;
 }
 
 }  // namespace
@@ -284,31 +154,21 @@ void refuse_given(const CLI::App& train, const std::string& group, const std::st
 ImageTrainCommand image_command(const TrainCommand& c, const CLI::App& train) {
   ImageTrainCommand images = c.images;
   ImageTrainOptions& o = images.options;
-  const auto take = [&](const char* name, auto& to, const auto& from) {
-    if (train.count(name) > 0) to = from;
+  const auto keep = [&](const char* name, auto& to, const auto& own) {  // what images have by default, unless it was given
+    if (train.count(name) == 0) to = own;
   };
-  images.data = c.data;
+  const RunOptions own = o;
+  static_cast<RunsCommand&>(images) = c;
+  static_cast<RunOptions&>(o) = c.options;
+  o.checkpoint_every = checkpoint_minutes(c);
+  keep("--epochs", o.epochs, own.epochs);
+  keep("--lr", o.lr, own.lr);
+  keep("--weight-decay", o.weight_decay, own.weight_decay);
+  keep("--momentum", o.momentum, own.momentum);
+  if (train.count("--dropout") > 0) o.dropout = c.options.shape.dropout;
   images.gamma_given = train.count("--gamma") > 0;
-  images.methods = c.methods;
   images.amp = c.amp == "auto" ? "none" : c.amp;
-  images.seeds = c.seeds;
-  images.threads = c.threads;
-  images.quiet = c.quiet;
-  images.json = c.json;
   o.model = c.model;
-  o.device = c.options.device;
-  o.seed = c.options.seed;
-  o.tf32 = c.options.tf32;
-  o.eval_every = c.options.eval_every;
-  o.checkpoint = c.options.checkpoint;
-  o.checkpoint_every = c.options.checkpoint_every;
-  o.resume = c.options.resume;
-  images.overwrite = c.overwrite;
-  take("--epochs", o.epochs, c.options.epochs);
-  take("--lr", o.lr, c.options.lr);
-  take("--weight-decay", o.weight_decay, c.options.weight_decay);
-  take("--momentum", o.momentum, c.options.momentum);
-  take("--dropout", o.dropout, c.options.shape.dropout);
   return images;
 }
 
@@ -336,27 +196,26 @@ ImagesToPredict images_to_predict(const std::string& where) {
 
 void run_train_images(const ImageTrainCommand& c) {
   const std::vector<Method> methods = methods_from(c.methods, validate);
-  check_use(c, methods);
-  if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
-  const bool silent = c.quiet || c.json == "-";
+  const auto options = [&](const Method& method, uint64_t seed) { return options_of(c, method, seed); };
+  if (c.gamma_given && c.schedule != "step") throw UsageError("[train] --gamma needs --schedule step, got " + c.schedule);
+  if (c.small_stem && c.large_stem) throw UsageError("[train] the stem must be one, got --small-stem and --large-stem");
+  check_runs(c, c.options, methods.size(), [&] {
+    for (const Method& m : methods) validate(options(m, c.options.seed));
+  });
   refuse_graph("train", c.data, c.options.model);
   ImageSets data = load_images(c.data);
   check_data(data, c.options);
   if (c.skip_broken) skip_broken(data);
-  if (!silent) print_about(data);
-
-  ImageRunsAbout about{data.train.name, data.train.count(), data.test.count(), data.train.classes, options_of(c, methods.front()), false};
-  std::vector<ImageRunResult> runs;
-  const auto run = [&](const Method& method, uint64_t s) {
-    ImageTrainOptions options = options_of(c, method);
-    options.seed += s;
-    runs.push_back(run_one(data, options, silent));
-  };
-  const auto report = [&](bool interrupted) {
-    about.interrupted = interrupted;
-    report_end(c, runs, about);
-  };
-  if (run_pairs(c.seeds, methods, run, report)) throw Interrupted();
+  if (!c.is_silent()) print_about(data);
+  const ImageTrainOptions common = options(methods.front(), c.options.seed);
+  run_all(c, common, methods,
+          {"step",
+           [&](const Method& m, uint64_t seed) {
+             const ImageTrainOptions o = options(m, seed);
+             return run_shown(o, c.is_silent(), o.batch, [&](const ProgressReport& report) { return train_images(data, o, report); });
+           },
+           [&](const std::vector<RunResult>& runs) { print_comparison(runs, data, common); },
+           [&](const RunResult& r) { return run_json(r, data, common); }});
 }
 
 }  // namespace satchel::tool

@@ -7,22 +7,18 @@
 #include <vector>
 
 #include "satchel/train/image_train.h"
+#include "tools/train_runs.h"
 
 namespace satchel::tool {
 
 struct TrainCommand;
 
-struct ImageTrainCommand {
-  std::string data, methods = "satchel", amp = "none", schedule = "cosine";
+struct ImageTrainCommand : RunsCommand {
+  std::string amp = "none", schedule = "cosine";
   std::vector<double> milestones;
-  bool small_stem = false, large_stem = false, no_augment = false, no_nesterov = false, contiguous = false, quiet = false;
+  bool small_stem = false, large_stem = false, no_augment = false, no_nesterov = false, contiguous = false, skip_broken = false;
   bool gamma_given = false;
   ImageTrainOptions options;
-  int64_t seeds = 1;
-  int64_t threads = 0;     // 0: torch's own number
-  bool overwrite = false;  // the checkpoint
-  bool skip_broken = false;
-  std::string json;
 };
 
 constexpr const char* kImageGroup = "Image models";

@@ -3,18 +3,17 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <torch/headeronly/version.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "satchel/core/error.h"
 #include "satchel/kernels/cpu/cpu.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
+#include "satchel/train/replacement.h"
 #include "tools/progress.h"
 #include "tools/tool.h"
 
@@ -103,20 +102,11 @@ std::vector<std::string> row_of(const Group& own, const Group* base) {
   row.push_back(bytes_beside(own, base, &RunResult::saved_bytes));
   row.push_back(bytes_beside(own, base, &RunResult::loss_bytes));
   row.push_back(bytes_beside(own, base, &RunResult::peak_bytes));
-  const double seconds = own.mean(&RunResult::epoch_seconds);
+  const double seconds = own.mean(&RunResult::step_seconds);
   row.push_back(fmt::format("{:.2f} ms", seconds * 1e3));
   if (base != nullptr && base != &own && seconds > 0)
-    row.back() += fmt::format(" ({:.2f}x)", seconds / base->mean(&RunResult::epoch_seconds));
+    row.back() += fmt::format(" ({:.2f}x)", seconds / base->mean(&RunResult::step_seconds));
   return row;
-}
-
-const char* metric_name(Task task) {
-  switch (task) {
-    case Task::single_label: return "accuracy";
-    case Task::multi_label: return "micro-F1";
-    case Task::binary: return "ROC AUC";
-  }
-  return "";
 }
 
 /// Characters of UTF-8 text.
@@ -142,6 +132,15 @@ std::string types_text(const std::vector<RunResult>& runs) {
 }
 
 }  // namespace
+
+const char* metric_name(Task task) {
+  switch (task) {
+    case Task::single_label: return "accuracy";
+    case Task::multi_label: return "micro-F1";
+    case Task::binary: return "ROC AUC";
+  }
+  return "";
+}
 
 std::string less_text(double fp32, double own) {
   if (own <= 0 || fp32 <= 0) return "";
@@ -213,51 +212,20 @@ ordered_json machine_json(const std::string& device) {
   return machine;
 }
 
-ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& about) {
-  ordered_json list = ordered_json::array();
-  for (const RunResult& r : runs) {
-    list.push_back({{"method", r.method},
-                    {"seed", r.seed},
-                    {"device", r.device},
-                    {"test", r.test},
-                    {"valid", r.valid},
-                    {"train", r.train},
-                    {"epoch_seconds", r.epoch_seconds},
-                    {"saved_bytes", r.saved_bytes},
-                    {"loss_bytes", r.loss_bytes},
-                    {"peak_bytes", r.peak_bytes},
-                    {"cached_bytes", r.cached_bytes},
-                    {"loss", r.loss},
-                    {"epochs", r.epochs},
-                    {"best_epoch", r.best_epoch},
-                    {"interrupted", r.interrupted},
-                    {"model", name_of(about.shape.conv)},
-                    {"layers", about.shape.layers},
-                    {"hidden", about.shape.hidden},
-                    {"tf32", about.tf32},
-                    {"amp", name_of(r.amp)},
-                    {"cuda_graph", r.cuda_graph},
-                    {"data", about.data},
-                    {"metric", metric_name(about.task)},
-                    {"machine", machine_json(r.device)},
-                    {"tensors", tensors_json(r.tensors)}});
-  }
-  return {{"runs", list}, {"interrupted", about.interrupted}};
-}
-
 void write_json(const std::string& path, const ordered_json& json, const char* op) {
   const std::string text = json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";  // names of files may be no UTF-8
   if (path == "-") {
     fmt::print("{}", text);
     return;
   }
-  const std::string temporary = path + "." + std::to_string(::getpid()) + ".part";
-  std::ofstream file(temporary);
-  file << text;
-  file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
-  std::remove(temporary.c_str());
-  fail(op, "--json must name a file that can be written", path);
+  try {
+    Replacement file(path, op);
+    file.write(text.data(), text.size());
+    file.finish();
+  } catch (const Error&) {
+    fmt::print("{}", text);
+    fail(op, "--json must name a file that can be written (its text is on stdout)", path);
+  }
 }
 
 }  // namespace satchel::tool

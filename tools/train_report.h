@@ -15,7 +15,6 @@ struct RunsAbout {
   Task task = Task::single_label;
   GraphShape shape;
   bool tf32 = false;
-  bool interrupted = false;
 };
 
 /// Method by method: test metric ± standard deviation over seeds, difference to fp32 ± standard error over the seeds that both
@@ -25,8 +24,8 @@ void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about
 /// The table alone: what was scored heads the second column, what was timed the last one.
 void print_runs(const std::vector<RunResult>& runs, const std::string& metric, const std::string& timed);
 
-/// {"runs": [{"method", "seed", …}]}.
-nlohmann::ordered_json runs_json(const std::vector<RunResult>& runs, const RunsAbout& about);
+/// accuracy, micro-F1 or ROC AUC.
+const char* metric_name(Task task);
 
 /// [{"name", "kind", "shape", "bits", "bytes", "fp32_bytes"}].
 nlohmann::ordered_json tensors_json(const std::vector<SavedTensor>& tensors);
@@ -34,7 +33,7 @@ nlohmann::ordered_json tensors_json(const std::vector<SavedTensor>& tensors);
 /// Threads, kernel, GPU and torch of this machine.
 nlohmann::ordered_json machine_json(const std::string& device);
 
-/// Through a temporary file, which is renamed; - prints it.
+/// Through a temporary file, which is renamed; - prints it, and so does a file that cannot be written, before it throws.
 void write_json(const std::string& path, const nlohmann::ordered_json& json, const char* op);
 
 /// A table of text with two spaces between columns, the first on the left, the others on the right.

@@ -2,17 +2,17 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "satchel/core/error.h"
+#include "satchel/train/checkpoint_json.h"
 #include "satchel/train/digest.h"
-#include "satchel/train/names.h"
 #include "satchel/train/safetensors.h"
 
 namespace satchel {
@@ -20,15 +20,14 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// JSON has no NaN: a metric that is undefined is null.
-double number(const ordered_json& j) { return j.is_null() ? std::numeric_limits<double>::quiet_NaN() : j.get<double>(); }
-
 ordered_json to_json(const Scores& s) { return {{"train", s.train}, {"valid", s.valid}, {"test", s.test}}; }
 Scores scores_from(const ordered_json& j) { return {number(j.at("train")), number(j.at("valid")), number(j.at("test"))}; }
 
 ordered_json to_json(const RunState& s) {
   return {{"epoch", s.epoch},
+          {"step", s.step},
           {"loss", s.loss},
+          {"loss_sum", s.loss_sum},
           {"last", to_json(s.last)},
           {"best", to_json(s.best)},
           {"best_epoch", s.best_epoch},
@@ -38,13 +37,15 @@ ordered_json to_json(const RunState& s) {
           {"saved_bytes", s.measured.saved_bytes},
           {"loss_bytes", s.measured.loss_bytes},
           {"peak_bytes", s.measured.peak_bytes},
-          {"epoch_seconds", s.measured.epoch_seconds}};
+          {"step_seconds", s.measured.step_seconds}};
 }
 
 RunState state_from(const ordered_json& j) {
   RunState s;
   s.epoch = j.at("epoch").get<int64_t>();
+  s.step = j.value("step", int64_t{0});  // checkpoints of 0.1 stand between epochs
   s.loss = number(j.at("loss"));
+  s.loss_sum = j.contains("loss_sum") ? number(j.at("loss_sum")) : 0;
   s.last = scores_from(j.at("last"));
   s.best = scores_from(j.at("best"));
   s.best_epoch = j.at("best_epoch").get<int64_t>();
@@ -54,34 +55,10 @@ RunState state_from(const ordered_json& j) {
       j.contains("caches") ? (j.at("caches").get<bool>() ? std::numeric_limits<int32_t>::max() : 0) : j.at("cached_rows").get<int64_t>();
   s.use_last = j.at("use_last").get<bool>();
   s.measured = {j.at("saved_bytes").get<int64_t>(), j.at("loss_bytes").get<int64_t>(), j.at("peak_bytes").get<int64_t>(),
-                number(j.at("epoch_seconds"))};
-  if (s.epoch < 0 || s.best_epoch < 0 || s.best_epoch > s.epoch || s.since_best < 0)
-    fail("checkpoint", "epochs must be 0 or more, the best one among them", s.epoch);
+                number(j.at(j.contains("step_seconds") ? "step_seconds" : "epoch_seconds"))};
+  if (s.epoch < 0 || s.step < 0 || s.best_epoch < 0 || s.best_epoch > s.epoch || s.since_best < 0)
+    fail("checkpoint", "epochs and steps must be 0 or more, the best epoch among them", s.epoch);
   return s;
-}
-
-/// Runs `read`, which parses JSON from a file: what it throws names the file.
-template <class Read>
-auto guarded(const std::string& where, const Read& read) {
-  try {
-    return read();
-  } catch (const nlohmann::json::exception&) {
-    fail("checkpoint", where + " must be as satchel train writes it", "JSON of another kind");
-  }
-}
-
-Method method_from(const ordered_json& j) {
-  Method m;
-  m.name = j.at("method").get<std::string>();
-  m.plain = j.at("method.plain").get<bool>();
-  m.input = parse_spec(j.at("method.input").get<std::string>());
-  m.norm = parse_spec(j.at("method.norm").get<std::string>());
-  m.longest_block = j.at("method.longest_block").get<int64_t>();
-  m.shared = j.at("method.shared").get<bool>();
-  m.keeps_aggregate = j.at("method.keeps_aggregate").get<bool>();
-  m.packs_data = j.at("method.packs_data").get<bool>();
-  m.keeps_dropout = j.at("method.keeps_dropout").get<bool>();
-  return m;
 }
 
 const std::string& field(const std::map<std::string, std::string>& metadata, const std::string& name, const std::string& path) {
@@ -127,110 +104,34 @@ std::string digest_of(const TensorFile& file) {
   return digest.text();
 }
 
+constexpr int64_t kCurveColumns = 5;
+
+at::Tensor to_tensor(const std::vector<CurvePoint>& curve) {
+  at::Tensor rows = at::empty({static_cast<int64_t>(curve.size()), kCurveColumns}, at::kDouble);
+  double* at = rows.mutable_data_ptr<double>();
+  for (const CurvePoint& p : curve) {
+    for (const double value : {static_cast<double>(p.epoch), p.loss, p.train, p.valid, p.test}) *at++ = value;
+  }
+  return rows;
+}
+
+std::vector<CurvePoint> curve_from(const at::Tensor& rows, const std::string& path) {
+  if (rows.dim() != 2 || rows.size(1) != kCurveColumns || rows.scalar_type() != at::kDouble)
+    fail("checkpoint", path + ": curve must be rows of 5 float64 values", rows.sizes());
+  std::vector<CurvePoint> curve;
+  const double* at = rows.const_data_ptr<double>();
+  for (int64_t i = 0; i < rows.size(0); ++i, at += kCurveColumns)
+    curve.push_back({static_cast<int64_t>(at[0]), at[1], at[2], at[3], at[4]});
+  return curve;
+}
+
 /// The name without `group`, where it begins with it.
 std::string within(const std::string& name, const std::string& group) { return name.starts_with(group) ? name.substr(group.size()) : ""; }
 
 }  // namespace
 
-std::string describe_options(const TrainOptions& o) {
-  const GraphShape& s = o.shape;
-  const Method& m = o.method;
-  return ordered_json{{"model", name_of(s.conv)},
-                      {"layers", s.layers},
-                      {"features", s.features},
-                      {"hidden", s.hidden},
-                      {"classes", s.classes},
-                      {"norm", name_of(s.norm)},
-                      {"activation", name_of(s.activation)},
-                      {"slope", s.slope},
-                      {"alpha", s.alpha},
-                      {"dropout", s.dropout},
-                      {"method", m.name},
-                      {"method.plain", m.plain},
-                      {"method.input", to_string(m.input)},
-                      {"method.norm", to_string(m.norm)},
-                      {"method.longest_block", m.longest_block},
-                      {"method.shared", m.shared},
-                      {"method.keeps_aggregate", m.keeps_aggregate},
-                      {"method.packs_data", m.packs_data},
-                      {"method.keeps_dropout", m.keeps_dropout},
-                      {"optimizer", name_of(o.optimizer)},
-                      {"lr", o.lr},
-                      {"weight_decay", o.weight_decay},
-                      {"momentum", o.momentum},
-                      {"clip", o.clip},
-                      {"eval_every", o.eval_every},
-                      {"patience", o.patience},
-                      {"seed", o.seed},
-                      {"split", o.split},
-                      {"device", o.device.substr(0, o.device.find(':'))},  // whichever GPU: they give the same results
-                      {"self_loops", o.self_loops},
-                      {"cache_aggregate", o.cache_aggregate},
-                      {"cache_bytes", o.cache_bytes},
-                      {"tf32", o.tf32},
-                      {"amp", name_of(o.amp)}}
-      .dump();
-}
-
-TrainOptions parse_options(const std::string& json) {
-  return guarded("options of a checkpoint", [&] {
-    const ordered_json j = ordered_json::parse(json);
-    TrainOptions o;
-    o.shape.conv = from_name<Conv>(j.at("model").get<std::string>(), "checkpoint");
-    o.shape.layers = j.at("layers").get<int64_t>();
-    o.shape.features = j.at("features").get<int64_t>();
-    o.shape.hidden = j.at("hidden").get<int64_t>();
-    o.shape.classes = j.at("classes").get<int64_t>();
-    o.shape.norm = from_name<Norm>(j.at("norm").get<std::string>(), "checkpoint");
-    o.shape.activation = from_name<Activation>(j.at("activation").get<std::string>(), "checkpoint");
-    o.shape.slope = number(j.at("slope"));
-    o.shape.alpha = number(j.at("alpha"));
-    o.shape.dropout = number(j.at("dropout"));
-    o.method = method_from(j);
-    o.optimizer = from_name<Optimizer>(j.at("optimizer").get<std::string>(), "checkpoint");
-    o.lr = number(j.at("lr"));
-    o.weight_decay = number(j.at("weight_decay"));
-    o.momentum = number(j.at("momentum"));
-    o.clip = number(j.at("clip"));
-    o.eval_every = j.at("eval_every").get<int64_t>();
-    o.patience = j.at("patience").get<int64_t>();
-    o.seed = j.at("seed").get<uint64_t>();
-    o.split = j.at("split").get<int64_t>();
-    o.device = j.at("device").get<std::string>();
-    o.self_loops = j.at("self_loops").get<bool>();
-    o.cache_aggregate = j.at("cache_aggregate").get<bool>();
-    o.cache_bytes = j.value("cache_bytes", int64_t{0});  // these three: checkpoints of 0.1 have none
-    o.tf32 = j.value("tf32", false);
-    o.amp = from_name<Amp>(j.value("amp", "none"), "checkpoint");
-    return o;
-  });
-}
-
-std::string describe_data(const GraphData& data) {
-  Digest digest;
-  digest.add(data.start);
-  digest.add(data.target);
-  if (!data.weight.empty()) digest.add(data.weight);
-  digest.add(data.features.dense);
-  digest.add(data.features.start);
-  digest.add(data.features.column);
-  digest.add(data.features.value);
-  digest.add(data.labels);
-  digest.add(data.targets);
-  for (const Split& split : data.splits) {
-    digest.add(split.train);
-    digest.add(split.valid);
-    digest.add(split.test);
-  }
-  ordered_json about = {
-      {"name", data.name},       {"nodes", data.nodes},        {"edges", data.target.size()}, {"features", data.features.columns},
-      {"classes", data.classes}, {"task", name_of(data.task)}, {"digest", digest.text()}};
-  if (!data.weight.empty()) about["weighted"] = true;
-  return about.dump(-1, ' ', false, ordered_json::error_handler_t::replace);  // file names may be no UTF-8
-}
-
 void check_equal(const std::string& checkpoint, const std::string& now, const char* what) {
-  guarded(std::string(what) + " of a checkpoint", [&] {
+  in_checkpoint_words(std::string(what) + " of a checkpoint", [&] {
     const ordered_json theirs = ordered_json::parse(checkpoint), mine = ordered_json::parse(now);
     for (const auto& [name, value] : mine.items()) {
       if (name != "name" && theirs.at(name) != value)
@@ -241,15 +142,20 @@ void check_equal(const std::string& checkpoint, const std::string& now, const ch
   });
 }
 
-void write_checkpoint(const std::string& path, const Checkpoint& c) {
+void check_finite(const Checkpoint& c, const std::string& path) {
   for (const auto& [name, tensor] : c.model) {
     if (!tensor.isfinite().all().item<bool>())
       fail("checkpoint", "weights must be finite (nothing goes to " + path + "; a smaller lr may help)", "nan or infinity in " + name);
   }
+}
+
+void write_checkpoint(const std::string& path, const Checkpoint& c) {
+  check_finite(c, path);
   TensorFile file;
   for (const auto& [group, tensors] : {std::pair{"model.", &c.model}, {"best.", &c.best}, {"optimizer.", &c.optimizer}}) {
     for (const auto& [name, tensor] : *tensors) file.tensors.push_back(stored(group + name, tensor));
   }
+  file.tensors.push_back(stored("curve", to_tensor(c.curve)));
   file.metadata = {{"format", c.format}, {"options", c.options}, {"data", c.data}, {"state", to_json(c.state).dump()}};
   file.metadata["digest"] = digest_of(file);
   write_safetensors(path, file);
@@ -267,14 +173,20 @@ Checkpoint read_checkpoint(const std::string& path, const std::string& format) {
   const std::string state = field(file.metadata, "state", path), digest = field(file.metadata, "digest", path);
   if (const std::string own = digest_of(file); own != digest)
     fail("checkpoint", path + " must be undamaged: its content must have the digest " + digest, own);
-  c.state = guarded(path, [&] { return state_from(ordered_json::parse(state)); });
+  c.state = in_checkpoint_words(path, [&] { return state_from(ordered_json::parse(state)); });
   for (const StoredTensor& t : file.tensors) {
+    if (t.name == "curve") c.curve = curve_from(restored(t), path);
     for (const auto& [group, tensors] : {std::pair{"model.", &c.model}, {"best.", &c.best}, {"optimizer.", &c.optimizer}}) {
       const std::string name = within(t.name, group);
       if (!name.empty()) (*tensors)[name] = restored(t);
     }
   }
   return c;
+}
+
+std::optional<Checkpoint> checkpoint_to_resume(const RunOptions& options, const std::string& format) {
+  if (!options.resume || options.checkpoint.empty() || ::access(options.checkpoint.c_str(), F_OK) != 0) return std::nullopt;
+  return read_checkpoint(options.checkpoint, format);
 }
 
 TensorMap weights_of(const torch::nn::Module& model) {

@@ -1,10 +1,11 @@
 // Checkpoints of training: a safetensors file, so that Python reads the weights with one line.
 //
-//   model.<name>              weights and buffers after the last epoch
+//   model.<name>              weights and buffers after the last step
 //   best.<name>               the same at the epoch of the best validation metric; none where no evaluation was due yet
-//   optimizer.step, optimizer.<parameter>.<field>
-//   metadata: format, digest (of the tensors), options (what defines the run), data (name, sizes, a digest of the content), state; the last
-//   three as JSON
+//   optimizer.step, optimizer.<parameter>.<field>, and whatever else the next step reads
+//   curve                     float64, one row an epoch: epoch, loss, and train, valid and test metric (NaN where none was computed)
+//   metadata: format, digest (of the tensors), options (what defines the run; the method as its text), data (name, sizes, a digest of the
+//   content), state; the last three as JSON
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +13,9 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "satchel/train/train.h"
 
@@ -25,13 +28,15 @@ struct Scores {
 /// What a step of a run costs. Memory as RunResult has it.
 struct Measured {
   int64_t saved_bytes = 0, loss_bytes = 0, peak_bytes = 0;
-  double epoch_seconds = 0;
+  double step_seconds = 0;
 };
 
-/// Where a run stands between two epochs.
+/// Where a run stands between two steps.
 struct RunState {
-  int64_t epoch = 0;  // epochs done
-  double loss = 0;
+  int64_t epoch = 0;        // epochs done
+  int64_t step = 0;         // steps done of the next one
+  double loss = 0;          // mean of the last epoch
+  double loss_sum = 0;      // of those steps
   Scores last;              // of the last evaluation that was due
   Scores best;              // of the first of those with the best validation metric
   int64_t best_epoch = 0;   // 0: none was due yet
@@ -51,10 +56,11 @@ struct Checkpoint {
   RunState state;
   TensorMap model, best, optimizer;
   std::string format = kGraphFormat;
+  std::vector<CurvePoint> curve;
 };
 
-/// All that defines a run, as flat JSON; left out are files, the number of epochs, and whether steps come from a CUDA graph. The shape
-/// has features and classes.
+/// All that defines a run on a graph, as flat JSON; left out are files, the number of epochs, and whether steps come from a CUDA graph. The
+/// shape has features and classes. The method is its text, which parse_method() reads.
 std::string describe_options(const TrainOptions& options);
 TrainOptions parse_options(const std::string& json);
 std::string describe_data(const GraphData& data);
@@ -62,12 +68,16 @@ std::string describe_data(const GraphData& data);
 /// Throws unless every field but the name is equal: `[resume] lr must be the checkpoint's, 0.01, got 0.02`.
 void check_equal(const std::string& checkpoint, const std::string& now, const char* what);
 
-/// Throws, and leaves the file alone, where the model's weights are not all finite: the loss of the step that made them so was.
+/// Throws where the model's weights are not all finite: the loss of the step that made them so was. `path`: for the error.
+void check_finite(const Checkpoint& checkpoint, const std::string& path);
+/// Throws, and leaves the file alone, where weights are not finite or the file cannot be written.
 void write_checkpoint(const std::string& path, const Checkpoint& checkpoint);
 /// The format that a checkpoint says to have.
 std::string checkpoint_format(const std::string& path);
 /// Throws where anything is missing or not what it should be, the format too.
 Checkpoint read_checkpoint(const std::string& path, const std::string& format = kGraphFormat);
+/// What a run with these options goes on from; none where it starts anew.
+std::optional<Checkpoint> checkpoint_to_resume(const RunOptions& options, const std::string& format);
 
 /// Copies of parameters and buffers by name, on the CPU.
 TensorMap weights_of(const torch::nn::Module& model);

@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "satchel/train/checkpoint_json.h"
 #include "satchel/train/digest.h"
-#include "satchel/train/image_options.h"
 
 namespace satchel {
 namespace {
@@ -18,48 +18,62 @@ void add(Digest& digest, const ImageData& data) {
   for (const std::string& path : data.paths) digest.add(path);
 }
 
+/// Calls field(name, value) for all that defines a run, but for the number of epochs.
+template <class Options, class Shape, class Field>
+void each_field(Options& o, Shape& shape, double& dropout, const Field& field) {
+  field("model", shape.name);
+  field("classes", shape.classes);
+  field("channels", shape.channels);
+  field("small_stem", shape.small_stem);
+  field("width", shape.width);
+  field("dropout", dropout);
+  field("method", o.method);
+  field("batch", o.batch);
+  field("lr", o.lr);
+  field("weight_decay", o.weight_decay);
+  field("momentum", o.momentum);
+  field("nesterov", o.nesterov);
+  field("schedule", o.schedule);
+  field("warmup", o.warmup);
+  field("milestones", o.milestones);
+  field("gamma", o.gamma);
+  field("label_smoothing", o.label_smoothing);
+  field("augment", o.augment);
+  field("image", o.image);
+  field("eval_every", o.eval_every);
+  field("seed", o.seed);
+  field("device", o.device);
+  field("tf32", o.tf32);
+  field("amp", o.amp);
+  field("loss_scale", o.loss_scale);
+  field("channels_last", o.channels_last);
+}
+
 }  // namespace
 
-std::string describe_options(const ImageTrainOptions& o, const ImageShape& shape) {
-  const Method& m = o.method;
-  ordered_json j{{"model", shape.name},
-                 {"classes", shape.classes},
-                 {"channels", shape.channels},
-                 {"small_stem", shape.small_stem},
-                 {"width", shape.width},
-                 {"dropout", dropout_of(shape)},
-                 {"method", m.name},
-                 {"method.plain", m.plain},
-                 {"method.input", to_string(m.input)},
-                 {"method.norm", to_string(m.norm)},
-                 {"method.shared", m.shared},
-                 {"method.keeps_dropout", m.keeps_dropout},
-                 {"method.residual", m.residual},
-                 {"method.adaptive", m.adaptive},
-                 {"batch", o.batch},
-                 {"lr", o.lr},
-                 {"weight_decay", o.weight_decay},
-                 {"momentum", o.momentum},
-                 {"nesterov", o.nesterov},
-                 {"schedule", name_of(o.schedule)},
-                 {"warmup", o.warmup},
-                 {"milestones", o.milestones},
-                 {"gamma", o.gamma},
-                 {"label_smoothing", o.label_smoothing},
-                 {"augment", o.augment},
-                 {"image", o.image},
-                 {"eval_every", o.eval_every},
-                 {"seed", o.seed},
-                 {"device", o.device.substr(0, o.device.find(':'))},  // whichever GPU: they give the same results
-                 {"tf32", o.tf32},
-                 {"amp", name_of(o.amp)},
-                 {"loss_scale", {o.loss_scale.initial, o.loss_scale.growth, o.loss_scale.backoff, o.loss_scale.interval}},
-                 {"channels_last", o.channels_last}};
-  if (m.mean > 0) j["method.mean"] = m.mean;
-  if (m.budget > 0) j["method.budget"] = m.budget;
+std::string describe_options(const ImageTrainOptions& options, const ImageShape& shape) {
+  ImageTrainOptions o = options;
+  o.device = kind_of_device(o.device);
+  double dropout = dropout_of(shape);
+  ordered_json j;
+  each_field(o, shape, dropout, [&](const char* name, const auto& value) { j[name] = to_field(value); });
   const bool fixed = o.schedule == Decay::none || (o.schedule == Decay::step && !o.milestones.empty());
   j["epochs"] = fixed ? ordered_json("any") : ordered_json(o.epochs);
   return j.dump();
+}
+
+ImageTrainOptions parse_options(const std::string& json, ImageShape& shape) {
+  return in_checkpoint_words("options of a checkpoint", [&] {
+    const ordered_json j = ordered_json::parse(json);
+    ImageTrainOptions o;
+    double dropout = 0;
+    each_field(o, shape, dropout, [&](const char* name, auto& value) { from_field(j.at(name), value); });
+    o.model = shape.name;
+    o.width = shape.width;
+    o.small_stem = shape.small_stem;
+    o.dropout = shape.dropout = dropout;
+    return o;
+  });
 }
 
 void add_shares(const ShareOut& shares, TensorMap& optimizer) {

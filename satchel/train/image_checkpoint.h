@@ -9,8 +9,11 @@
 
 namespace satchel {
 
-/// All that defines a run, as flat JSON; left out are files, threads, and the number of epochs where no learning rate depends on it.
+/// All that defines a run, as flat JSON; left out are files, threads, and the number of epochs where no learning rate depends on it. The
+/// method is its text.
 std::string describe_options(const ImageTrainOptions& options, const ImageShape& shape);
+/// … and back, with the model's shape, but for the number of epochs.
+ImageTrainOptions parse_options(const std::string& json, ImageShape& shape);
 /// Names, sizes, labels and a digest of the content (of files: of their names).
 std::string describe_data(const ImageSets& data);
 

@@ -54,6 +54,11 @@ at::Tensor ImageFeed::on_device(const void* values, at::IntArrayRef sizes, at::S
   return host.to(device_, /*non_blocking=*/true);  // torch's pinned memory waits for the copy before it is used again
 }
 
+void ImageFeed::start(int64_t epoch, int64_t batch) {
+  loader_.start(epoch);
+  for (int64_t i = 0; i < batch; ++i) loader_.next(host_);
+}
+
 bool ImageFeed::next(ImageTensors& batch) {
   if (!loader_.next(host_)) return false;
   batch.images = on_device(host_.images.data(), {host_.count, host_.channels, host_.height, host_.width}, at::kFloat).contiguous(order_);

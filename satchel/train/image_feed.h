@@ -29,7 +29,8 @@ class ImageFeed {
   ImageFeed(const ImageData& data, const ImageLoaderOptions& options, at::Device device, bool channels_last);
 
   const ImageLoader& loader() const { return loader_; }
-  void start(int64_t epoch) { loader_.start(epoch); }
+  /// Begins an epoch, at one of its batches.
+  void start(int64_t epoch, int64_t batch = 0);
   /// False after the epoch's last batch. On CUDA the copy goes through pinned memory in the order of the current stream; the host does
   /// not wait for it.
   bool next(ImageTensors& batch);

@@ -9,39 +9,23 @@
 #include "satchel/core/error.h"
 #include "satchel/plan/image_plan.h"
 #include "satchel/train/options.h"
+#include "satchel/train/ranges.h"
 
 namespace satchel {
 namespace {
 
-constexpr int64_t kMostImage = 1 << 14, kMostWidth = 1 << 12, kMostLoaders = 256;
-
-void between(const char* what, int64_t value, int64_t least, int64_t most) {
-  if (value < least || value > most)
-    fail("train", std::string(what) + " must be " + std::to_string(least) + " to " + std::to_string(most), value);
-}
-
-void at_least(const char* what, int64_t value, int64_t least) {
-  if (value < least) fail("train", std::string(what) + " must be at least " + std::to_string(least), value);
-}
-
-void finite(const char* what, double value, double least, bool above) {
-  if (std::isfinite(value) && (above ? value > least : value >= least)) return;
-  fail("train", std::string(what) + " must be finite and " + (above ? "above " : "at least ") + std::to_string(least).substr(0, 1), value);
-}
+constexpr int64_t kMostImage = 1 << 14, kMostChannels = 1 << 12, kMostLoaders = 256;
 
 void check_loss_scale(const LossScale& s) {
-  finite("the first loss scale", s.initial, 0, true);
-  finite("growth of the loss scale", s.growth, 1, true);
+  check_finite_above("the first loss scale", s.initial, 0);
+  check_finite_above("growth of the loss scale", s.growth, 1);
   if (!(s.backoff > 0 && s.backoff < 1)) fail("train", "backoff of the loss scale must be above 0 and below 1", s.backoff);
-  at_least("steps before the loss scale grows", s.interval, 1);
+  check_at_least("steps before the loss scale grows", s.interval, 1);
 }
 
 void check_rates(const ImageTrainOptions& o) {
-  finite("lr", o.lr, 0, true);
-  finite("weight decay", o.weight_decay, 0, false);
-  finite("gamma", o.gamma, 0, true);
-  finite("warm-up", o.warmup, 0, false);
-  if (!(o.momentum >= 0 && o.momentum < 1)) fail("train", "momentum must be at least 0 and below 1", o.momentum);
+  check_finite_above("gamma", o.gamma, 0);
+  check_finite_at_least("warm-up", o.warmup, 0);
   if (o.nesterov && o.momentum == 0) fail("train", "nesterov needs momentum", o.momentum);
   if (o.warmup > static_cast<double>(o.epochs)) fail("train", "warm-up must be at most " + std::to_string(o.epochs) + " epochs", o.warmup);
   if (o.schedule == Decay::onecycle && o.warmup > 0) fail("train", "onecycle has a rise of its own: warm-up must be 0", o.warmup);
@@ -57,20 +41,16 @@ void check_rates(const ImageTrainOptions& o) {
 
 void validate(const ImageTrainOptions& o) {
   validate(shape_of(o, 2, 3, 32, 32), "train");
-  between("width", o.width, 1, kMostWidth);
+  check_between("width", o.width, 1, kMostChannels);
   validate(o.method, "train");
-  at_least("epochs", o.epochs, 1);
-  between("batch", o.batch, 1, kMostBatch);
-  between("image", o.image, 0, kMostImage);
-  between("loaders", o.loaders, 1, kMostLoaders);
+  validate_run(o);
+  check_between("batch", o.batch, 1, kMostBatch);
+  check_between("image", o.image, 0, kMostImage);
+  check_between("loaders", o.loaders, 1, kMostLoaders);
   check_rates(o);
   if (!(o.label_smoothing >= 0 && o.label_smoothing < 1))
     fail("train", "label smoothing must be at least 0 and below 1", o.label_smoothing);
   check_loss_scale(o.loss_scale);
-  at_least("epochs between evaluations", o.eval_every, 1);
-  at_least("epochs between checkpoints", o.checkpoint_every, 0);
-  if (o.tf32 && !names_cuda(o.device)) fail("train", "tf32 needs device cuda", o.device);
-  if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) fail("train", "resume and checkpoint_every need a checkpoint", "none");
 }
 
 Schedule schedule_of(const ImageTrainOptions& o, int64_t steps_per_epoch) {
@@ -96,7 +76,7 @@ ImageShape shape_of(const ImageTrainOptions& o, int64_t classes, int64_t channel
 }
 
 std::vector<SavedTensor> planned_saves(const ImageTrainOptions& o, const ImageShape& shape, int64_t height, int64_t width) {
-  return plan_image(shape, {o.batch, height, width, o.amp != Autocast::none}, o.method);
+  return plan_image(shape, {o.batch, height, width, is_half(o.amp)}, o.method);
 }
 
 ConvolutionSettings::ConvolutionSettings(at::Device device, const ConvolutionOptions& options) : cuda_(device.is_cuda()) {

@@ -21,11 +21,8 @@ struct Names<Decay> {
   static constexpr std::array all{std::pair{"cosine", Decay::cosine}, std::pair{"step", Decay::step},
                                   std::pair{"onecycle", Decay::onecycle}, std::pair{"none", Decay::none}};
 };
-template <>
-struct Names<Autocast> {
-  static constexpr const char* what = "amp";
-  static constexpr std::array all{std::pair{"none", Autocast::none}, std::pair{"bf16", Autocast::bf16}, std::pair{"fp16", Autocast::fp16}};
-};
+/// Does autocast compute in 16 bits?
+inline bool is_half(Amp amp) { return amp == Amp::bf16 || amp == Amp::fp16; }
 
 /// Throws `[train] rule, got value` unless every number is in its range.
 void validate(const ImageTrainOptions& options);

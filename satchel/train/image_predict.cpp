@@ -9,6 +9,8 @@
 
 #include "satchel/core/error.h"
 #include "satchel/train/checkpoint.h"
+#include "satchel/train/checkpoint_json.h"
+#include "satchel/train/image_checkpoint.h"
 #include "satchel/train/image_feed.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/image_step.h"
@@ -17,8 +19,6 @@
 
 namespace satchel {
 namespace {
-
-using nlohmann::json;
 
 constexpr int64_t kFolderSize = 224;  // what images in folders are brought to where nothing else was asked for
 
@@ -30,30 +30,21 @@ struct TrainedImages {
   std::vector<float> mean, deviation;
 };
 
-TrainedImages trained_from(const Checkpoint& c, const std::string& path) {
-  try {
-    const json o = json::parse(c.options), d = json::parse(c.data);
+TrainedImages trained_from(const Checkpoint& c) {
+  return in_checkpoint_words("data of a checkpoint", [&] {
     TrainedImages t;
-    t.shape.name = t.options.model = o.at("model").get<std::string>();
-    t.shape.classes = o.at("classes").get<int64_t>();
-    t.shape.channels = o.at("channels").get<int64_t>();
-    t.shape.small_stem = o.at("small_stem").get<bool>();
-    t.shape.width = t.options.width = o.at("width").get<int64_t>();
-    t.shape.dropout = t.options.dropout = o.at("dropout").get<double>();
+    t.options = parse_options(c.options, t.shape);
     t.options.method = parse_method("fp32");  // nothing is kept for backward
-    t.options.batch = o.at("batch").get<int64_t>();
-    t.options.image = o.at("image").get<int64_t>();
-    t.options.tf32 = o.at("tf32").get<bool>();
-    t.options.amp = from_name<Autocast>(o.at("amp").get<std::string>(), "checkpoint");
-    t.options.channels_last = o.at("channels_last").get<bool>();
+    t.options.schedule = Decay::none;         // nor does a learning rate move
+    t.options.warmup = 0;
+    t.options.milestones.clear();
+    const auto d = nlohmann::json::parse(c.data);
     t.height = d.at("height").get<int64_t>();
     t.width = d.at("image_width").get<int64_t>();
     t.mean = d.at("mean").get<std::vector<float>>();
     t.deviation = d.at("deviation").get<std::vector<float>>();
     return t;
-  } catch (const json::exception&) {
-    fail("checkpoint", path + " must be as satchel train writes it", "options or data of another kind");
-  }
+  });
 }
 
 /// Images as they were tested in training: as they are, or from files brought to the size that the model knows.
@@ -91,7 +82,7 @@ Prediction predict_images(const ImageData& data, bool labelled, const std::strin
                           int64_t loaders) {
   if (data.count() < 1) fail("predict", "data must have images", data.count());
   const Checkpoint c = read_checkpoint(checkpoint, kImageFormat);
-  TrainedImages t = trained_from(c, checkpoint);
+  TrainedImages t = trained_from(c);
   t.options.device = device_name;
   t.options.tf32 = t.options.tf32 && names_cuda(device_name);
   t.options.loaders = loaders;

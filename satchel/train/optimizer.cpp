@@ -36,24 +36,48 @@ int64_t clear_gradients(std::vector<at::Tensor>& parameters) {
 }
 
 ParameterStep::ParameterStep(const TrainOptions& options, std::vector<at::Tensor> parameters, double scale)
-    : options_(options), parameters_(std::move(parameters)) {
-  if (parameters_.empty()) fail("train", "a model must have parameters", 0);
-  const at::NoGradGuard guard;
-  const bool adam = options_.optimizer != Optimizer::sgd;
-  for (const at::Tensor& p : parameters_) {
-    if (adam || options_.momentum > 0) mean_.push_back(at::zeros_like(p));
-    if (adam) square_.push_back(at::zeros_like(p));
-  }
-  steps_ = at::zeros({}, parameters_.front().options());
+    : kind_(options.optimizer),
+      rates_{options.lr, options.momentum},
+      weight_decay_(options.weight_decay),
+      clip_(options.clip),
+      parameters_(std::move(parameters)) {
+  make_state(options.momentum > 0);
+  steps_ = at::zeros({}, parameters_.front().options().requires_grad(false));
   if (scale == 1) return;
   if (int exponent = 0; !std::isfinite(scale) || std::frexp(scale, &exponent) != 0.5) fail("train", "scale must be a power of two", scale);
   inverse_ = at::full({1}, 1 / scale, parameters_.front().options().requires_grad(false));
   found_ = at::zeros_like(inverse_);
 }
 
+ParameterStep::ParameterStep(const ImageTrainOptions& options, std::vector<at::Tensor> parameters)
+    : kind_(Optimizer::sgd),
+      rates_{options.lr, options.momentum},
+      weight_decay_(options.weight_decay),
+      nesterov_(options.nesterov),
+      parameters_(std::move(parameters)) {
+  make_state(options.momentum > 0 || options.schedule == Decay::onecycle);
+  if (options.amp == Amp::fp16) scaler_.emplace(options.loss_scale, parameters_.front().device());
+}
+
+void ParameterStep::make_state(bool momentum) {
+  if (parameters_.empty()) fail("train", "a model must have parameters", 0);
+  const at::NoGradGuard guard;
+  const bool adam = kind_ != Optimizer::sgd;
+  for (const at::Tensor& p : parameters_) {
+    if (adam || momentum) mean_.push_back(at::zeros_like(p));
+    if (adam) square_.push_back(at::zeros_like(p));
+  }
+}
+
+int64_t ParameterStep::parameter_bytes() const {
+  int64_t bytes = 0;
+  for (const at::Tensor& p : parameters_) bytes += static_cast<int64_t>(p.nbytes());
+  return bytes;
+}
+
 void ParameterStep::clip(std::vector<at::Tensor>& gradients) const {
   const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
-  at::_foreach_mul_(gradients, norm.add(1e-6).reciprocal().mul(options_.clip).clamp_max(1));  // 1e-6: as torch's clip_grad_norm_
+  at::_foreach_mul_(gradients, norm.add(1e-6).reciprocal().mul(clip_).clamp_max(1));  // 1e-6: as torch's clip_grad_norm_
 }
 
 void ParameterStep::step() {
@@ -68,20 +92,27 @@ void ParameterStep::step() {
   }
   if (moved.empty()) return;
   if (inverse_.defined()) at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_, inverse_);
-  if (options_.clip > 0) clip(gradients);
-  steps_.add_(1);
+  if (clip_ > 0) clip(gradients);
+  std::optional<at::Tensor> found;
+  if (scaler_) {
+    scaler_->unscale_(gradients);
+    found = scaler_->found();
+  }
+  if (steps_.defined()) steps_.add_(1);
   const std::vector<at::Tensor> steps(moved.size(), steps_);
-  switch (options_.optimizer) {
+  switch (kind_) {
     case Optimizer::adam:
-      at::_fused_adam_(moved, gradients, mean, square, {}, steps, options_.lr, kBeta1, kBeta2, options_.weight_decay, kEps, false, false);
+      at::_fused_adam_(moved, gradients, mean, square, {}, steps, rates_.lr, kBeta1, kBeta2, weight_decay_, kEps, false, false);
       break;
     case Optimizer::adamw:
-      at::_fused_adamw_(moved, gradients, mean, square, {}, steps, options_.lr, kBeta1, kBeta2, options_.weight_decay, kEps, false, false);
+      at::_fused_adamw_(moved, gradients, mean, square, {}, steps, rates_.lr, kBeta1, kBeta2, weight_decay_, kEps, false, false);
       break;
     case Optimizer::sgd:  // momentum starts as zeros: its first value is the gradient, as torch's
-      at::_fused_sgd_(moved, gradients, mean, options_.weight_decay, options_.momentum, options_.lr, 0, false, false, false);
+      at::_fused_sgd_(moved, gradients, mean, weight_decay_, mean.empty() ? 0 : rates_.momentum, rates_.lr, 0, nesterov_ && !mean.empty(),
+                      false, false, {}, found);
       break;
   }
+  if (scaler_) scaler_->update();
 }
 
 at::Tensor ParameterStep::marked(const at::Tensor& loss) const {
@@ -89,8 +120,9 @@ at::Tensor ParameterStep::marked(const at::Tensor& loss) const {
 }
 
 std::map<std::string, at::Tensor> ParameterStep::state() const {
-  std::map<std::string, at::Tensor> all{{"step", steps_}};
-  const bool adam = options_.optimizer != Optimizer::sgd;
+  std::map<std::string, at::Tensor> all = scaler_ ? scaler_->state() : std::map<std::string, at::Tensor>();
+  if (steps_.defined()) all["step"] = steps_;
+  const bool adam = kind_ != Optimizer::sgd;
   for (size_t i = 0; i < mean_.size(); ++i) all[std::to_string(i) + (adam ? ".exp_avg" : ".momentum")] = mean_[i];
   for (size_t i = 0; i < square_.size(); ++i) all[std::to_string(i) + ".exp_avg_sq"] = square_[i];
   return all;
@@ -111,6 +143,7 @@ void ParameterStep::restore(const std::map<std::string, at::Tensor>& state) {
   const std::map<std::string, at::Tensor> own = this->state();
   check_state(own, state);
   for (const auto& [name, tensor] : own) tensor.copy_(state.at(name));
+  if (scaler_) scaler_->restore(state);
 }
 
 }  // namespace satchel

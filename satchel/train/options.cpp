@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "satchel/core/error.h"
+#include "satchel/train/ranges.h"
 
 namespace satchel {
 namespace {
@@ -14,42 +15,37 @@ namespace {
 constexpr int64_t kMostLayers = 1000, kMostWidth = int64_t{1} << 20;  // a checkpoint is a file: what it asks for has a limit
 constexpr double kMostDropout = 0.9999;                               // dropout draws in steps of 1/65536, and some values must stay
 
-void between(const char* what, int64_t value, int64_t least, int64_t most) {
-  if (value < least || value > most)
-    fail("train", std::string(what) + " must be " + std::to_string(least) + " to " + std::to_string(most), value);
-}
-
-void at_least(const char* what, int64_t value, int64_t least) {
-  if (value < least) fail("train", std::string(what) + " must be at least " + std::to_string(least), value);
-}
-
-void finite(const char* what, double value, bool above_zero) {
-  if (!std::isfinite(value) || value < 0 || (above_zero && value == 0))
-    fail("train", std::string(what) + " must be finite and " + (above_zero ? "above 0" : "at least 0"), value);
-}
-
 }  // namespace
 
+void validate_run(const RunOptions& o) {
+  check_at_least("epochs", o.epochs, 1);
+  check_finite_above("lr", o.lr, 0);
+  check_finite_at_least("weight decay", o.weight_decay, 0);
+  if (!(o.momentum >= 0 && o.momentum < 1)) fail("train", "momentum must be at least 0 and below 1", o.momentum);
+  check_at_least("epochs between evaluations", o.eval_every, 1);
+  check_finite_at_least("minutes between checkpoints", o.checkpoint_every, 0);
+  if (o.tf32 && !names_cuda(o.device)) fail("train", "tf32 needs device cuda", o.device);
+  if (!o.checkpoint.empty()) {
+    if (parse_method(o.method.name) != o.method)
+      fail("train", "with a checkpoint, which holds the method's text, a method must be as parse_method() reads it", o.method.name);
+    return;
+  }
+  if (o.resume || o.checkpoint_every > 0) fail("train", "resume and checkpoint_every need a checkpoint", "none");
+}
+
 void validate(const TrainOptions& o) {
-  between("layers", o.shape.layers, 1, kMostLayers);
-  between("hidden", o.shape.hidden, 1, kMostWidth);
+  check_between("layers", o.shape.layers, 1, kMostLayers);
+  check_between("hidden", o.shape.hidden, 1, kMostWidth);
   if (!(o.shape.dropout >= 0 && o.shape.dropout < 1)) fail("train", "dropout must be at least 0 and below 1", o.shape.dropout);
   if (o.shape.dropout > kMostDropout) fail("train", "dropout must leave something: 0.9999 at most", o.shape.dropout);
   if (!std::isfinite(o.shape.slope)) fail("train", "slope must be finite", o.shape.slope);
   if (!(o.shape.alpha >= 0) || !std::isfinite(o.shape.alpha)) fail("train", "alpha must be finite and at least 0", o.shape.alpha);
   validate_for_graph(o.method, "train");
-  at_least("epochs", o.epochs, 1);
-  finite("lr", o.lr, true);
-  finite("weight decay", o.weight_decay, false);
-  finite("clip", o.clip, false);
-  if (!(o.momentum >= 0 && o.momentum < 1)) fail("train", "momentum must be at least 0 and below 1", o.momentum);
-  at_least("epochs between evaluations", o.eval_every, 1);
-  at_least("patience", o.patience, 0);
-  at_least("split", o.split, 0);
-  at_least("epochs between checkpoints", o.checkpoint_every, 0);
-  if (o.tf32 && !names_cuda(o.device)) fail("train", "tf32 needs device cuda", o.device);
+  validate_run(o);
+  check_finite_at_least("clip", o.clip, 0);
+  check_at_least("patience", o.patience, 0);
+  check_at_least("split", o.split, 0);
   if (o.cuda_graph.value_or(false) && !names_cuda(o.device)) fail("train", "cuda_graph needs device cuda", o.device);
-  if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) fail("train", "resume and checkpoint_every need a checkpoint", "none");
 }
 
 at::Device device_of(const std::string& name, const char* op) {

@@ -12,7 +12,9 @@
 
 namespace satchel {
 
-/// Throws `[train] rule, got value` unless every number is in its range. Features and classes are the data's.
+/// Throws `[train] rule, got value` unless what all runs have is in its range.
+void validate_run(const RunOptions& options);
+/// … and what runs on graphs have. Features and classes are the data's.
 void validate(const TrainOptions& options);
 
 /// Is it "cuda" or "cuda:N"?

@@ -2,12 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "satchel/core/error.h"
 #include "satchel/data/printable.h"
 #include "satchel/tensor/output.h"
+#include "satchel/train/replacement.h"
 
 namespace satchel {
 namespace {
@@ -23,95 +22,9 @@ static_assert(std::endian::native == std::endian::little, "values and the header
 
 constexpr const char* kOp = "checkpoint";
 constexpr uint64_t kMaxHeader = 100'000'000;  // as Python's safetensors
-constexpr size_t kPiece = size_t{1} << 30;    // Linux moves less than 2^31 bytes at once
 constexpr size_t kFront = 16;                 // bytes that show what kind of file it is
 
 std::string reason() { return std::string(" (") + std::strerror(errno) + ")"; }
-
-/// An open file; closed when it goes.
-class Descriptor {
- public:
-  Descriptor(const std::string& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
-  ~Descriptor() { close(); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  explicit operator bool() const { return fd_ >= 0; }
-  int get() const { return fd_; }
-  bool close() { return fd_ < 0 || ::close(std::exchange(fd_, -1)) == 0; }
-
-  /// Moves all bytes, or says that it could not.
-  bool write(const void* data, size_t count) {
-    const char* from = static_cast<const char*>(data);
-    while (count > 0) {
-      const ssize_t moved = ::write(fd_, from, std::min(count, kPiece));
-      if (moved < 0 && errno == EINTR) continue;
-      if (moved <= 0) return false;
-      from += moved;
-      count -= static_cast<size_t>(moved);
-    }
-    return true;
-  }
-  bool read(void* data, size_t count, uint64_t place) {
-    char* to = static_cast<char*>(data);
-    while (count > 0) {
-      const ssize_t moved = ::pread(fd_, to, std::min(count, kPiece), static_cast<off_t>(place));
-      if (moved < 0 && errno == EINTR) continue;
-      if (moved == 0) errno = ENODATA;  // the file became shorter
-      if (moved <= 0) return false;
-      to += moved;
-      place += static_cast<uint64_t>(moved);
-      count -= static_cast<size_t>(moved);
-    }
-    return true;
-  }
-
- private:
-  int fd_;
-};
-
-/// A new file beside `path` that becomes it in one step, or is gone.
-class Replacement {
- public:
-  explicit Replacement(const std::string& path) : path_(path), temporary_(free_name(path)), out_(temporary_, O_WRONLY | O_CREAT | O_EXCL) {
-    if (!out_) fail(kOp, path_ + ": output must be writable" + reason(), "'" + path_ + "'");
-  }
-  ~Replacement() {
-    if (out_ || closed_) ::unlink(temporary_.c_str());
-  }
-  Replacement(const Replacement&) = delete;
-  Replacement& operator=(const Replacement&) = delete;
-
-  void write(const void* data, size_t count) {
-    if (!out_.write(data, count)) stop();
-  }
-  void finish() {
-    if (::fsync(out_.get()) != 0) stop();
-    closed_ = true;
-    if (!out_.close() || std::rename(temporary_.c_str(), path_.c_str()) != 0) stop();
-    closed_ = false;
-    // The new name reaches the disk too; some file systems cannot do that for a folder, and the file is whole either way.
-    const size_t slash = path_.rfind('/');
-    const Descriptor folder(slash == std::string::npos ? "." : path_.substr(0, slash + 1), O_RDONLY | O_DIRECTORY);
-    if (folder) static_cast<void>(::fsync(folder.get()));
-  }
-
- private:
-  static std::string free_name(const std::string& path) {
-    std::string name;
-    struct stat about {};
-    for (int i = 0; i < 1000; ++i) {
-      name = path + ".tmp." + std::to_string(::getpid()) + "." + std::to_string(i);
-      if (::lstat(name.c_str(), &about) != 0) break;
-    }
-    return name;
-  }
-  [[noreturn]] void stop() const { fail(kOp, path_ + ": output must be writable to its end" + reason(), "'" + path_ + "'"); }
-
-  std::string path_, temporary_;
-  Descriptor out_;
-  bool closed_ = false;  // and not yet renamed
-};
 
 /// Where each tensor's values begin: larger items first, else in order, so that each offset is a multiple of its item.
 std::vector<const StoredTensor*> data_order(const TensorFile& file) {
@@ -183,7 +96,7 @@ void write_safetensors(const std::string& path, const TensorFile& file) {
   check_replaceable(path, kOp);
   const std::string header = header_of(file, path);
   const uint64_t length = header.size();
-  Replacement out(path);
+  Replacement out(path, kOp);
   out.write(&length, sizeof length);
   out.write(header.data(), header.size());
   for (const StoredTensor* tensor : data_order(file)) out.write(tensor->bytes.data(), tensor->bytes.size());

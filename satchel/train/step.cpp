@@ -73,7 +73,7 @@ at::Tensor TrainStep::forward_to_optimizer(MemoryMeter* meter, StepCost* cost) {
     cost->loss_bytes = meter->allocated() - cost->saved_bytes;
     cost->tensors = packed_tensors(loss);
   }
-  loss.backward();
+  optimizer_.scaled(loss).backward();
   optimizer_.step();
   return optimizer_.marked(loss.detach());
 }

@@ -1,6 +1,7 @@
 // `satchel train`, `predict` and `bench graph` as a user runs them.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,8 +50,9 @@ class TrainCommand : public testing::Test {
 
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
 
-  /// Starts the tool in the folder, two threads, SIGINT as a terminal has it.
-  pid_t start(std::vector<std::string> arguments, const std::string& out = "out", const std::string& err = "err") const {
+  /// Starts the tool in the folder, two threads, SIGINT as a terminal has it; no file that it writes has more than `limit` bytes.
+  pid_t start(std::vector<std::string> arguments, const std::string& out = "out", const std::string& err = "err",
+              rlim_t limit = RLIM_INFINITY) const {
     arguments.insert(arguments.begin(), SATCHEL_TOOL);
     std::vector<char*> argv;
     for (std::string& a : arguments) argv.push_back(a.data());
@@ -58,6 +60,8 @@ class TrainCommand : public testing::Test {
     const pid_t child = ::fork();
     if (child != 0) return child;
     std::signal(SIGINT, SIG_DFL);
+    const rlimit sizes{limit, limit};
+    if (limit != RLIM_INFINITY) ::setrlimit(RLIMIT_FSIZE, &sizes);
     ::setenv("OMP_NUM_THREADS", "2", 1);
     const bool ready = ::chdir(folder_.c_str()) == 0 && ::dup2(::open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 1) == 1 &&
                        ::dup2(::open(err.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 2) == 2;
@@ -265,25 +269,75 @@ TEST_F(TrainCommand, PredictsNodesWithoutLabels) {
   ::rmdir(path("set").c_str());
 }
 
-TEST_F(TrainCommand, InterruptEndsAfterTheEpochWithAllFiles) {
-  const pid_t child = start(training({"--epochs", "1000000", "--checkpoint", "a.st", "--checkpoint-every", "1", "--json", "a.json"}));
-  for (int i = 0; i < 2000 && !exists(path("a.st")); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  ::kill(child, SIGINT);
+TEST_F(TrainCommand, SignalsEndAfterTheEpochWithAllFiles) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const pid_t child = start(training({"--epochs", "1000000", "--checkpoint", "a.st", "--checkpoint-every", "1e-9", "--json", "a.json"}));
+    for (int i = 0; i < 2000 && !exists(path("a.st")); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ::kill(child, signal);
+    if (signal == SIGHUP) ::kill(child, signal);  // a terminal that closes sends it twice
+    const Outcome r = finished(child);
+    EXPECT_EQ(r.code, 128 + signal) << r.err;
+    EXPECT_EQ(r.err, "\nsatchel: stopping after this epoch, then checkpoint, table and JSON will be written (Ctrl-C kills at once)\n");
+    const json all = json::parse(slurp(path("a.json")), nullptr, false);
+    ASSERT_TRUE(all.is_object());
+    EXPECT_TRUE(all["interrupted"].get<bool>());
+    ASSERT_EQ(all["runs"].size(), 1u);
+    const json& one = all["runs"][0];
+    EXPECT_TRUE(one["interrupted"].get<bool>());
+    EXPECT_GE(one["epochs"].get<int64_t>(), 1);
+    EXPECT_EQ(one["curve"].size(), one["epochs"].get<size_t>());
+    EXPECT_NE(r.out.find("interrupted"), std::string::npos) << r.out;
+    const json state = json::parse(read_safetensors(path("a.st")).metadata.at("state"));
+    EXPECT_EQ(state["epoch"], one["epochs"]) << "the checkpoint is of the last epoch";
+    const Outcome predicted = run({"predict", "--checkpoint", "a.st", "--data", kData, "-o", "y.npy"});
+    EXPECT_EQ(predicted.code, 0) << predicted.err;
+    ::unlink(path("a.st").c_str());
+  }
+}
+
+/// A file's size is limited to 200,000 bytes, which a checkpoint of 128 channels is beyond and the JSON is not: as a disk that is nearly
+/// full.
+TEST_F(TrainCommand, AFullDiskTakesNoResult) {
+  const pid_t child = start({"train", "--data", kData, "--hidden", "128", "--epochs", "3", "--checkpoint", "a.st", "--checkpoint-every",
+                             "1e-9", "--json", "a.json"},
+                            "out", "err", 200000);
   const Outcome r = finished(child);
-  EXPECT_EQ(r.code, 130) << r.err;
-  EXPECT_EQ(r.err, "");
+  EXPECT_EQ(r.code, 1) << r.err;
+  EXPECT_NE(r.err.find("satchel: [checkpoint] a.st: output must be writable to its end (File too large), got 'a.st' (the run goes on, and "
+                       "tries again when the next checkpoint is due)\n"),
+            std::string::npos)
+      << r.err;
+  EXPECT_NE(r.out.find("\nsatchel "), std::string::npos) << "the table: " << r.out;
   const json all = json::parse(slurp(path("a.json")), nullptr, false);
   ASSERT_TRUE(all.is_object());
-  EXPECT_TRUE(all["interrupted"].get<bool>());
-  ASSERT_EQ(all["runs"].size(), 1u);
+  EXPECT_EQ(all["runs"][0]["epochs"], 3);
+  EXPECT_FALSE(exists(path("a.st")));
+}
+
+TEST_F(TrainCommand, JsonTellsHowARunWasMade) {
+  const json all = trained({"--epochs", "4", "--eval-every", "2", "--lr", "0.02", "--checkpoint", "a.st", "--resume"}, "a.json");
+  EXPECT_TRUE(all["version"].is_string());
+  ASSERT_EQ(all["command"].size(), 17u);
+  EXPECT_EQ(all["command"][1], "train");
   const json& one = all["runs"][0];
-  EXPECT_TRUE(one["interrupted"].get<bool>());
-  EXPECT_GE(one["epochs"].get<int64_t>(), 1);
-  EXPECT_NE(r.out.find("interrupted"), std::string::npos) << r.out;
-  const json state = json::parse(read_safetensors(path("a.st")).metadata.at("state"));
-  EXPECT_EQ(state["epoch"], one["epochs"]) << "the checkpoint is of the last epoch";
-  const Outcome predicted = run({"predict", "--checkpoint", "a.st", "--data", kData, "-o", "y.npy"});
-  EXPECT_EQ(predicted.code, 0) << predicted.err;
+  EXPECT_EQ(one["options"]["lr"], 0.02);
+  EXPECT_EQ(one["options"]["method"], "satchel");
+  EXPECT_EQ(one["options"]["epochs"], 4);
+  EXPECT_EQ(one["options"]["checkpoint_every"], 10.0);
+  EXPECT_EQ(one["options"]["cuda_graph"], "auto");
+  EXPECT_EQ(one["data_digest"].get<std::string>().size(), 16u);
+  ASSERT_EQ(one["curve"].size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(one["curve"][i]["epoch"], i + 1);
+    EXPECT_TRUE(one["curve"][i]["loss"].is_number());
+    EXPECT_EQ(one["curve"][i].contains("valid"), i % 2 == 1);
+  }
+  const Outcome again = run(training({"--epochs", "4", "--eval-every", "2", "--lr", "0.02", "--checkpoint", "a.st", "--resume"}));
+  EXPECT_NE(again.out.find("\ngoes on from a.st\n"), std::string::npos) << again.out;
+  ::unlink(path("a.st").c_str());
+  const Outcome anew = run(training({"--epochs", "4", "--checkpoint", "a.st", "--resume"}));
+  EXPECT_EQ(anew.code, 0) << anew.err;
+  EXPECT_NE(anew.out.find("\nstarts anew, there is no checkpoint yet: a.st\n"), std::string::npos) << anew.out;
 }
 
 TEST_F(TrainCommand, EarlyStoppingSaysSo) {
@@ -317,6 +371,9 @@ TEST_F(TrainCommand, WrongUse) {
   refused({"--method", "satchel,satchel"}, "[method] every method must be named once, got satchel");
   refused({"--checkpoint", ""}, "--checkpoint: must name a file, got ''");
   refused({"--resume"}, "[train] --resume needs --checkpoint, got none");
+  refused({"--checkpoint-every", "5"}, "[train] --checkpoint-every needs --checkpoint, got none");
+  refused({"--checkpoint", "a.st", "--checkpoint-every", "-1"},
+          "[train] minutes between checkpoints must be finite and at least 0, got -1");
   refused({"--checkpoint", "a.st", "--json", "./a.st"}, "[train] --json must be another file than --checkpoint");
   refused({"--checkpoint", "a.st", "--seeds", "2"}, "[train] --checkpoint takes a single run, of one method and one seed, got 2 runs");
   refused({"--tf32"}, "[train] tf32 needs device cuda, got cpu");
@@ -332,7 +389,6 @@ TEST_F(TrainCommand, FailuresAreOne) {
                  {{"train", "--data", SATCHEL_TOOL}, 1, "must be an npz file, a zip archive"},
                  {training({"--json", "/nonexistent/a.json"}), 1, "[train] output must lie in an existing folder"},
                  {training({"--json", folder_}), 1, "[train] output must be a plain file"},
-                 {training({"--checkpoint", "a.st", "--resume"}), 1, "[checkpoint] a.st: file must exist"},
                  {training({"--lr", "1e30", "--epochs", "5", "--checkpoint", "a.st"}), 1,
                   "[train] loss must be finite (satchel; a smaller lr may help), got nan at epoch"}});
   EXPECT_FALSE(exists(path("a.st"))) << "a run that diverged leaves no checkpoint";

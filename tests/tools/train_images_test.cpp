@@ -7,12 +7,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "satchel/data/npy.h"
+#include "satchel/train/safetensors.h"
 #include "tests/data/image_files.h"
 #include "tests/tools/run_tool.h"
 
@@ -27,7 +29,7 @@ class TrainImages : public testing::Test {
  protected:
   void SetUp() override { ASSERT_EQ(::mkdir(folder_.c_str(), 0700), 0); }
   void TearDown() override {
-    for (const char* name : {"a.json", "b.json", "a.st", "y.npy", "p.npy"}) ::unlink(path(name).c_str());
+    for (const char* name : {"a.json", "b.json", "a.st", "b.st", "y.npy", "p.npy"}) ::unlink(path(name).c_str());
     EXPECT_EQ(::rmdir(folder_.c_str()), 0) << "no other file may be left: " << folder_;
   }
 
@@ -95,6 +97,29 @@ TEST_F(TrainImages, ResumedIsOneRun) {
   expect_refused(
       "predict --checkpoint " + path("a.st") + " --data synthetic:nodes=600,edges=2400,features=4,classes=2 -o " + path("a.json"), 2,
       "[predict] data must be images for ");
+}
+
+/// SIGTERM after the first checkpoint, a few steps into an epoch of 100.
+TEST_F(TrainImages, ASignalStopsWithinAnEpoch) {
+  const auto run = [&](const std::string& name) {
+    return "train --data synthetic-images:classes=4,size=16,count=1600,test=48 --model resnet18 --width 4 --batch 16 --threads 1 --epochs "
+           "1 "
+           "--resume --method actnn --checkpoint " +
+           path(name + ".st") + " --json " + path(name + ".json");
+  };
+  const std::string wait = "while [ ! -e '" + path("a.st") + "' ] && kill -0 $p; do sleep 0.02; done; kill -TERM $p; wait $p";
+  const int status = std::system(("'" SATCHEL_TOOL "' " + run("a") + " --checkpoint-every 1e-9 >/dev/null 2>&1 & p=$!; " + wait).c_str());
+  ASSERT_EQ(WEXITSTATUS(status), 143);
+  const json part = read("a.json")["runs"][0], state = json::parse(read_safetensors(path("a.st")).metadata.at("state"));
+  EXPECT_TRUE(part["interrupted"].get<bool>());
+  EXPECT_EQ(part["epochs"], 0);
+  EXPECT_GT(part["steps"].get<int>(), 0);
+  EXPECT_LT(part["steps"].get<int>(), 100);
+  EXPECT_EQ(part["steps"], state["step"]) << "the checkpoint is of the last step";
+  ASSERT_EQ(run_tool(run("a")).code, 0);
+  ASSERT_EQ(run_tool(run("b")).code, 0);
+  for (const char* key : {"loss", "test", "curve"}) EXPECT_EQ(read("a.json")["runs"][0][key], read("b.json")["runs"][0][key]) << key;
+  EXPECT_TRUE(read_safetensors(path("a.st")).tensors == read_safetensors(path("b.st")).tensors);
 }
 
 /// One class a row of `scores`: the largest, as the file of classes has it.

@@ -16,10 +16,12 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <stdexcept>
 
 #include "satchel/core/error.h"
 #include "satchel/data/synthetic_images.h"
 #include "satchel/plan/share_out.h"
+#include "satchel/train/checkpoint.h"
 #include "satchel/train/image_feed.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/image_step.h"
@@ -202,6 +204,38 @@ TEST_F(ImageTrain, ResumedIsOneRun) {
   }
 }
 
+/// As if it were killed: the report, which comes between an epoch's last step and its checkpoint, ends the run. What is left stands five
+/// steps into the second epoch of six.
+TEST_F(ImageTrain, GoesOnWithinAnEpoch) {
+  for (const char* method : {"fp32", "satchel", "actnn", "satchel,mean=2.5"}) {
+    ImageTrainOptions options = small(method, 3);
+    options.eval_every = 2;
+    options.checkpoint = file_;
+    options.amp = std::string(method) == "satchel" ? Autocast::fp16 : Autocast::none;  // with a loss scale, which is state too
+    const RunResult whole = train_images(images(), options);
+    const TensorFile expected = read_safetensors(file_);
+    std::remove(file_.c_str());
+    options.resume = true;
+    options.checkpoint_every = train_test::kAlways;
+    const auto dies = [](const Progress& p) {
+      if (p.epoch == 2) throw std::runtime_error("killed");
+      return true;
+    };
+    EXPECT_THROW(train_images(images(), options, dies), std::runtime_error);
+    const RunState state = read_checkpoint(file_, kImageFormat).state;
+    EXPECT_EQ(state.epoch, 1);
+    EXPECT_EQ(state.step, 5);
+    const RunResult rest = train_images(images(), options);
+    EXPECT_EQ(rest.loss, whole.loss) << method;
+    EXPECT_EQ(rest.test, whole.test);
+    EXPECT_EQ(rest.best_test, whole.best_test);
+    ASSERT_EQ(rest.curve.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(rest.curve[i].loss, whole.curve[i].loss) << method << i;
+    EXPECT_TRUE(read_safetensors(file_).tensors == expected.tensors) << method;
+    std::remove(file_.c_str());
+  }
+}
+
 TEST_F(ImageTrain, AutocastTrains) {
   for (const char* method : {"fp32", "actnn", "division", "satchel"}) {
     ImageTrainOptions options = small(method, 1);
@@ -235,7 +269,7 @@ TEST_F(ImageTrain, NaNStopsTheRun) {
   expect_refused([&] { train_images(images(), options); },
                  "[train] logits must be finite (fp32; a smaller lr or a warm-up may help), got nan or infinity after epoch 1, the last");
   options.epochs = 2;
-  options.checkpoint_every = 1;
+  options.checkpoint_every = train_test::kAlways;
   expect_refused([&] { train_images(images(), options); }, "got nan or infinity after epoch 1");
   EXPECT_NE(::access(file_.c_str(), F_OK), 0) << "nor does one that did in an epoch's last step";
 }

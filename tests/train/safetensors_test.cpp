@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -341,6 +342,27 @@ TEST_F(Safetensors, ReadsFilesOnly) {
   EXPECT_EQ(error_of([&] { read_safetensors(folder_); }), "[checkpoint] " + folder_ + ": path must be a file, got '" + folder_ + "'");
   ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);  // would wait for a writer
   EXPECT_EQ(error_of([&] { read_safetensors(path()); }), "[checkpoint] " + path() + ": path must be a file, got '" + path() + "'");
+}
+
+TEST_F(Safetensors, WhatADeadProcessLeftGoes) {
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(dead, nullptr, 0), dead);
+  char host[256] = {};
+  ASSERT_EQ(::gethostname(host, sizeof host - 1), 0);
+  const std::string file = path(), start = file + ".tmp.";
+  const std::string gone = start + host + "." + std::to_string(dead) + ".0", older = start + std::to_string(dead) + ".3";
+  const std::string alive = start + host + "." + std::to_string(::getppid()) + ".0",
+                    elsewhere = start + "x" + host + "." + std::to_string(dead) + ".0", other = start + "notes";
+  for (const std::string& name : {gone, older, alive, elsewhere, other}) std::ofstream(name) << "half a file";
+  write_safetensors(file, {});
+  const auto exists = [](const std::string& name) { return ::access(name.c_str(), F_OK) == 0; };
+  EXPECT_FALSE(exists(gone));
+  EXPECT_FALSE(exists(older)) << "as earlier versions name them";
+  for (const std::string& name : {alive, elsewhere, other, file}) {
+    EXPECT_TRUE(exists(name)) << name;
+    ::unlink(name.c_str());
+  }
 }
 
 }  // namespace

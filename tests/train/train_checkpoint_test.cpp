@@ -1,6 +1,9 @@
 // Runs that stop and go on, bit for bit, predictions from what they left, and checkpoints of other runs.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "satchel/core/error.h"
@@ -108,8 +111,59 @@ TEST_F(Train, RefusesAnotherRunsCheckpoint) {
   changed.features.dense.resize(kNodes);
   expect_refused([&] { predict_graph(changed, file_); }, "[predict] data must have the 16 features of the checkpoint, got 1");
   std::remove(file_.c_str());
-  EXPECT_THROW(train_graph(data, o), Error);
   EXPECT_THROW(predict_graph(data, file_), Error);
+  EXPECT_EQ(train_graph(data, o).epochs, 4) << "nothing to go on from: it starts anew";
+}
+
+TEST_F(Train, AResultOutlivesItsCheckpoint) {
+  const std::string folder = testing::TempDir() + "satchel_gone_" + std::to_string(getpid());
+  ASSERT_EQ(::mkdir(folder.c_str(), 0700), 0);
+  TrainOptions o = small("satchel", 4);
+  const RunResult whole = train_graph(communities(), o);
+  o.checkpoint = folder + "/run.st";
+  o.checkpoint_every = kAlways;
+  std::string error;
+  try {
+    train_graph(communities(), o, [&](const Progress& p) {
+      if (p.epoch == 1) EXPECT_EQ(::rmdir(folder.c_str()), 0);  // before the first checkpoint
+      if (p.epoch == 2) error = p.checkpoint_error;
+      return true;
+    });
+    ADD_FAILURE() << "a checkpoint that is not there must be told of";
+  } catch (const CheckpointNotWritten& e) {
+    EXPECT_EQ(e.result.loss, whole.loss);
+    EXPECT_EQ(e.result.test, whole.test);
+    EXPECT_EQ(e.result.curve.size(), 4u);
+    EXPECT_NE(std::string(e.what()).find("output must be writable"), std::string::npos) << e.what();
+  }
+  EXPECT_NE(error.find("output must be writable"), std::string::npos) << error;
+}
+
+TEST_F(Train, AMethodIsStoredAsItsText) {
+  TrainOptions o = small("blockwise,levels=even,block=16rows", 2);
+  EXPECT_EQ(describe_options(o).find("method."), std::string::npos);
+  EXPECT_EQ(parse_options(describe_options(o)).method, o.method);
+  o.checkpoint = file_;
+  o.method.input.bits = 5;  // under a name that says 2
+  expect_refused([&] { train_graph(communities(), o); }, "[train] with a checkpoint, which holds the method's text, a method must be as");
+}
+
+TEST_F(Train, ACurveHasEveryEpoch) {
+  TrainOptions o = small("satchel", 5);
+  o.eval_every = 2;
+  o.checkpoint = file_;
+  o.epochs = 3;
+  train_graph(communities(), o);
+  o.epochs = 5;
+  o.resume = true;
+  const RunResult r = train_graph(communities(), o);
+  ASSERT_EQ(r.curve.size(), 5u);
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(r.curve[i].epoch, static_cast<int64_t>(i) + 1);
+    EXPECT_TRUE(std::isfinite(r.curve[i].loss));
+    EXPECT_EQ(std::isnan(r.curve[i].valid), i == 0 || i == 2) << "evaluated after 2, 4 and the last";
+  }
+  EXPECT_EQ(r.curve.back().loss, r.loss);
 }
 
 TEST_F(Train, CheckpointsTellTypesAndNotCudaGraphs) {

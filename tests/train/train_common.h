@@ -15,6 +15,7 @@
 
 namespace satchel::train_test {
 
+constexpr double kAlways = 1e-9;  // minutes between checkpoints: one whenever it can be
 constexpr int64_t kNodes = 400, kFeatures = 16, kClasses = 4;
 
 inline double uniform(uint64_t element) { return noise(77, Stream::seeds, element) * 0x1p-16; }
