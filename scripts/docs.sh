@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs.sh: checks the links and builds the documentation into build/site. MkDocs comes into .venv-docs (about 30 MB, once); torch and a
+# docs.sh: checks the links and builds the documentation into build/site. MkDocs comes into .venv-docs (46 MB, once); torch and a
 # compiler are not needed. PYTHON given: that Python's mkdocs is used and nothing is downloaded.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,6 +16,7 @@ if [[ -z "$python" ]]; then
     sha256sum requirements-docs.txt >.venv-docs/installed.sha256
   fi
 fi
+"$python" scripts/list_files.py
 "$python" scripts/check_links.py
 "$python" -m mkdocs build --quiet --clean || die "mkdocs failed (its reason is above); with PYTHON given: pip install -r requirements-docs.txt"
 echo "satchel: open build/site/index.html"
