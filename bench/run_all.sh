@@ -49,7 +49,7 @@ PY
 record() {
   "$PYTHON" - "$out/run.json" "$@" <<'PY'
 import json, pathlib, sys
-path, name, command = pathlib.Path(sys.argv[1]), sys.argv[2], " ".join(sys.argv[3:])
+path, name, command = pathlib.Path(sys.argv[1]), sys.argv[2], " ".join(f'"{a}"' if ";" in a else a for a in sys.argv[3:] if a)
 about = json.loads(path.read_text())
 about["commands"][name] = command
 path.write_text(json.dumps(about, indent=2) + "\n")
@@ -63,7 +63,12 @@ measure() {
   echo
   echo "$ satchel $*"
   rm -f "$out/$name.json"
-  if "$satchel" "$@" --json "$out/$name.json" 2>&1 | tee "$out/$name.log"; then record "$name" satchel "$@"; else failed+=("$name"); fi
+  if "$satchel" "$@" --json "$out/$name.json" 2>&1 | tee "$out/$name.log"; then
+    local shown=("${@#"$data/"}")  # the data set by its name
+    record "$name" satchel "${shown[@]/#--quiet/}"
+  else
+    failed+=("$name")
+  fi
 }
 
 wanted() { [[ " $parts " == *" $1 "* ]]; }

@@ -4,7 +4,8 @@
   bench/tables.py build/results/COMMIT [docs/results.md docs/memory.md]
 
 A table stands between <!-- table: NAME --> and <!-- end -->. Where the folder has the JSON of a table, the table is replaced, with a line
-below it that names command, machine, date and commit; else it stays as it is, and the program says which. Standard library only.
+below it that names command, machine, date and commit; else it stays as it is, and the program says which. A table is of one run: where a
+part of it was not measured, none of it is replaced. Standard library only.
 """
 import json
 import math
@@ -51,7 +52,7 @@ class Run:
 
 def table(head, rows):
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+    return "\n".join(lines + ["|" + "".join(f" {cell} |" if cell != "" else " |" for cell in row) for row in rows])
 
 
 def signed(value, digits=2):
@@ -115,16 +116,12 @@ def graph_small(run):
     for data, label in SMALL.items():
         for model in ("gcn", "sage"):
             name = f"train_{data}_{model}"
-            if not run.has(name):
-                continue
             names.append(name)
             runs = run.json(name)["runs"]
             base, (own, _, difference, error) = paired(runs, "fp32")[0], paired(runs, "satchel")
             saved = [saved_of(runs, m) for m in ("fp32", "satchel")]
             rows.append([label, model.upper(), f"{base:.2f}", f"{own:.2f}", f"{signed(difference)} ± {error:.2f}",
                          bytes_text(saved[0]), bytes_text(saved[1]), f"{saved[0] / saved[1]:.1f}×"])
-    if not rows:
-        raise Missing("train_cora_gcn")
     head = ["data, metric", "model", "fp32", "satchel", "difference ± standard error", "saved: fp32", "satchel", "less"]
     return table(head, rows), run.source(*names)
 
@@ -157,8 +154,9 @@ def graph_point(run, setting, suffix, method):
 
 def graph_step_gpu(run):
     bases = {s: graph_point(run, s, "", "torch") for s in SETTINGS}
-    if not any(bases.values()):
-        raise Missing("gpu/satchel_h128_tf32_on")
+    for (hidden, tf32), base in bases.items():
+        if not base:
+            raise Missing(f"gpu/satchel_h{hidden}_tf32_{tf32}")
     rows = []
     for suffix, method, name in OWN_ROWS:
         cells = []
@@ -243,27 +241,19 @@ def images_batch(run):
 def images_accuracy(run):
     rows, names = [], []
     for name, label in (("train_cifar10", "CIFAR-10 part"), ("train_fashion", "Fashion-MNIST")):
-        if run.has(name):
-            names.append(name)
-            rows += [[label, *row] for row in accuracy_rows(run.json(name)["runs"])]
-    if not rows:
-        raise Missing("train_cifar10")
+        names.append(name)
+        rows += [[label, *row] for row in accuracy_rows(run.json(name)["runs"])]
     return table(["data", "method", "test % ± deviation", "− fp32 ± standard error", "saved", "less"], rows), run.source(*names)
 
 
 # --- codec, bias, plans -----------------------------------------------------------------------------------------------
 
 def codec(run):
-    sides = [{r["op"]: r for r in run.json(name)["results"]} if run.has(name) else {} for name in ("codec_cpu", "gpu/codec")]
-    if not any(sides):
-        raise Missing("codec_cpu")
+    cpu, gpu = ({r["op"]: r for r in run.json(name)["results"]} for name in ("codec_cpu", "gpu/codec"))
     rows = []
-    for op in dict.fromkeys([*sides[0], *sides[1]]):
-        row = [op]
-        for side in sides:
-            r = side.get(op)
-            row += [f"{r['seconds'] * 1e3:.4g} ms", f"{r['share']:.2f}"] if r else ["", ""]
-        rows.append([*row, f"{(sides[0].get(op) or sides[1][op])['rmse']:.4f}"])
+    for op, own in cpu.items():
+        pairs = [cell for r in (own, gpu[op]) for cell in (f"{r['seconds'] * 1e3:.3g} ms", f"{r['share']:.2f}")]
+        rows.append([op, *pairs, f"{own['rmse']:.4f}"])
     return table(["operation", "CPU", "of a copy's speed", "GPU", "of a copy's speed", "rmse"], rows), run.source("codec_cpu", "gpu/run_cuda")
 
 
@@ -288,7 +278,8 @@ def plan_table(name):
         file = run.json(f"plan_{name}")
         parts = ["features", "norms", "activations", "masks", "metadata", "labels", "projections"]
         mib = lambda count: f"{count / MIB:,.2f}"
-        rows = [[r["name"], f"{r['published_mib']:,}", mib(r["model_bytes"]), *(mib(r["parts"][p]) for p in parts), mib(r["own_bytes"])]
+        digits = 0 if all(r["published_mib"] == int(r["published_mib"]) for r in file["rows"]) else 2  # as the paper prints them
+        rows = [[r["name"], f"{r['published_mib']:,.{digits}f}", mib(r["model_bytes"]), *(mib(r["parts"][p]) for p in parts), mib(r["own_bytes"])]
                 for r in file["rows"]]
         rows += [[f"`{m['method']}`", *[""] * (len(parts) + 2), mib(m["own_bytes"])] for m in file.get("methods", [])]
         return table(["", "published", "model", *parts, "Satchel"], rows), run.source(f"plan_{name}")

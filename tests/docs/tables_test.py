@@ -39,7 +39,8 @@ def sample():
     accuracy = trained({"fp32": [64.0, 65.0], "satchel": [64.2, 65.0]})
     measured = {"seeds": 10, "t": -2.3, "z": 0.4, "bias": 0.0019, "noise": 0.0571}
     tensors = [{"name": "first", "first": {**measured, "t": 0.1}}, {"name": "norm.gamma", "first": measured}]
-    files = {"train_arxiv": accuracy, "train_fashion": accuracy, "train_cifar10": accuracy, "train_cora_gcn": accuracy,
+    files = {"train_arxiv": accuracy, "train_fashion": accuracy, "train_cifar10": accuracy,
+             **{f"train_{data}_{model}": accuracy for data in tables.SMALL for model in ("gcn", "sage")},
              "graph_cpu": {"results": [graph("torch", 145.4, 109.8), graph("satchel", 78.0, 33.9)]},
              "codec_cpu": {"results": [codec_result("encode", 0.0289)]}, "gpu/codec": {"results": [codec_result("encode", 0.0000584)]},
              "bias": {"biased": 0, "results": [{"net": "batch", "loss": "squares", "rows": 4096, "tensors": tensors}]},
@@ -64,13 +65,13 @@ def sample():
 
 class TablesTest(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
         self.said = []
 
     def run_of(self, files):
-        root = pathlib.Path(self.folder.name)
-        (root / "gpu").mkdir(exist_ok=True)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = pathlib.Path(folder.name)
+        (root / "gpu").mkdir()
         commands = {"train_arxiv": "satchel train --device cuda", "graph_cpu": "satchel bench graph", "gpu/run_cuda": "bench/run_cuda.sh"}
         about = {"commit": "abc1234", "date": "2026-11-16", "cpu": "a CPU, 2 cores", "gpu": "a GPU", "commands": commands}
         for name, content in {**files, "run": about}.items():
@@ -113,6 +114,20 @@ class TablesTest(unittest.TestCase):
         self.assertIn("old", self.made("summary", files))
         self.assertEqual(self.said, ["graph-accuracy: not measured (train_arxiv.json), left as it is",
                                      "summary: not measured (train_arxiv.json), left as it is"])
+
+    def test_a_part_of_a_table_is_not_enough(self):
+        for name, file in (("codec", "gpu/codec"), ("graph-small", "train_tolokers_sage"), ("images-accuracy", "train_fashion"),
+                           ("graph-step-gpu", "gpu/satchel_h256_tf32_off")):
+            files = sample()
+            del files[file]
+            with self.subTest(name):
+                self.assertIn("old", self.made(name, files))
+
+    def test_published_figures_keep_their_digits(self):
+        self.assertIn("| EXACT | 30.47 |", self.made("plan-arxiv"))
+        files = sample()
+        files["plan_products"]["rows"][0]["published_mib"] = 16480.0
+        self.assertIn("| EXACT | 16,480 |", self.made("plan-products", files))
 
     def test_docs_name_tables_that_exist(self):
         names = [n for page in (ROOT / "docs").glob("*.md") for n in re.findall(r"<!-- table: ([\w-]+) -->", page.read_text(encoding="utf-8"))]
