@@ -8,7 +8,7 @@ export PYTHON JOBS
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check test-cuda sanitize-cuda bench bench-cuda sanitize fuzz lint format install clean
+.PHONY: help demo test check test-cuda sanitize-cuda bench bench-cuda sanitize fuzz lint format docs install clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=/path/to/python3] [JOBS=n]"
@@ -59,6 +59,9 @@ lint: ## clang-format and clang-tidy
 
 format: ## clang-format every source in place
 	@scripts/lint.sh --fix
+
+docs: ## the documentation as pages into build/site; MkDocs comes into .venv-docs
+	@scripts/docs.sh
 
 install: ## headers, library, tool and CMake package into PREFIX (default /usr/local)
 	@scripts/build.sh release

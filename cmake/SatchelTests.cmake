@@ -61,6 +61,13 @@ add_test(NAME house_order COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}
 add_test(NAME build_architectures COMMAND "${CMAKE_COMMAND}" "-DSATCHEL_SOURCE=${PROJECT_SOURCE_DIR}"
   "-DSCRATCH=${PROJECT_BINARY_DIR}/architectures" -P "${PROJECT_SOURCE_DIR}/tests/build/architectures.cmake")
 
+# Links of README and docs, and the tables of results: python3's standard library only.
+find_package(Python3 QUIET COMPONENTS Interpreter)
+if(Python3_FOUND)
+  add_test(NAME docs_links COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/scripts/check_links.py")
+  add_test(NAME docs_scripts COMMAND "${Python3_EXECUTABLE}" -B -m unittest discover -s "${PROJECT_SOURCE_DIR}/tests/docs" -p "*_test.py")
+endif()
+
 if(SATCHEL_TORCH)
   satchel_test(test_tensor satchel
     tests/tensor/chain_test.cpp
@@ -159,6 +166,17 @@ if(SATCHEL_TORCH)
     target_link_libraries(${example} PRIVATE satchel satchel_flags)
     add_test(NAME example_${example} COMMAND ${example})
   endforeach()
+
+  # README's program, word for word.
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/README.md")
+  file(READ "${PROJECT_SOURCE_DIR}/README.md" readme)
+  if(NOT readme MATCHES "```cpp\n([^`]*)```")
+    message(FATAL_ERROR "README.md must have a program in C++")
+  endif()
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/readme.cpp" CONTENT "${CMAKE_MATCH_1}" @ONLY)
+  add_executable(readme "${PROJECT_BINARY_DIR}/readme.cpp")
+  target_link_libraries(readme PRIVATE satchel satchel_flags)
+  add_test(NAME example_readme COMMAND readme)
 
   # What find_package(Satchel) gives a program elsewhere. A sanitized library would force its sanitizers on that program.
   if(NOT SATCHEL_SANITIZE)
