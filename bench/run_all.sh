@@ -102,7 +102,7 @@ if wanted arxiv && on_gpu arxiv && there "$data/ogbn-arxiv-fastrp"; then
     --device cuda --seeds 8 --tf32 --quiet
 fi
 if wanted images && on_gpu images; then
-  methods="fp32;actnn;division;satchel;satchel,mean=2.25"
+  methods="fp32;actnn;division;satchel;satchel,mean_bits=2.25"
   recipe=(--model resnet18 --method "$methods" --seeds 5 --batch 250 --schedule onecycle --lr 0.2 --label-smoothing 0.1 --device cuda --tf32 --quiet)
   if there "$data/cifar-10"; then measure train_cifar10 train --data "$data/cifar-10" --epochs 5 "${recipe[@]}"; fi
   fashion=/usr/share/datasets/fashion-mnist

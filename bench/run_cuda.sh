@@ -104,7 +104,7 @@ if [[ -n $images ]]; then
   for types in "--tf32" "--amp bf16"; do
     read -ra options <<<"--model resnet50 --batch 256 $types"
     name=images_${types##*[- ]}
-    run "$satchel" bench images --device cuda --steps "$steps" "${options[@]}" --methods "fp32;actnn;actnn,adaptive=no;division;satchel;satchel,residual=1;satchel,mean=2.25" \
+    run "$satchel" bench images --device cuda --steps "$steps" "${options[@]}" --methods "fp32;actnn;actnn,adaptive=no;division;satchel;satchel,norm_bits=1;satchel,mean_bits=2.25" \
       --json "$out/satchel_$name.json"
     run "$PYTHON" bench/image_torch.py --steps "$steps" "${options[@]}" --only "$only" --json "$out/torch_$name.json"
   done

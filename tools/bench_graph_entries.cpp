@@ -53,7 +53,7 @@ class GraphBench::Entry {
       host.a = {};  // torch does without
     }
     task_ = to_device(host, bench.device_);
-    add_loss_labels(task_, options_.method.plain);
+    add_loss_labels(task_, is_baseline(options_.method));
     if (const int64_t rows = torch ? 0 : cached_rows(task_, options_); rows > 0)
       task_.input = with_aggregated(std::move(task_.input), task_.a, rows);
     model_ = seeded_model(options_);
@@ -64,7 +64,7 @@ class GraphBench::Entry {
     result_.amp = options_.amp;
     result_.cached_bytes = task_.input.aggregated.defined() ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0;
     parts_ = {[this] { return forward(); },
-              [this, scale](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain, scale); }};
+              [this, scale](const at::Tensor& logits) { return loss_of(task_, logits, is_baseline(options_.method), scale); }};
     step_ = std::make_unique<TrainStep>(parts_, *optimizer_, bench.device_, options_.cuda_graph);
   }
   Entry(const Entry&) = delete;

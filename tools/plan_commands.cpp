@@ -23,7 +23,8 @@ std::string footer() {
   for (const MethodPreset& p : method_presets()) text += fmt::format("  {:<11} {}\n", p.name, p.summary);
   return text +
          "  gact        GACT's code: groups of 256, 4 bits, in shared saves\n"
-         "  Beside a spec's options: residual=1..8, norm_bias=0..1 (methods that share saves) · mean=2..3 or budget=SIZE (satchel, images) "
+         "  Beside a spec's options: norm_bits=1..8, norm_bias=0..1 (methods that share saves) · mean_bits=2..3 or budget=SIZE (satchel, "
+         "images) "
          "·\n"
          "  level=0..5, adaptive=yes|no (actnn)\n"
          "  Several: repeat --method, or separate them by commas; a part with = belongs to the method before it.\n"
@@ -36,7 +37,7 @@ std::string footer() {
          "  satchel plan --nodes 2449029 --features 100 --hidden 256 --classes 47 --method fp32,blockwise,block=16rows,satchel --json -\n"
          "  satchel plan --table arxiv\n"
          "  satchel plan --model resnet50 --batch 256\n"
-         "  satchel plan --model resnet50 --fit 16GB --method fp32,actnn,division,satchel,bits=3,residual=1\n"
+         "  satchel plan --model resnet50 --fit 16GB --method fp32,actnn,division,satchel,bits=3,norm_bits=1\n"
          "  satchel plan --model resnet50 --fit 16GiB --amp bf16\n"
          "  satchel plan --model resnet18 --image 32 --classes 10 --method satchel";
 }

@@ -37,8 +37,8 @@ constexpr const char* kMethodHelp =
     "  actnn       ActNN: groups of 256, 2 bits shared out by sample and layer (images, or adaptive=no); level=0…5 as its paper counts\n"
     "  division    DIVISION: low frequencies in bf16, the rest in 2 bits (images)\n"
     "  gact        GACT's code: groups of 256, 4 bits, in shared saves\n"
-    "  satchel     one shared save a layer, 2 bits in all; images: mean=2.25 or budget=1.2GiB shares 2 or 3 bits out,\n"
-    "              residual=1…8: bits of norms that no other layer reads\n"
+    "  satchel     one shared save a layer, 2 bits in all; images: mean_bits=2.25 or budget=1.2GiB shares 2 or 3 bits out,\n"
+    "              norm_bits=1…8: bits of norms that no other layer reads\n"
     "  blockwise,levels=even,satchel,bits=3      options belong to the method before them\n"
     "Options of all: bits= block= sample= levels= round= header= side= off= project= rows= hadamard= lowpass= part=\n";
 constexpr const char* kTrainNotes =

@@ -3,8 +3,10 @@
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/rms_norm.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "satchel/autograd/epilogue.h"
@@ -62,6 +64,20 @@ at::Tensor layer_norm(const at::Tensor& given, at::IntArrayRef shape, const Norm
     return at::layer_norm(x, shape, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps);
   }
   EpilogueCall call{x, {line_of(weights.gamma), line_of(weights.beta), {}, {}}, {Norm::layer, 0, 0}, options, saving, width};
+  return deferred_norm(std::move(call));
+}
+
+at::Tensor rms_norm(const at::Tensor& given, at::IntArrayRef shape, const at::Tensor& gamma, double eps, const Saving& saving) {
+  constexpr const char* op = "rms_norm";
+  check_activations(given, op);
+  if (!(eps >= 0) || !std::isfinite(eps)) fail(op, "eps must be finite and at least 0", eps);
+  const at::Tensor x = given.to(precise_type(given));
+  check_tail(x, shape, op);
+  int64_t width = 1;
+  for (const int64_t size : shape) width *= size;
+  check_weight(x, gamma, width, "gamma", op);
+  if (torch_serves(x, {gamma, {}, {}, {}}, saving) || x.numel() == 0) return at::rms_norm(x, shape, as_x(gamma, x), eps);
+  EpilogueCall call{x, {line_of(gamma), {}, {}, {}}, {Norm::layer, 0, 0, /*centred=*/false}, {eps}, saving, width};
   return deferred_norm(std::move(call));
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/sub.h>
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <string>
 #include <utility>
@@ -96,6 +97,10 @@ Statistics statistics_of(const at::Tensor& x, const NormWeights& weights, const 
     auto [var, mean] = at::var_mean(in_groups(x, axes).to(at::kFloat), at::IntArrayRef{1, 3}, /*correction=*/0, /*keepdim=*/true);
     return {mean, var.add_(options.eps).rsqrt_()};
   }
+  if (!axes.centred) {
+    const at::Tensor squares = x.to(at::kFloat).square().mean(at::IntArrayRef{1}, /*keepdim=*/true);
+    return {at::zeros_like(squares), squares.add(options.eps).rsqrt_()};
+  }
   auto [var, mean] = at::var_mean(x.to(at::kFloat), at::IntArrayRef{batch ? 0 : 1}, /*correction=*/0, /*keepdim=*/true);
   if (batch && weights.running_mean.defined()) {
     const double rows = static_cast<double>(x.size(0)), m = options.momentum;
@@ -108,6 +113,7 @@ Statistics statistics_of(const at::Tensor& x, const NormWeights& weights, const 
 at::Tensor normalised(const at::Tensor& x, const Statistics& s, const NormAxes& axes, int64_t first) {
   if (axes.by_channel()) return at::sub(x, s.mean).mul_(s.rstd);  // the statistics' type wins over x's
   const at::Tensor mean = part_of(s.mean, axes, first, x.size(0)), rstd = part_of(s.rstd, axes, first, x.size(0));
+  if (!axes.centred) return at::mul(x, rstd);
   if (axes.groups == 0) return at::sub(x, mean).mul_(rstd);
   return at::sub(in_groups(x, axes), mean).mul_(rstd).view(x.sizes());
 }
@@ -146,9 +152,12 @@ void make_up_(const at::Tensor& g, const at::Tensor& squares, const at::Tensor& 
 /// Each row's own statistics: g and x̂ of the same rows.
 void layer_back_(const at::Tensor& g, const at::Tensor& x, const NormBack& back, const at::Tensor& rstd) {
   if (back.gamma.defined()) g.mul_(back.gamma);
-  const at::Tensor along = at::mul(g, x).mean(1, /*keepdim=*/true), offset = g.mean(1, /*keepdim=*/true);
+  const at::Tensor along = at::mul(g, x).mean(1, /*keepdim=*/true);
+  const at::Tensor offset = back.axes.centred ? g.mean(1, /*keepdim=*/true) : at::Tensor();
   if (back.eps) make_up_(g, at::square(x).mean(1, /*keepdim=*/true), rstd, back.eps, x.size(1));
-  g.sub_(x.mul_(along)).sub_(offset).mul_(rstd);
+  g.sub_(x.mul_(along));
+  if (offset.defined()) g.sub_(offset);
+  g.mul_(rstd);
 }
 
 /// Each group's own: g and x̂ of the same samples.

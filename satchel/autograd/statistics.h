@@ -16,6 +16,7 @@ struct NormAxes {
   Norm norm = Norm::batch;  // not read where there are groups
   int64_t groups = 0;       // GroupNorm's
   int64_t span = 0;         // rows of a sample, where the rows are those of a map or there are groups
+  bool centred = true;      // false: RMSNorm, whose mean is taken for 0
   bool by_channel() const { return groups == 0 && norm == Norm::batch; }
 };
 

@@ -141,6 +141,8 @@ const Keep* find(const std::vector<Keep>& keeps, Kind kind) {
 
 bool is_baseline(const Method& method) { return method.plain; }
 
+bool packs_rows(const Method& method) { return !method.plain && method.input.bits < kKeep && method.norm.bits < kKeep; }
+
 bool reads_producer(const Method& method) { return method.shared && !method.plain; }
 
 int64_t budget_of(const Method& method) { return method.budget; }

@@ -57,6 +57,8 @@ const Keep* find(const std::vector<Keep>& keeps, Kind kind);
 
 /// torch's own functions and saves: fp32.
 bool is_baseline(const Method& method);
+/// Are inputs of layers and norms coded, in fewer than 32 bits?
+bool packs_rows(const Method& method);
 /// Does a layer rebuild its input from what the layer before it keeps, where that is enough? Else every function keeps its own.
 bool reads_producer(const Method& method);
 /// The saved bytes in all that images may take; 0: no budget. A plan works out the mean bits that they allow (plan/image_plan.h).

@@ -52,10 +52,10 @@ std::span<const MethodPreset> method_presets();
 /// "blockwise,levels=even,block=16rows": a preset's name and what differs from its `input` spec, as parse_spec() reads it; or
 /// a spec alone ("bits=4,block=128", "gact"): that spec in shared saves. Options go to `input` and `norm` alike, but for a
 /// projection (inputs only) and a side (norms only). fp32 takes no options. A spec with a projection cannot be shared: each
-/// layer keeps its own. The text becomes the method's name. Options of methods alone: residual=1..8 (shared methods), mean=2..3 or
-/// budget=SIZE (satchel: 2.25; 1.2GiB, 900MB, bytes), norm_bias=0..1 (shared methods; off=mean alone makes it 0), adaptive=yes|no,
-/// level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits · 2 bits shared out · + swapped to the host · + an allocator
-/// setting against fragmentation, which is the trainer's).
+/// layer keeps its own. The text becomes the method's name. Options of methods alone: norm_bits=1..8 (shared methods; formerly residual=),
+/// mean_bits=2..3 (formerly mean=) or budget=SIZE (satchel: 2.25; 1.2GiB, 900MB, bytes), norm_bias=0..1 (shared methods; off=mean alone
+/// makes it 0), adaptive=yes|no, level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits · 2 bits shared out · + swapped to
+/// the host · + an allocator setting against fragmentation, which is the trainer's).
 Method parse_method(std::string_view text);
 
 /// Several methods in one text: "fp32,blockwise,block=16rows,satchel". A part without `=` starts a method, one with `=` belongs

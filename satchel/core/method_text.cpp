@@ -84,7 +84,15 @@ int digit_of(std::string_view option, int least, int most, std::string_view text
   return digit;
 }
 
-constexpr std::array<std::string_view, 6> kMethodKeys = {"level", "adaptive", "residual", "mean", "budget", "norm_bias"};
+constexpr std::array<std::string_view, 8> kMethodKeys = {"level",     "adaptive", "norm_bits", "residual",
+                                                         "mean_bits", "mean",     "budget",    "norm_bias"};
+
+/// An option by its name or by the name that it had before.
+std::string_view given_as(const Items& options, std::string_view key, std::string_view before, std::string_view text) {
+  const std::string_view now = given(options, key), old = given(options, before);
+  if (!now.empty() && !old.empty()) refuse(std::string(before) + " is the former name of " + std::string(key) + ": give one", text);
+  return now.empty() ? old : now;
+}
 
 double norm_bias_of(std::string_view option, std::string_view text) {
   const auto [bias, rest] = leading_number(value_of(option));
@@ -94,7 +102,7 @@ double norm_bias_of(std::string_view option, std::string_view text) {
 
 double mean_of(std::string_view option, std::string_view text) {
   const auto [mean, rest] = leading_number(value_of(option));
-  if (!(mean >= 2 && mean <= 3) || !rest.empty()) refuse("mean must be 2 to 3", text);
+  if (!(mean >= 2 && mean <= 3) || !rest.empty()) refuse(std::string(key_of(option)) + " must be 2 to 3", text);
   return mean;
 }
 
@@ -131,9 +139,9 @@ Method with_own_options(const MethodPreset& preset, const Items& options, std::s
     if (value_of(adaptive) != "yes" && value_of(adaptive) != "no") refuse("adaptive must be yes or no", text);
     m.adaptive = value_of(adaptive) == "yes";
   }
-  if (const auto residual = given(options, "residual"); !residual.empty()) {
-    if (!m.shared) refuse("residual is an option of shared methods", text);
-    m.residual = digit_of(residual, 1, 8, text);
+  if (const auto bits = given_as(options, "norm_bits", "residual", text); !bits.empty()) {
+    if (!m.shared) refuse(std::string(key_of(bits)) + " is an option of shared methods", text);
+    m.residual = digit_of(bits, 1, 8, text);
   }
   if (const auto bias = given(options, "norm_bias"); !bias.empty()) {
     if (!m.shared) refuse("norm_bias is an option of shared methods", text);
@@ -141,7 +149,7 @@ Method with_own_options(const MethodPreset& preset, const Items& options, std::s
   } else if (given(options, "off") == "off=mean") {
     m.norm_bias = 0;
   }
-  const auto mean = given(options, "mean"), budget = given(options, "budget");
+  const auto mean = given_as(options, "mean_bits", "mean", text), budget = given(options, "budget");
   for (const std::string_view option : {mean, budget}) {
     if (!option.empty() && !m.shared) refuse(std::string(key_of(option)) + " is an option of satchel", text);
   }

@@ -129,6 +129,27 @@ void LayerNormImpl::pretty_print(std::ostream& stream) const {
          << ", elementwise_affine=" << options.elementwise_affine() << ", method=" << saving.method.name << ")";
 }
 
+RMSNormImpl::RMSNormImpl(RMSNormOptions given, Saving how) : options(std::move(given)), saving(std::move(how)) { RMSNormImpl::reset(); }
+
+void RMSNormImpl::reset() {
+  if (options.normalized_shape.empty()) fail("RMSNorm", "normalized_shape must have 1 size or more", 0);
+  weight = register_parameter("weight", options.elementwise_affine ? at::empty(options.normalized_shape) : at::Tensor(),
+                              options.elementwise_affine);
+  reset_parameters();
+}
+
+void RMSNormImpl::reset_parameters() {
+  const at::NoGradGuard no_grad;
+  if (weight.defined()) weight.fill_(1);
+}
+
+at::Tensor RMSNormImpl::forward(const at::Tensor& x) { return rms_norm(x, options.normalized_shape, weight, options.eps, saving); }
+
+void RMSNormImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "satchel::nn::RMSNorm(" << at::IntArrayRef(options.normalized_shape) << ", eps=" << options.eps
+         << ", elementwise_affine=" << options.elementwise_affine << ", method=" << saving.method.name << ")";
+}
+
 GroupNormImpl::GroupNormImpl(const torch::nn::GroupNormOptions& given, Saving how) : options(given), saving(std::move(how)) {
   GroupNormImpl::reset();
 }

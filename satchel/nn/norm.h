@@ -65,6 +65,26 @@ class LayerNormImpl : public torch::nn::Cloneable<LayerNormImpl> {
 };
 TORCH_MODULE(LayerNorm);
 
+/// torch's C++ has no such module; names and options are those of its Python one.
+struct RMSNormOptions {
+  std::vector<int64_t> normalized_shape;
+  double eps = 1e-6;
+  bool elementwise_affine = true;
+};
+class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
+ public:
+  explicit RMSNormImpl(RMSNormOptions options, Saving saving = {});
+  void reset() override;
+  void reset_parameters();
+  at::Tensor forward(const at::Tensor& x);
+  void pretty_print(std::ostream& stream) const override;
+
+  RMSNormOptions options;
+  Saving saving;
+  at::Tensor weight;
+};
+TORCH_MODULE(RMSNorm);
+
 class GroupNormImpl : public torch::nn::Cloneable<GroupNormImpl> {
  public:
   explicit GroupNormImpl(const torch::nn::GroupNormOptions& options, Saving saving = {});

@@ -146,7 +146,7 @@ Amp amp_for(const TrainOptions& o, const FeatureRange& features, const char* op)
   if (o.amp == Amp::fp16 && std::isfinite(features.largest) && features.largest > kLargestHalf)
     fail(op, "features in float16 (--amp fp16) must be at most 65504 in size", features.largest);
   if (o.amp != Amp::automatic) return o.amp;
-  const bool packs = !o.method.plain && o.method.input.bits < 32 && o.method.norm.bits < 32;
+  const bool packs = packs_rows(o.method);
   const bool fits = features.dense && features.largest >= kLeast && features.largest <= kMost;
   return o.tf32 && names_cuda(o.device) && packs && o.shape.norm != Norm::none && fits ? Amp::fp16 : Amp::none;
 }
@@ -155,7 +155,7 @@ double gradient_scale(const GraphTask& task, const TrainOptions& options) {
   if (options.amp != Amp::fp16) return 1;
   const int64_t terms = task.train.numel() * (task.kind == Task::single_label ? 1 : task.labels.size(1));
   const auto scale = static_cast<double>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(terms, 1))));
-  return options.method.plain ? std::min(scale, 0x1p12) : scale;
+  return is_baseline(options.method) ? std::min(scale, 0x1p12) : scale;
 }
 
 void set_type(GraphTask& task, Amp amp) {
@@ -183,7 +183,7 @@ GraphTask make_task(const GraphData& data, const TrainOptions& options) {
   task.valid = copied(split.valid, {length(split.valid)}, at::kLong);
   task.test = copied(split.test, {length(split.test)}, at::kLong);
   task = to_device(task, device);
-  add_loss_labels(task, options.method.plain);
+  add_loss_labels(task, is_baseline(options.method));
   return task;
 }
 
@@ -211,7 +211,7 @@ GraphTask to_device(const GraphTask& task, at::Device device) {
 
 int64_t cached_rows(const GraphTask& task, const TrainOptions& options) {
   const at::Tensor& x = task.input.x;
-  if (!options.cache_aggregate || !x.defined() || options.method.plain || options.method.packs_data) return 0;
+  if (!options.cache_aggregate || !x.defined() || is_baseline(options.method) || !keeps_of(options.method, {Role::data}).empty()) return 0;
   // Wide features are aggregated after their product, which is narrower: A·X would cost more memory than it saves time.
   if (x.size(1) > 2 * options.shape.hidden) return 0;
   const int64_t row = x.size(1) * static_cast<int64_t>(x.element_size());

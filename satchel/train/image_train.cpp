@@ -135,7 +135,7 @@ class ImageTraining : public TrainTask {
     r.batch = options_.batch;
     r.skipped_steps = step_.skipped();
     r.parameter_bytes = step_.parameter_bytes();
-    if (options_.method.plain || r.tensors.empty())
+    if (is_baseline(options_.method) || r.tensors.empty())
       r.tensors = planned_saves(options_, shape_, train_.loader().height(), train_.loader().width());
   }
 

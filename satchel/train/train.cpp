@@ -53,7 +53,7 @@ class GraphTraining : public TrainTask {
         optimizer_(options_, model_->parameters(), scale_),
         cached_rows_(std::min(from ? from->state.cached_rows : satchel::cached_rows(task_, options_), task_.a.nodes())),
         step_({[this] { return model_->logits(task_.input, task_.a); },
-               [this](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain, scale_); }},
+               [this](const at::Tensor& logits) { return loss_of(task_, logits, is_baseline(options_.method), scale_); }},
               optimizer_, device_, options_.cuda_graph) {
     if (cached_rows_ > 0) task_.input = with_aggregated(std::move(task_.input), task_.a, cached_rows_);
   }
@@ -102,7 +102,7 @@ class GraphTraining : public TrainTask {
     r.cuda_graph = step_.replays();
     r.eager_because = step_.eager_because();
     r.parameter_bytes = optimizer_.parameter_bytes();
-    if (options_.method.plain || r.tensors.empty())
+    if (is_baseline(options_.method) || r.tensors.empty())
       r.tensors = plan_graph(options_.shape, task_.input.nodes(), options_.method, !task_.input.x.defined());
   }
 

@@ -131,6 +131,11 @@ Step layer_norm_step(FuzzDice& dice, const Values& values) {
   const int64_t tail = dims > 2 && dice.chance(0.3) ? 2 : 1;
   const Ints shape = values[x].sizes().slice(static_cast<size_t>(dims - tail)).vec();
   const bool affine = !dice.chance(0.2);
+  if (dice.chance(0.3)) {
+    return FuzzStep{"rms_norm(" + name(x) + ", over " + text_of(shape) + ")", {affine ? shape : Ints{}}, [=](FuzzRun& r, W w) {
+                      return r.ours ? rms_norm(at(r, x), shape, w[0], 0.1, r.saving) : at::rms_norm(at(r, x), shape, w[0], 0.1);
+                    }};
+  }
   return FuzzStep{"layer_norm(" + name(x) + ", over " + text_of(shape) + (affine ? "" : ", no weights") + ")",
                   {affine ? shape : Ints{}, affine ? shape : Ints{}},
                   [=](FuzzRun& r, W w) {

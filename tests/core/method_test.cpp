@@ -154,6 +154,11 @@ TEST(Method, NormsThatNobodyReadsMayHaveTheirOwnBits) {
   EXPECT_EQ(norm_spec(m, 64, 100).bits, 1);  // as asked for, however few values the norm has
   EXPECT_EQ(shared_spec(m, Norm::batch, Activation::relu, 64, 10000).bits, 3);
   EXPECT_EQ(norm_spec(parse_method("satchel,bits=3"), 64, 10000).bits, 3);
+  EXPECT_EQ(parse_method("satchel,bits=3,norm_bits=1").residual, 1) << "the name of today; residual is the former one";
+  EXPECT_EQ(parse_method("satchel,mean_bits=2.25").mean, 2.25);
+  EXPECT_EQ(parse_error("satchel,norm_bits=1,residual=1"),
+            "[method] residual is the former name of norm_bits: give one, got 'satchel,norm_bits=1,residual=1'");
+  EXPECT_EQ(parse_error("satchel,mean_bits=4"), "[method] mean_bits must be 2 to 3, got 'satchel,mean_bits=4'");
   EXPECT_EQ(parse_error("exact,residual=1"), "[method] residual is an option of shared methods, got 'exact,residual=1'");
 }
 

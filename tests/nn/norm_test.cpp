@@ -9,7 +9,10 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <cmath>
+
 #include "satchel/autograd/activation.h"
+#include "satchel/autograd/linear.h"
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/norm_add.h"
 #include "satchel/autograd/report.h"
@@ -64,6 +67,53 @@ TEST(Modules, HaveTorchsStateAndValues) {
   }
   using G = torch::nn::GroupNormOptions;
   for (const G& o : {G(3, 6), G(1, 6), G(6, 6).affine(false)}) expect_same_module(torch::nn::GroupNorm(o), nn::GroupNorm(o), {3, 6, 4, 5});
+}
+
+/// RMSNorm → ReLU after a linear layer, its gradients by torch.
+at::Tensor rms_loss(const std::vector<at::Tensor>& in, const Saving* saving) {
+  if (saving == nullptr) return at::relu(at::rms_norm(at::linear(in[0], in[1]), {64}, in[2], 1e-6)).mul(in[3]).sum();
+  return relu(rms_norm(linear(in[0], in[1], {}, *saving), {64}, in[2], 1e-6, *saving), *saving).mul(in[3]).sum();
+}
+
+TEST(RmsNorm, IsTorchsAt32Bits) {
+  for (const char* method : {"satchel,bits=32", "exact,bits=32,project=none", "actnn,bits=32"}) {
+    for (const std::vector<int64_t>& shape : {std::vector<int64_t>{5}, {4, 5}}) {
+      const Saving s = saving_of(method);
+      nn::RMSNorm module(nn::RMSNormOptions{shape}, s);
+      {
+        const at::NoGradGuard no_grad;
+        module->weight.copy_(at::randn(shape));
+      }
+      const at::Tensor x = leaf({3, 6, 4, 5}), g = at::randn({3, 6, 4, 5});
+      const at::Tensor out = module->forward(x), exact = at::rms_norm(x, shape, module->weight, 1e-6);
+      EXPECT_TRUE(at::allclose(out, exact, 1e-5, 1e-6)) << method;
+      const auto got = torch::autograd::grad({out}, {x, module->weight}, {g}),
+                 want = torch::autograd::grad({exact}, {x, module->weight}, {g});
+      for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-5)) << method << " " << i;
+    }
+  }
+  EXPECT_THROW(satchel::rms_norm(leaf({4, 8}), {7}, {}), Error);
+  EXPECT_THROW(satchel::rms_norm(leaf({4, 8}), {8}, {}, -1), Error);
+}
+
+TEST(RmsNorm, GradientsAreRightOnAverage) {
+  at::manual_seed(9);
+  const std::vector<at::Tensor> in = {at::randn({256, 32}), leaf({64, 32}), leaf({64}), at::randn({256, 64})};
+  const Saving s = saving_of("satchel");
+  const auto exact = torch::autograd::grad({rms_loss(in, nullptr)}, {in[1], in[2]});
+  constexpr int kSeeds = 200;
+  for (size_t i = 0; i < 2; ++i) {
+    std::vector<double> along;
+    for (int seed = 0; seed < kSeeds; ++seed) {
+      const SeedRun run(static_cast<uint64_t>(seed) + 1);
+      const at::Tensor e = torch::autograd::grad({rms_loss(in, &s)}, {in[1], in[2]})[i] - exact[i];
+      along.push_back((e * exact[i]).sum().item<double>() / exact[i].norm().item<double>());
+    }
+    const at::Tensor all = at::tensor(along, at::kDouble);
+    const double error = all.std().item<double>() / std::sqrt(double(kSeeds));
+    EXPECT_GT(error, 0) << "no noise: nothing was packed";
+    EXPECT_LE(std::abs(all.mean().item<double>()), 5 * error) << i;  // by chance once in a million
+  }
 }
 
 TEST(Modules, StandInASequential) {

@@ -91,7 +91,8 @@ TEST_F(Words, HelpListsEveryOptionOfSpecsAndTheExitCodes) {
   for (const std::string_view key : spec_option_names())
     EXPECT_NE(presets.find(std::string(key) + "="), std::string::npos) << key << '\n' << presets;
   const std::string train = run_tool("train --help").out;
-  for (const char* key : {"level=", "adaptive=", "residual=", "mean=", "budget="}) EXPECT_NE(train.find(key), std::string::npos) << key;
+  for (const char* key : {"level=", "adaptive=", "norm_bits=", "mean_bits=", "budget="})
+    EXPECT_NE(train.find(key), std::string::npos) << key;
   EXPECT_NE(train.find("as many threads as there are idle cores"), std::string::npos) << train;
   const std::string help = run_tool("--help").out;
   for (const char* line : {"Exit codes:\n", "\n    0  ", "\n    1  ", "\n    2  ", "\n  130  "})
