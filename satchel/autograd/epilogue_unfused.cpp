@@ -224,7 +224,7 @@ EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, 
   }
   const at::Tensor dx = wants.skip && wants.x ? g.clone() : g;
   if (wants.x) result.x = dx;
-  if (!saves.reads_values) {
+  if (!saves.reads_values && !saves.code_is_normalised) {
     const at::Tensor gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), rstd = saves.rstd.squeeze(0);
     result.beta = dx.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
     if (wants.x) dx.mul_(gamma.defined() ? at::mul(gamma, rstd) : rstd);

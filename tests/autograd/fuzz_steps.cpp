@@ -48,7 +48,8 @@ Step linear_step(FuzzDice& dice, const Values& values) {
   const int64_t in = values[x].size(-1), out = dice.of({1, 2, 4, 8});
   const bool bias = dice.chance(0.6);
   return FuzzStep{"linear(" + name(x) + (bias ? ", bias" : "") + ")", {{out, in}, bias ? Ints{out} : Ints{}}, [x](FuzzRun& r, W w) {
-                    return r.ours ? linear(at(r, x), w[0], w[1], r.saving) : at::linear(at(r, x), w[0], w[1]);
+                    // torch's of three dimensions or more is a view of its own.
+                    return r.ours ? linear(at(r, x), w[0], w[1], r.saving) : at::linear(at(r, x), w[0], w[1]).clone();
                   }};
 }
 
@@ -98,8 +99,9 @@ NormWeights norm_weights(W w, const at::Tensor& x, int64_t channels, bool runnin
   return n;
 }
 
+/// In channels_last order torch 2.11 gets the gradient in evaluation wrong where that of the output lies otherwise.
 at::Tensor torch_batch_norm(const at::Tensor& x, const NormWeights& n, const NormOptions& o) {
-  return at::batch_norm(x, n.gamma, n.beta, n.running_mean, n.running_var, o.training, o.momentum, o.eps, false);
+  return at::batch_norm(x.contiguous(), n.gamma, n.beta, n.running_mean, n.running_var, o.training, o.momentum, o.eps, false);
 }
 
 /// x̂ of few values, or of equal ones, amplifies roundings by up to 1/√eps: a larger eps keeps programs comparable.
@@ -273,11 +275,13 @@ Step norm_add_step(FuzzDice& dice, const Values& values) {
                   }};
 }
 
+/// torch's pools of lines are views of pools of planes, which a change in place would tell from ours: copies.
 at::Tensor torch_pool(const at::Tensor& x, const PoolOptions& o, bool max) {
   switch (x.dim() - 2) {
     case 1:
-      return max ? at::max_pool1d(x, o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)
-                 : at::avg_pool1d(x, o.kernel, o.stride, o.padding, o.ceil_mode, o.count_include_pad);
+      return (max ? at::max_pool1d(x, o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)
+                  : at::avg_pool1d(x, o.kernel, o.stride, o.padding, o.ceil_mode, o.count_include_pad))
+          .clone();
     case 2:
       return max ? at::max_pool2d(x, o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)
                  : at::avg_pool2d(x, o.kernel, o.stride, o.padding, o.ceil_mode, o.count_include_pad);
@@ -319,7 +323,7 @@ Step adaptive_step(FuzzDice& dice, const Values& values) {
   return FuzzStep{"adaptive_avg_pool(" + name(x) + ", " + text_of(sizes) + ")", {}, [=](FuzzRun& r, W) {
                     const at::Tensor v = at(r, x);
                     if (r.ours) return adaptive_avg_pool(v, {sizes.begin(), sizes.end()}, r.saving);
-                    if (dims == 1) return at::adaptive_avg_pool1d(v, sizes);
+                    if (dims == 1) return at::adaptive_avg_pool1d(v, sizes).clone();
                     return dims == 2 ? at::adaptive_avg_pool2d(v, sizes) : at::adaptive_avg_pool3d(v, sizes);
                   }};
 }

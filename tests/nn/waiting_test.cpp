@@ -135,6 +135,19 @@ TEST(Waiting, ChangesInPlaceAreNotOverlooked) {
   EXPECT_THROW(out.sum().backward(), Error);
 }
 
+/// Running statistics and a frozen γ: the norm keeps nothing, and the ReLU that claims it still scales by γ.
+TEST(Waiting, AClaimedNormInEvaluationScalesByItsFrozenWeight) {
+  const Saving s = saving_of("satchel,bits=32");
+  const at::Tensor x = leaf({3, 8, 5, 5}), g = at::randn({3, 8, 5, 5}), gamma = at::randn({8});
+  const NormWeights w{gamma, leaf({8}), at::randn({8}), at::rand({8}) + 0.5};
+  NormOptions evaluation;
+  evaluation.training = false;
+  const auto got = gradients_of(relu(batch_norm(x, w, evaluation, s), s), g, {x, w.beta});
+  const at::Tensor torchs = at::batch_norm(x, gamma, w.beta, w.running_mean, w.running_var, false, 0.1, 1e-5, false);
+  const auto want = gradients_of(at::relu(torchs), g, {x, w.beta});
+  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-5)) << i;
+}
+
 TEST(Waiting, WhoListensToTheNormHearsIt) {
   const Saving s = saving_of("satchel");
   const NormWeights w = weights_of(8);
