@@ -46,7 +46,7 @@ EpilogueCall value_call(const at::Tensor& x, const Saving& saving) {
 }
 
 at::Tensor rows_of(const EpilogueCall& call) {
-  const at::Tensor x = call.x.detach();
+  const at::Tensor x = call.x.detach().resolve_neg();
   if (call.is_image() || x.dim() == 2) return rows_of_map(x);
   return x.contiguous().view({x.numel() / std::max<int64_t>(call.width, 1), call.width});
 }
@@ -111,6 +111,18 @@ class OutputEnd : public torch::autograd::PostAccumulateGradHook {
   std::weak_ptr<EpilogueNode> norm_;
 };
 
+/// A claim ends with the call that made it, however that ends.
+struct ClaimEnd {
+  std::shared_ptr<EpilogueNode> norm;
+
+  explicit ClaimEnd(std::shared_ptr<EpilogueNode> claimed) : norm(std::move(claimed)) {}
+  ~ClaimEnd() {
+    if (norm != nullptr) norm->claim_ends();
+  }
+  ClaimEnd(const ClaimEnd&) = delete;
+  ClaimEnd& operator=(const ClaimEnd&) = delete;
+};
+
 /// The save becomes what the next layer finds, and the norm that the call was made with hears of its claimer.
 void hand_on(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call, const at::Tensor& out) {
   SharedSave& save = *node->saves.code;
@@ -130,6 +142,7 @@ void hand_on(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call
 
 at::Tensor epilogue(EpilogueCall call) {
   const NoAutocast no_autocast;
+  const ClaimEnd claim{std::dynamic_pointer_cast<EpilogueNode>(call.claimed)};
   const std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
   const at::Tensor rows = rows_of(call);
   const auto node = node_of(call);

@@ -1,6 +1,7 @@
 // Epilogues in one pass each way, CUDA: adapters of the fused kernels of the tensor room.
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
+#include "satchel/core/error.h"
 #include "satchel/tensor/norm_act.h"
 #include "satchel/tensor/norm_add.h"
 #include "satchel/tensor/norm_block.h"
@@ -267,10 +269,14 @@ std::span<const EpilogueKernel> epilogue_kernels() {
 }
 
 const EpilogueKernel& epilogue_kernel(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
-  const char* forced = std::getenv("SATCHEL_EPILOGUE");
   const std::span<const EpilogueKernel> all = epilogue_kernels();
+  const char* given = std::getenv("SATCHEL_EPILOGUE");
+  const std::string_view forced = given == nullptr ? "" : given;
+  if (!forced.empty() && std::ranges::find(all, forced, [](const EpilogueKernel& k) { return std::string_view(k.name); }) == all.end()) {
+    fail("epilogue", "SATCHEL_EPILOGUE must be the name of a kernel", forced);
+  }
   for (const EpilogueKernel& kernel : all.first(all.size() - 1)) {
-    const bool allowed = forced == nullptr || std::string_view(forced) == kernel.name;
+    const bool allowed = forced.empty() || forced == kernel.name;
     if (allowed && rows.is_cuda() && kernel.fits(call, keeps, rows)) return kernel;
   }
   return all.back();

@@ -26,10 +26,10 @@ struct EpilogueSaves {
   std::vector<int64_t> sizes;  // of x
   std::optional<double> eps;   // of NormBack, where layers share
 
-  bool reads_values = true;                             // the norm's gradient reads its values: not with running statistics and a frozen γ
-  Packed norm;                                          // x̂, or x itself where `mean` is kept
-  AdaptiveSave norm_samples;                            // instead, where samples have bits of their own
-  at::Tensor mean, rstd;                                // as statistics_of() gives them
+  bool reads_values = true;   // the norm's gradient reads its values: not with running statistics and a frozen γ
+  Packed norm;                // x̂, or x itself where `mean` is kept
+  AdaptiveSave norm_samples;  // instead, where samples have bits of their own
+  at::Tensor mean, rstd;      // as statistics_of() gives them, or lines of one number a channel: the kernel that wrote them reads them
   std::optional<torch::autograd::SavedVariable> gamma;  // changing it in place before backward is an error, as in torch
 
   std::shared_ptr<SharedSave> code;  // for the activation and the next layer: x̂, or the activation's result
@@ -46,9 +46,9 @@ struct EpilogueSaves {
   at::Tensor z_ranges;         // of the result, for the layer that packs it: passed on, not kept
 };
 
-/// Which gradients are asked for; those of γ and β come with the norm's sums.
+/// Which gradients are asked for; those of γ and β come with the norm's sums, β's alone where nothing else is summed.
 struct EpilogueWants {
-  bool x = true, skip = false;
+  bool x = true, skip = false, beta = true;
 };
 /// Rows of x and of skip, undefined where nobody asked.
 struct EpilogueGradients {

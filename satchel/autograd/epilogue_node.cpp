@@ -60,6 +60,11 @@ std::optional<EpilogueCall> EpilogueNode::claim() {
   return given;
 }
 
+void EpilogueNode::claim_ends() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  being_claimed = false;
+}
+
 void EpilogueNode::claimed_by(const std::shared_ptr<SharingNode>& node, std::shared_ptr<const SharedSave> save) {
   const std::lock_guard<std::mutex> lock(mutex_);
   being_claimed = false;
@@ -109,8 +114,8 @@ std::shared_ptr<const SharedSave> EpilogueNode::made_shared() const {
 }
 
 std::shared_ptr<const SharedSave> EpilogueNode::shared() {
-  if (!shares) return saves.serves_next ? saves.code : nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (!shares) return saves.serves_next ? saves.code : nullptr;
   pack_now();
   if (shared_ == nullptr) shared_ = made_shared();
   return shared_;
@@ -172,7 +177,7 @@ variable_list EpilogueNode::back(at::Tensor given) {
     gate_gradient_(saves, g);
     return {{}, {}, {}, in_map(g)};
   }
-  const EpilogueWants wants{needs(0), saves.adds_skip && needs(3)};
+  const EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
   const bool unpacked = waiting || (claimer_save != nullptr && !saves.norm.bytes.defined());
   EpilogueGradients made = unpacked && saves.reads_values ? norm_back(g, wants) : kernel->back(saves, g, wants);
   variable_list gradients{in_map(made.x), made.gamma, made.beta};

@@ -25,6 +25,8 @@ class EpilogueNode : public SharingNode {
   void output_goes();
   /// What it was called with, and the seed: if it packs after all, it draws another.
   std::optional<EpilogueCall> claim();
+  /// Whoever asked has its node, or has failed.
+  void claim_ends();
   /// From here on `save` serves for the gradient that the claimer hands on: nothing else needs values of the norm.
   void claimed_by(const std::shared_ptr<SharingNode>& node, std::shared_ptr<const SharedSave> save);
 

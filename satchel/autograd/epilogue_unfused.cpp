@@ -23,7 +23,7 @@ namespace satchel {
 void take_statistics(EpilogueCall& call, const at::Tensor& rows) {
   if (!call.has_norm() || call.known.rstd.defined()) return;
   call.known = statistics_of(rows, call.weights, call.axes, call.options);
-  if (call.known.mean.is_view()) call.known.mean = call.known.mean.clone();  // not a view of running statistics, which change
+  if (!call.options.training && call.axes.by_channel()) call.known.mean = call.known.mean.clone();  // not the running one, which changes
 }
 
 Affine affine_of(const EpilogueCall& call) {
@@ -226,7 +226,7 @@ EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, 
   if (wants.x) result.x = dx;
   if (!saves.reads_values && !saves.code_is_normalised) {
     const at::Tensor gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), rstd = saves.rstd.squeeze(0);
-    result.beta = dx.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
+    if (wants.beta) result.beta = dx.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
     if (wants.x) dx.mul_(gamma.defined() ? at::mul(gamma, rstd) : rstd);
     return result;
   }

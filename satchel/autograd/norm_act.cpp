@@ -4,13 +4,14 @@
 
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/epilogue.h"
+#include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 
 namespace satchel {
 namespace {
 
-/// Function by function: torch's own, or nothing is recorded.
+/// Function by function.
 at::Tensor by_function(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const Saving& saving) {
   at::Tensor y = x;
   if (options.norm == Norm::batch) y = batch_norm(x, weights, options.statistics, saving);
@@ -33,7 +34,9 @@ at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptio
   if (!std::isfinite(options.slope)) fail(op, "slope must be finite", options.slope);
   if (!(options.alpha >= 0) || !std::isfinite(options.alpha)) fail(op, "alpha must be finite and at least 0", options.alpha);
   const bool empty = options.norm == Norm::none && options.activation == Activation::none;
-  if (is_baseline(saving.method) || empty || x.numel() == 0 || !records(x, weights.gamma, weights.beta)) {
+  // The fused norms of images that keep each function's own know no ELU.
+  const bool own_elu = options.activation == Activation::elu && is_map(x) && !reads_producer(saving.method);
+  if (is_baseline(saving.method) || empty || own_elu || x.numel() == 0 || !records(x, weights.gamma, weights.beta)) {
     return by_function(x, weights, options, saving);
   }
   const at::Tensor spare = spare_memory(x);  // first: every other name for x counts

@@ -20,7 +20,7 @@ struct NormActOptions {
 };
 
 /// The next layer's input from rows × channels, or from maps N×C×spatial without LayerNorm, which come back in channels_last order; of
-/// float32, bfloat16 or float16. Methods that do not share go through batch_norm, relu, dropout …
+/// float32, bfloat16 or float16.
 /// An x that was moved in and that nobody else holds may lend its memory to the result.
 at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptions& options, const Saving& saving = {});
 

@@ -1,6 +1,5 @@
 // What a thread remembers between the functions that it records: the norm that defers its packing, inputs that stand packed, ranges passed
-// on, seeds, bytes on their way to the host. All of it is in one place, so that a program can keep two models' steps apart in one thread.
-// Private to the rooms that define functions.
+// on, seeds, bytes on their way to the host. All of it is in one place. Private to the rooms that define functions.
 #pragma once
 
 #include <atomic>
@@ -29,19 +28,7 @@ class StepContext {
   std::vector<std::shared_ptr<void>> parts_;
 };
 
-/// Of the innermost StepScope of this thread, else the thread's own.
+/// This thread's.
 StepContext& step_context();
-
-/// While it lives, this thread's functions remember things in a context of their own, given or fresh.
-class StepScope {
- public:
-  explicit StepScope(std::shared_ptr<StepContext> context = std::make_shared<StepContext>());
-  ~StepScope();
-  StepScope(const StepScope&) = delete;
-  StepScope& operator=(const StepScope&) = delete;
-
- private:
-  std::shared_ptr<StepContext> outer_;
-};
 
 }  // namespace satchel

@@ -64,7 +64,7 @@ class Epilogue {
     // A low-pass and full precision are of x itself, and so are the rows of EXACT and block-wise, the methods that keep A·x.
     const bool normalises = method_.shared || (site_.image ? codes_normalised(spec) : codes_normalised_rows(method_));
     Keep keep = coded(Kind::norm, normalises ? Of::normalised : Of::input, spec);
-    keep.per_sample_bits = method_.adaptive && site_.image;
+    keep.per_sample_bits = method_.adaptive && site_.image && !method_.shared;
     keep.offload = method_.swap && keep.per_sample_bits;
     keeps_.push_back(keep);
     add_statistics(normalises ? 1 : 2);
@@ -79,7 +79,17 @@ class Epilogue {
   }
 
   /// The result of a ReLU or an ELU, which tells which values are on.
-  void add_output(Kind kind) { add_code(coded(kind, Of::output, shared_spec(method_, Norm::none, site_.activation, site_.width, 0))); }
+  void add_output(Kind kind) {
+    CodecSpec spec = shared_spec(method_, Norm::none, site_.activation, site_.width, 0);
+    if (site_.activation == Activation::elu) {  // in straight blocks: an image's rows are no samples, and nothing is filtered
+      if (site_.image) spec.per_sample = false;
+      if (std::holds_alternative<LowPass>(spec.transform)) {
+        spec.transform = Identity{};
+        spec.block = CodecSpec{}.block;
+      }
+    }
+    add_code(coded(kind, Of::output, spec));
+  }
 
   /// … with a mask beside it where the code itself does not tell.
   void add_code(Keep keep) {
@@ -95,7 +105,8 @@ class Epilogue {
   }
 
   void add_dropout() {
-    if (site_.drops) add(method_.keeps_dropout ? Kind::dropout : Kind::seed);
+    const bool masks = method_.keeps_dropout && find(keeps_, Kind::shared) == nullptr;  // a shared code is rebuilt with its seed
+    if (site_.drops) add(masks ? Kind::dropout : Kind::seed);
   }
 
   void add(Kind kind) { keeps_.push_back(coded(kind, Of::input, {})); }

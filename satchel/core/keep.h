@@ -26,11 +26,10 @@ struct Site {
   Activation activation = Activation::none;
   bool adds_skip = false;  // a residual sum before the activation
   bool drops = false;      // dropout, and training
-  bool next_reads =
-      true;            // a layer with weights reads the result. false: a norm, or an activation other than ReLU, as a function of its own
-  bool image = false;  // N×C×spatial, else rows
-  int64_t width = 1;   // channels
-  int64_t count = 0;   // values a statistic; 0: the gradient of x does not read the norm's values
+  bool next_reads = true;  // a layer with weights reads the result; false: a norm or an activation as a function of its own, ReLU aside
+  bool image = false;      // N×C×spatial, else rows
+  int64_t width = 1;       // channels
+  int64_t count = 0;       // values a statistic; 0: the gradient of x does not read the norm's values
 };
 
 /// What is kept, by the name that it has in reports.

@@ -148,6 +148,16 @@ TEST(Waiting, AClaimedNormInEvaluationScalesByItsFrozenWeight) {
   for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-5)) << i;
 }
 
+/// Blocks of an ELU's code run over pixels: 3 bits and a header of 4 bytes every 256 values, whatever the channels.
+TEST(Waiting, AnElusCodeOfAnImageHasBlocksOfItsOwn) {
+  for (const char* method : {"actnn", "actnn,adaptive=no", "satchel"}) {
+    const Saving s = saving_of(method);
+    const at::Tensor y = elu(leaf({4, 3, 16, 16}), 1, s);
+    const int64_t values = y.numel(), bytes = saved_tensors(y).front().bytes;
+    EXPECT_LE(bytes, values * 3 / 8 + values / 256 * 4 + 64) << method;
+  }
+}
+
 TEST(Waiting, WhoListensToTheNormHearsIt) {
   const Saving s = saving_of("satchel");
   const NormWeights w = weights_of(8);
