@@ -112,6 +112,7 @@ if(SATCHEL_TORCH)
   satchel_test(test_fuzz satchel
     tests/autograd/fuzz_program.cpp
     tests/autograd/fuzz_steps.cpp
+    tests/autograd/fuzz_torch_steps.cpp
     tests/autograd/fuzz_test.cpp)
   target_precompile_headers(test_fuzz REUSE_FROM test_autograd)
 
@@ -154,6 +155,8 @@ if(SATCHEL_TORCH)
     tests/tools/plan_command_test.cpp
     tests/tools/plan_image_test.cpp
     tests/tools/tool_test.cpp
+    tests/tools/bench_graph_test.cpp
+    tests/tools/predict_command_test.cpp
     tests/tools/train_command_test.cpp
     tests/tools/train_images_test.cpp
     tests/tools/words_test.cpp)

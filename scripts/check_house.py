@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ["core", "kernels", "tensor", "autograd", "plan", "nn", "graph", "models", "data", "train"]
-# Rooms that use no torch may be read from anywhere below core and kernels: plans and parsers are sizes and bytes alone.
+# Whose headers a room may include: its own, and those of the rooms above it that it needs.
 MAY_READ = {
     "core": {"core"},
     "kernels": {"core", "kernels"},

@@ -12,7 +12,7 @@ GRAPH = ["--data", "synthetic:arxiv,scale=0.01", "--hidden", "64", "--epochs", "
 IMAGES = ["--data", "synthetic-images:classes=4,size=16,count=480,test=48", "--model", "resnet18", "--width", "8", "--batch", "16",
           "--epochs", "3", "--lr", "0.05"]
 KINDS = [("graph", GRAPH, m) for m in ("satchel", "exact", "blockwise", "fp32")], \
-        [("images", IMAGES, m) for m in ("satchel", "actnn", "satchel,mean=2.5", "division", "fp32")]
+        [("images", IMAGES, m) for m in ("satchel", "actnn", "satchel,mean_bits=2.5", "division", "fp32")]
 SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 COMPARED = ("test", "valid", "train", "best_test", "best_epoch", "loss", "epochs", "steps", "curve", "data_digest")
 

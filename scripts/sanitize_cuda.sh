@@ -66,12 +66,13 @@ declare -A long=(
   [Cuda.NormMapKeepsTheBytesOfTheUnfusedPath]=11
   [Cuda.NormMapGradients]=13
   [Cuda.MaxPoolIsTorchs]=5
-  [Cuda.NormActProductIsThatOfTheDecodedRows]=23
-  [Cuda.NormActProductPicksRowsToTheBit]=11
-  [Cuda.NormActProductTakesRowsAsTheyStand]=7
+  [Cuda.NormActProductIsThatOfTheDecodedRows]=29
+  [Cuda.NormActProductGoesRoundItsBuffers]=8
+  [Cuda.NormActProductPicksRowsToTheBit]=13
+  [Cuda.NormActProductTakesRowsAsTheyStand]=17
   [Cuda.ProductFromTheCodes]=11
-  [SplitProduct.RowsAreRightWithinRounding]=11
-  [SplitProduct.GradientsAreRightWithinRounding]=7
+  [SplitProduct.RowsAreRightWithinRounding]=23
+  [SplitProduct.GradientsAreRightWithinRounding]=23
   [SplitProduct.StepsOfGraphLayersAreRightWithinRounding]=5
 )
 

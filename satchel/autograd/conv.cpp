@@ -193,7 +193,10 @@ class ConvNode : public SavingNode {
     const bool pads = g.is_cpu() && geometry.pads_beyond(weight_sizes);
     Geometry form = pads ? geometry.without_padding() : geometry;
     const bool skips = g.is_cpu() && form.skips(weight_sizes);
-    if (skips) form.stride.assign(form.stride.size(), 1), form.output_padding.assign(form.stride.size(), 0);
+    if (skips) {
+      form.stride.assign(form.stride.size(), 1);
+      form.output_padding.assign(form.stride.size(), 0);
+    }
     at::Tensor sum;
     input.for_samples(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& some) {
       at::Tensor x = geometry.in(some), gradient = g.narrow(0, first, last - first);

@@ -131,18 +131,17 @@ void hand_on(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call
     watch(save.share, save.code, call.x.size(0), node->saves.code_is_normalised ? affine_of(call).gamma : at::Tensor());
   }
   node->stands_for(out);
-  const auto norm = std::dynamic_pointer_cast<EpilogueNode>(call.claimed);
-  if (norm == nullptr) return;
-  node->add_next_edge({norm, 0});
+  if (call.claimed == nullptr) return;
+  node->add_next_edge({call.claimed, 0});
   node->claims = true;
-  norm->claimed_by(node, node->saves.code);
+  call.claimed->claimed_by(node, node->saves.code);
 }
 
 }  // namespace
 
 at::Tensor epilogue(EpilogueCall call) {
   const NoAutocast no_autocast;
-  const ClaimEnd claim{std::dynamic_pointer_cast<EpilogueNode>(call.claimed)};
+  const ClaimEnd claim(call.claimed);
   const std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
   const at::Tensor rows = rows_of(call);
   const auto node = node_of(call);

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <optional>
@@ -23,6 +22,8 @@
 #include "satchel/core/keep.h"
 
 namespace satchel {
+
+class EpilogueNode;
 
 struct EpilogueCall {
   at::Tensor x;
@@ -40,9 +41,9 @@ struct EpilogueCall {
   bool next_reads = true;  // as Site has it
   at::Tensor spare = {};   // x's own memory, where the output may be written over it
 
-  Statistics known = {};                                // undefined: not taken yet
-  at::Tensor seed = {};                                 // of the norm's code; undefined: not drawn yet
-  std::shared_ptr<torch::autograd::Node> claimed = {};  // the deferred norm that the call was made with
+  Statistics known = {};                       // undefined: not taken yet
+  at::Tensor seed = {};                        // of the norm's code; undefined: not drawn yet
+  std::shared_ptr<EpilogueNode> claimed = {};  // the deferred norm that the call was made with
 
   bool is_image() const { return axes.span > 0; }
   bool has_norm() const { return axes.norm != Norm::none; }

@@ -39,8 +39,6 @@ at::Tensor spare_rows(const EpilogueCall& call, const at::Tensor& rows) {
   return rows_of_map(call.spare);
 }
 
-at::Tensor own_seed(const EpilogueCall& call) { return call.seed.defined() ? call.seed : fresh_seed(call.x.device()); }
-
 /// Memory for x's gradient: that of g, unless the skip's stands there.
 at::Tensor memory_for_x(const at::Tensor& g, const EpilogueWants& wants) {
   if (!wants.x) return {};
@@ -65,11 +63,11 @@ at::Tensor act_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
     moments = {w.running_mean, w.running_var.add(call.options.eps).rsqrt_()};
   }
   const Keep& keep = *find(keeps, Kind::shared);
-  const at::Tensor seed = own_seed(call), into = call.spare.defined() ? rows_of_map(call.spare) : call.spare;
+  const at::Tensor seed = norm_seed(call), into = call.spare.defined() ? rows_of_map(call.spare) : call.spare;
   const Affine affine = affine_of(call);
   CodecSpec spec = keep.spec;
   SharedSave save;
-  if (keep.mean_bits > 0) save.share = share_of_map(call.x.sizes(), call.x.device(), call.saving, keep.mean_bits, spec, /*splits=*/true);
+  save.share = sample_bits(call, keep, spec, /*splits=*/true);
   save.chain = {call.dropout, call.slope};
   if (call.dropout > 0) save.seed = seed;
   NormActResult result = norm_act_encode(rows, moments, affine.gamma, affine.beta, spec, seed, save.chain, into, save.share.third);
@@ -99,10 +97,10 @@ bool add_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at
 at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
   const Keep &norm = *find(keeps, Kind::norm), &sum = *find(keeps, Kind::shared);
   take_statistics(call, rows);
-  const at::Tensor seed = own_seed(call);
+  const at::Tensor seed = norm_seed(call);
   CodecSpec spec = sum.spec;
   SharedSave save;
-  if (sum.mean_bits > 0) save.share = share_of_map(call.x.sizes(), call.x.device(), call.saving, sum.mean_bits, spec, /*splits=*/true);
+  save.share = sample_bits(call, sum, spec, /*splits=*/true);
   const at::Tensor x = for_kernels(rows), other = fresh_seed(call.x.device());
   NormAddResult result =
       norm_add_encode(x, moments_of(call), call.weights.gamma.detach(), call.weights.beta.detach(),
@@ -137,7 +135,7 @@ at::Tensor block_forward(EpilogueCall& call, const std::vector<Keep>& keeps, con
   const at::Tensor x = for_kernels(rows);
   const ColumnMoments moments = column_moments(x, w.running_mean, w.running_var, call.options.eps, call.options.momentum);
   NormBlockSeeds seeds;
-  seeds.code = own_seed(call);
+  seeds.code = norm_seed(call);
   if (call.dropout > 0) seeds.dropout = fresh_seed(call.x.device());
   NormBlockResult result = norm_block_encode(x, moments, w.gamma.detach(), w.beta.detach(), find(keeps, Kind::norm)->spec, seeds,
                                              call.dropout, find(keeps, Kind::dropout) != nullptr, spare_rows(call, x));
@@ -187,7 +185,7 @@ at::Tensor low_pass_forward(EpilogueCall& call, const std::vector<Keep>& keeps, 
                                call.options.momentum,
                                call.activation == Activation::relu,
                                call.skip.defined() ? for_image_kernels(call.skip) : call.skip};
-  NormLowPassResult result = norm_low_pass_encode(x, kernel, find(keeps, Kind::norm)->spec, own_seed(call), over_x ? x : at::Tensor());
+  NormLowPassResult result = norm_low_pass_encode(x, kernel, find(keeps, Kind::norm)->spec, norm_seed(call), over_x ? x : at::Tensor());
   saves.norm = std::move(result.save.code);
   saves.mean = result.save.moments.mean;
   saves.rstd = result.save.moments.rstd;
@@ -215,7 +213,7 @@ bool image_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const 
 at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
   const Keep& norm = *find(keeps, Kind::norm);
   take_statistics(call, rows);
-  const at::Tensor x = for_kernels(rows), seed = own_seed(call);
+  const at::Tensor x = for_kernels(rows), seed = norm_seed(call);
   NormMapInput in{in_sizes(rows, call.x.sizes(), call.axes), x, moments_of(call), call.weights.gamma.detach(), call.weights.beta.detach()};
   in.relu = call.activation == Activation::relu;
   in.takes_ranges = norm.per_sample_bits && call.saving.shares != nullptr;
@@ -253,8 +251,6 @@ EpilogueGradients image_back(const EpilogueSaves& saves, const at::Tensor& own, 
 }
 
 }  // namespace
-
-extern const EpilogueKernel kUnfusedEpilogue;
 
 std::span<const EpilogueKernel> epilogue_kernels() {
   static const std::array<EpilogueKernel, 6> kKernels = {{

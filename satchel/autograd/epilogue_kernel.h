@@ -65,6 +65,8 @@ struct EpilogueKernel {
   EpilogueGradients (*back)(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants);
 };
 
+/// The last of the list.
+extern const EpilogueKernel kUnfusedEpilogue;
 /// norm_act, norm_add, norm_block, norm_low_pass, norm_image, unfused.
 std::span<const EpilogueKernel> epilogue_kernels();
 const EpilogueKernel& epilogue_kernel(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows);
@@ -82,6 +84,11 @@ at::Tensor norm_output(const EpilogueCall& call, const at::Tensor& rows);
 void take_statistics(EpilogueCall& call, const at::Tensor& rows);
 /// Codes the normalised `values`, or `rows` themselves, as `keep` says.
 void keep_norm(EpilogueSaves& saves, const EpilogueCall& call, const Keep& keep, const at::Tensor& rows, const at::Tensor& values);
+/// The seed of the norm's code: the call's, or a fresh one.
+at::Tensor norm_seed(const EpilogueCall& call);
+/// Bits of the samples that are about to be coded as `keep` says, whose spec `spec` is: nothing unless they are allocated
+/// (Keep::mean_bits). `splits`: the coder can give samples bits of their own.
+MapShare sample_bits(const EpilogueCall& call, const Keep& keep, CodecSpec& spec, bool splits);
 /// γ and β of the call; 1 and 0 where it has none.
 Affine affine_of(const EpilogueCall& call);
 

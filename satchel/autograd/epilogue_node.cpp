@@ -84,7 +84,7 @@ void EpilogueNode::pack_now() {
   const NoAutocast no_autocast;
   const c10::OptionalStreamGuard own_stream(stream());  // whoever asks: there x stands, and there backward reads
   const at::Tensor rows = rows_of(call);
-  if (!call.seed.defined()) call.seed = fresh_seed(call.x.device());
+  call.seed = norm_seed(call);
   at::Tensor values;
   if (rows.is_cuda() && call.is_image() && call.axes.by_channel()) {  // one pass
     const Affine plain = folded(call.known, {}, {});

@@ -26,6 +26,13 @@ void take_statistics(EpilogueCall& call, const at::Tensor& rows) {
   if (!call.options.training && call.axes.by_channel()) call.known.mean = call.known.mean.clone();  // not the running one, which changes
 }
 
+at::Tensor norm_seed(const EpilogueCall& call) { return call.seed.defined() ? call.seed : fresh_seed(call.x.device()); }
+
+MapShare sample_bits(const EpilogueCall& call, const Keep& keep, CodecSpec& spec, bool splits) {
+  if (keep.mean_bits == 0) return {};
+  return share_of_map(call.x.sizes(), call.x.device(), call.saving, keep.mean_bits, spec, splits);
+}
+
 Affine affine_of(const EpilogueCall& call) {
   const auto floats = call.x.options().dtype(at::kFloat).memory_format(c10::nullopt);
   const auto& [gamma, beta, mean, var] = call.weights;
@@ -77,7 +84,7 @@ SharedSave code_of(const EpilogueCall& call, const Keep& keep, const at::Tensor&
   CodecSpec spec = keep.spec;
   const bool normed = affine.gamma.defined();
   SharedSave save;
-  if (keep.mean_bits > 0) save.share = share_of_map(call.x.sizes(), values.device(), call.saving, keep.mean_bits, spec, values.is_cpu());
+  save.share = sample_bits(call, keep, spec, values.is_cpu());
   const ThirdPlane& third = save.share.third;
   if (third.defined()) {
     save.code = pack_third(values, spec, seed, affine.gamma, affine.beta, third);
@@ -110,7 +117,7 @@ at::Tensor dropped(EpilogueSaves& saves, const EpilogueCall& call, const std::ve
 
 /// x̂ in one code for norm, activation and the next layer.
 at::Tensor share_normalised(EpilogueCall& call, const Keep& keep, const at::Tensor& rows, EpilogueSaves& saves) {
-  const at::Tensor values = normalised(rows, call.known, call.axes), seed = call.seed.defined() ? call.seed : fresh_seed(call.x.device());
+  const at::Tensor values = normalised(rows, call.known, call.axes), seed = norm_seed(call);
   const Affine affine = affine_of(call);
   SharedSave save = code_of(call, keep, values, affine, seed);
   save.chain = {call.dropout, call.slope};
@@ -139,7 +146,7 @@ at::Tensor unfused_forward(EpilogueCall& call, const std::vector<Keep>& keeps, c
   if (code != nullptr && code->of == Of::normalised) return share_normalised(call, *code, rows, saves);
   at::Tensor values;
   if (norm != nullptr && saves.reads_values) {
-    if (!call.seed.defined()) call.seed = fresh_seed(call.x.device());
+    call.seed = norm_seed(call);
     if (norm->of == Of::normalised) values = normalised(rows, call.known, call.axes);
     keep_norm(saves, call, *norm, rows, values);
   }
@@ -242,7 +249,6 @@ EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, 
   return result;
 }
 
-extern const EpilogueKernel kUnfusedEpilogue;
 const EpilogueKernel kUnfusedEpilogue = {"unfused", unfused_fits, unfused_forward, plain_back};
 
 }  // namespace satchel

@@ -124,11 +124,6 @@ std::string FuzzProgram::text() const {
   return all + (twice ? ", backward twice" : "") + "\n";
 }
 
-bool FuzzProgram::changes_in_place() const {
-  return std::ranges::any_of(
-      steps, [](const FuzzStep& step) { return step.text.find("_(") != std::string::npos || step.text.find(" += ") != std::string::npos; });
-}
-
 FuzzProgram random_program(uint64_t seed) {
   at::manual_seed(seed);
   return std::move(Author(seed).program);

@@ -45,8 +45,6 @@ struct FuzzProgram {
   std::vector<bool> frozen;     // by weight: needs no gradient
 
   std::string text() const;
-  /// Does a step change a value in place?
-  bool changes_in_place() const;
 };
 
 /// Every step works in torch; how the whole differentiates is not known.

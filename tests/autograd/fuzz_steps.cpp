@@ -11,7 +11,6 @@
 #include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/norm_add.h"
 #include "satchel/autograd/pool.h"
-#include "satchel/autograd/report.h"
 #include "satchel/autograd/resample.h"
 #include "satchel/autograd/smooth.h"
 #include "satchel/tensor/chain.h"
@@ -20,27 +19,14 @@
 namespace satchel::test {
 namespace {
 
-using Values = std::vector<at::Tensor>;
 using Ints = std::vector<int64_t>;
-using Step = std::optional<FuzzStep>;
-using W = const at::Tensor*;
 
-std::string name(size_t value) { return "v" + std::to_string(value); }
 std::string text_of(const Ints& list) {
   std::string text;
   for (const int64_t i : list) text += (text.empty() ? "" : "x") + std::to_string(i);
   return text;
 }
 std::string text_of(double x) { return std::to_string(x).substr(0, 4); }
-
-/// The newest value most of the time.
-size_t pick(FuzzDice& dice, const Values& values) {
-  if (dice.chance(0.7)) return values.size() - 1;
-  return static_cast<size_t>(dice.below(static_cast<int64_t>(values.size())));
-}
-
-/// A value as the functions take it: torch's run has the same.
-at::Tensor at(const FuzzRun& r, size_t value) { return r.values[value]; }
 
 Step linear_step(FuzzDice& dice, const Values& values) {
   const size_t x = pick(dice, values);
@@ -99,9 +85,12 @@ NormWeights norm_weights(W w, const at::Tensor& x, int64_t channels, bool runnin
   return n;
 }
 
-/// In channels_last order torch 2.11 gets the gradient in evaluation wrong where that of the output lies otherwise.
+/// In evaluation torch 2.11 gets the gradient of x in channels_last order wrong where that of the result lies otherwise: it comes in the
+/// result's own order.
 at::Tensor torch_batch_norm(const at::Tensor& x, const NormWeights& n, const NormOptions& o) {
-  return at::batch_norm(x.contiguous(), n.gamma, n.beta, n.running_mean, n.running_var, o.training, o.momentum, o.eps, false);
+  const at::Tensor y = at::batch_norm(x, n.gamma, n.beta, n.running_mean, n.running_var, o.training, o.momentum, o.eps, false);
+  if (y.requires_grad()) y.register_hook([order = y.suggest_memory_format()](const at::Tensor& g) { return g.contiguous(order); });
+  return y;
 }
 
 /// x̂ of few values, or of equal ones, amplifies roundings by up to 1/√eps: a larger eps keeps programs comparable.
@@ -146,6 +135,15 @@ Step layer_norm_step(FuzzDice& dice, const Values& values) {
                   }};
 }
 
+/// torch 2.11 crashes in channels_last order, so it gets a copy. Then products that add 0 keep x itself, for the gradients of x and of γ:
+/// a change of x in place is an error, as it would be without the copy.
+at::Tensor torch_group_norm(const at::Tensor& x, int64_t groups, const at::Tensor& gamma, const at::Tensor& beta) {
+  const at::Tensor y = at::group_norm(x.contiguous(), groups, gamma, beta, 0.1);
+  if (x.is_contiguous()) return y;
+  const at::Tensor watched = y + x * x * 0;
+  return gamma.defined() ? watched + x * (gamma.sum() * 0) : watched;
+}
+
 Step group_norm_step(FuzzDice& dice, const Values& values) {
   const size_t x = pick(dice, values);
   if (values[x].dim() < 2 || values[x].size(1) == 0) return {};
@@ -156,7 +154,7 @@ Step group_norm_step(FuzzDice& dice, const Values& values) {
                   {shape, shape},
                   [=](FuzzRun& r, W w) {
                     if (r.ours) return group_norm(at(r, x), groups, {w[0], w[1], {}, {}}, norm_options(true), r.saving);
-                    return at::group_norm(at(r, x).contiguous(), groups, w[0], w[1], 0.1);  // torch 2.11 crashes in channels_last order
+                    return torch_group_norm(at(r, x), groups, w[0], w[1]);
                   }};
 }
 
@@ -356,93 +354,9 @@ Step pad_step(FuzzDice& dice, const Values& values) {
                   }};
 }
 
-/// torch's own functions between ours: sums of equal shapes, products, views, copies in another order. What is a view or a copy by how its
-/// input lies is a copy here: our values and torch's lie differently, and a later change in place would tell them apart.
-Step torch_step(FuzzDice& dice, const Values& values) {
-  const size_t x = pick(dice, values);
-  const at::Tensor& v = values[x];
-  using Function = std::function<at::Tensor(const FuzzRun&)>;
-  const auto made = [&](const std::string& text, Function f) { return FuzzStep{text, {}, [f](FuzzRun& r, W) { return f(r); }}; };
-  const auto other = static_cast<size_t>(dice.below(static_cast<int64_t>(values.size())));
-  const bool same = values[other].sizes() == v.sizes();
-  switch (dice.below(11)) {
-    case 0:
-    case 1:
-      if (!same) return {};
-      return made(name(x) + " + " + name(other), [=](const FuzzRun& r) { return at(r, x) + at(r, other); });
-    case 2:
-      if (!same) return {};
-      return made(name(x) + " * " + name(other), [=](const FuzzRun& r) { return at(r, x) * at(r, other); });
-    case 3: return made(name(x) + " * 0.5", [=](const FuzzRun& r) { return at(r, x) * 0.5; });
-    case 4:
-      if (v.dim() < 3) return {};
-      return made(name(x) + ".flatten(1)", [=](const FuzzRun& r) { return at(r, x).flatten(1).clone(); });
-    case 5: {
-      if (v.dim() < 2 || v.size(0) < 2) return {};
-      const int64_t dim = dice.below(2);
-      if (v.size(dim) < 2) return {};
-      return made(name(x) + ".narrow(" + std::to_string(dim) + ", 1, …)",
-                  [=](const FuzzRun& r) { return at(r, x).narrow(dim, 1, at(r, x).size(dim) - 1); });
-    }
-    case 6: return made(name(x) + ".clone()", [=](const FuzzRun& r) { return at(r, x).clone(); });
-    case 7:
-      if (v.dim() < 2) return {};
-      return made(name(x) + ".transpose(0, 1)", [=](const FuzzRun& r) { return at(r, x).transpose(0, 1); });
-    case 8: return made(name(x) + ".view_as(itself)", [=](const FuzzRun& r) { return at(r, x).view_as(at(r, x)); });
-    case 9:
-      if (!same || v.dim() < 2) return {};
-      return made("cat(" + name(x) + ", " + name(other) + ")", [=](const FuzzRun& r) { return at::cat({at(r, x), at(r, other)}, 1); });
-    default: return made(name(x) + ".contiguous()", [=](const FuzzRun& r) { return at(r, x).clone(at::MemoryFormat::Contiguous); });
-  }
-}
-
-/// Changes in place, hooks and questions: they make no value.
-Step side_step(FuzzDice& dice, const Values& values) {
-  const size_t x = pick(dice, values);
-  const auto made = [&](const std::string& text, const std::function<void(FuzzRun&)>& f) {
-    return FuzzStep{text, {}, [f](FuzzRun& r, W) {
-                      f(r);
-                      return at::Tensor();
-                    }};
-  };
-  const auto other = static_cast<size_t>(dice.below(static_cast<int64_t>(values.size())));
-  switch (dice.below(7)) {
-    case 0:
-      if (x == 0) return {};
-      return made(name(x) + ".add_(0.5)", [=](FuzzRun& r) { r.values[x].add_(0.5); });
-    case 1:
-      if (x == 0) return {};
-      return made(name(x) + ".mul_(-1.5)", [=](FuzzRun& r) { r.values[x].mul_(-1.5); });
-    case 2:
-      if (x == 0 || x == other || values[other].sizes() != values[x].sizes()) return {};
-      return made(name(x) + " += " + name(other), [=](FuzzRun& r) { r.values[x].add_(r.values[other]); });
-    case 3:
-      if (!values[x].requires_grad()) return {};
-      return made(name(x) + ".retain_grad()", [=](FuzzRun& r) {
-        r.values[x].retain_grad();
-        r.retained.push_back(r.values[x]);
-      });
-    case 4:
-      if (!values[x].requires_grad()) return {};
-      return made("hook that hears " + name(x), [=](FuzzRun& r) {
-        const auto heard = std::make_shared<at::Tensor>();
-        r.heard.push_back(heard);
-        r.values[x].register_hook([heard](at::Tensor g) { *heard = g.clone(); });
-      });
-    case 5:
-      if (!values[x].requires_grad()) return {};
-      return made("hook that halves the gradient of " + name(x),
-                  [=](FuzzRun& r) { r.values[x].register_hook([](at::Tensor g) { return g * 0.5; }); });
-    default:
-      return made("report of " + name(x), [=](FuzzRun& r) {
-        if (r.ours) saved_tensors(r.values[x]);
-      });
-  }
-}
-
 }  // namespace
 
-std::optional<FuzzStep> random_step(FuzzDice& dice, const Values& values) {
+Step random_step(FuzzDice& dice, const Values& values) {
   switch (dice.below(22)) {
     case 0:
     case 1: return linear_step(dice, values);

@@ -34,6 +34,7 @@ class Cases {
     }
   }
   bool next_is_mine() { return asked_++ % of_ == which_ - 1; }
+  bool are_shared() const { return of_ > 1; }
 
  private:
   int64_t which_ = 1, of_ = 1, asked_ = 0;
@@ -47,6 +48,9 @@ inline Cases& cases() {
 /// Whether the next case of a long loop is this process's. A case asks once, before any work, but after it has drawn what differs from
 /// case to case, so that it is the same case in every process.
 inline bool mine() { return cases().next_is_mine(); }
+
+/// Not worth its time under compute-sanitizer: the same kernel with the same input once more.
+inline bool repeats() { return !cases().are_shared(); }
 
 class Cuda : public testing::Test {
  protected:

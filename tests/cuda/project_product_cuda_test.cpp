@@ -1,5 +1,6 @@
 // Projected saves of usual width: codes made and multiplied in one pass, the bytes of two and products within fp32 rounding.
 #include <cmath>
+#include <initializer_list>
 #include <string>
 
 #include "cuda_fixture.h"
@@ -41,12 +42,12 @@ TEST_F(Cuda, ProjectionIsCodedWhereItIsMade) {
   }
 }
 
-TEST_F(Cuda, ProductFromTheCodes) {
+void expect_products(std::initializer_list<int64_t> row_counts) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const char* text : {"exact", "blockwise", "exact,block=8"}) {
       for (const int64_t width : {16, 32}) {
         for (const int64_t columns : {4, 40, 100, 128, 256, 300}) {
-          for (const int64_t rows : {1, 7, 500, 20001}) {
+          for (const int64_t rows : row_counts) {
             if (!mine()) continue;
             SCOPED_TRACE(std::string(text) + " " + std::to_string(rows) + " x " + std::to_string(columns) + " " + std::to_string(width));
             const at::Tensor h = normal({rows, 8 * width}, 33).cuda(), g = normal({rows, columns}, 34, type).cuda();
@@ -67,13 +68,17 @@ TEST_F(Cuda, ProductFromTheCodes) {
             const at::Tensor bound = p.abs().mm(z.abs().t().mm(wide.abs())) * (terms * 0x1p-24);
             EXPECT_EQ(got.scalar_type(), at::kFloat);
             EXPECT_TRUE(((got - expected).abs() <= bound).all().item<bool>()) << ((got - expected).abs() / bound).max();
-            EXPECT_TRUE(same(got, transposed_product(packed, g))) << "a second time";
+            if (repeats()) EXPECT_TRUE(same(got, transposed_product(packed, g))) << "a second time";
           }
         }
       }
     }
   }
 }
+
+TEST_F(Cuda, ProductFromTheCodes) { expect_products({1, 7, 500, 2001}); }
+
+TEST_F(Cuda, ProductFromTheCodesOfManyRows) { expect_products({20001}); }
 
 TEST_F(Cuda, ProductShowsWhatIsNotANumber) {
   at::Tensor h = normal({1000, 128}, 36);

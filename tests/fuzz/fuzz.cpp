@@ -71,6 +71,18 @@ bool Parts::next(std::string_view& part) {
   return true;
 }
 
+void spill_folder(Parts& parts, const std::string& folder, const std::vector<std::string>& names) {
+  make_folder(folder);
+  for (const std::string& name : names) {
+    std::string_view part;
+    if (parts.next(part)) {
+      spill(folder + "/" + name, part);
+    } else {
+      remove(folder + "/" + name);
+    }
+  }
+}
+
 std::string joined(const std::vector<std::string>& parts) {
   std::string out;
   for (const std::string& part : parts) {

@@ -42,6 +42,8 @@ struct Parts {
   bool next(std::string_view& part);
   std::string_view rest;
 };
+/// Writes the next parts as files of `folder`; those that are not there are removed.
+void spill_folder(Parts& parts, const std::string& folder, const std::vector<std::string>& names);
 std::string joined(const std::vector<std::string>& parts);
 
 }  // namespace satchel::fuzz

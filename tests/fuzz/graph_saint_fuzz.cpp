@@ -10,17 +10,8 @@ const std::vector<std::string> kArrays = {"data", "indices", "indptr", "shape", 
 }  // namespace
 
 void run(std::string_view input) {
-  static const bool made = (make_folder("g"), true);
-  require(made, "the folder is there");
   Parts parts(input);
-  for (const std::string& name : kFiles) {
-    std::string_view part;
-    if (parts.next(part)) {
-      spill("g/" + name, part);
-    } else {
-      remove("g/" + name);
-    }
-  }
+  spill_folder(parts, "g", kFiles);
   spill("g/adj_full.npz", npz_of(parts.rest, kArrays));
   check_graph(load_graph(scratch() + "/g"));
 }

@@ -18,17 +18,8 @@ std::string idx(const std::vector<uint8_t>& sizes, const std::string& values) {
 }  // namespace
 
 void run(std::string_view input) {
-  static const bool made = (make_folder("g"), true);
-  require(made, "the folder is there");
   Parts parts(input);
-  for (const std::string& name : kFiles) {
-    std::string_view part;
-    if (parts.next(part)) {
-      spill("g/" + name, part);
-    } else {
-      remove("g/" + name);
-    }
-  }
+  spill_folder(parts, "g", kFiles);
   const ImageSets sets = load_images(scratch() + "/g");
   for (const ImageData* data : {&sets.train, &sets.test}) {
     require(static_cast<int64_t>(data->pixels.size()) == data->count() * data->height * data->width, "images have their sizes");

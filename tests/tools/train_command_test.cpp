@@ -1,123 +1,15 @@
-// `satchel train`, `predict` and `bench graph` as a user runs them.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
+// `satchel train` of graphs as a user runs it.
+#include "tests/tools/train_command.h"
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "satchel/data/graph_data.h"
 #include "satchel/train/safetensors.h"
 
-namespace satchel {
+namespace satchel::train_command {
 namespace {
-
-using nlohmann::json;
-
-constexpr const char* kData = "synthetic:nodes=600,edges=2400,features=16,classes=4";
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
-
-class TrainCommand : public testing::Test {
- protected:
-  void SetUp() override { ASSERT_EQ(::mkdir(folder_.c_str(), 0700), 0); }
-  void TearDown() override {
-    for (const char* name : {"out", "err", "out2", "err2", "a.json", "b.json", "a.st", "b.st", "damaged.st", "y.npy", "p.npy"})
-      ::unlink(path(name).c_str());
-    EXPECT_EQ(::rmdir(folder_.c_str()), 0) << "no other file may be left: " << folder_;
-  }
-
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
-
-  /// Starts the tool in the folder, two threads, SIGINT as a terminal has it; no file that it writes has more than `limit` bytes.
-  pid_t start(std::vector<std::string> arguments, const std::string& out = "out", const std::string& err = "err",
-              rlim_t limit = RLIM_INFINITY) const {
-    arguments.insert(arguments.begin(), SATCHEL_TOOL);
-    std::vector<char*> argv;
-    for (std::string& a : arguments) argv.push_back(a.data());
-    argv.push_back(nullptr);
-    const pid_t child = ::fork();
-    if (child != 0) return child;
-    std::signal(SIGINT, SIG_DFL);
-    const rlimit sizes{limit, limit};
-    if (limit != RLIM_INFINITY) ::setrlimit(RLIMIT_FSIZE, &sizes);
-    ::setenv("OMP_NUM_THREADS", "2", 1);
-    const bool ready = ::chdir(folder_.c_str()) == 0 && ::dup2(::open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 1) == 1 &&
-                       ::dup2(::open(err.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 2) == 2;
-    if (ready) ::execv(SATCHEL_TOOL, argv.data());
-    ::_exit(127);
-  }
-
-  Outcome finished(pid_t child, const std::string& out = "out", const std::string& err = "err") const {
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(path(out)), slurp(path(err))};
-  }
-
-  Outcome run(std::vector<std::string> arguments) const { return finished(start(std::move(arguments))); }
-
-  /// A small run with `more` behind it.
-  static std::vector<std::string> training(std::vector<std::string> more) {
-    std::vector<std::string> all{"train", "--data", kData, "--hidden", "16"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-
-  json trained(const std::vector<std::string>& more, const std::string& file) const {
-    std::vector<std::string> all = training(more);
-    all.insert(all.end(), {"--json", file});
-    const Outcome r = run(all);
-    EXPECT_EQ(r.code, 0) << r.err;
-    EXPECT_EQ(r.err, "");
-    return json::parse(slurp(path(file)), nullptr, false);
-  }
-
-  struct Refusal {
-    std::vector<std::string> arguments;
-    int code;
-    std::string part;  // of the line that an error is: `satchel: [op] rule, got value`
-  };
-
-  static void expect_refused(const Refusal& wanted, const Outcome& r) {
-    EXPECT_EQ(r.code, wanted.code) << wanted.part << '\n' << r.err;
-    EXPECT_EQ(r.err.rfind("satchel: [", 0), 0u) << r.err;
-    EXPECT_EQ(r.err.find('\n'), r.err.size() - 1) << "one line: " << r.err;
-    EXPECT_NE(r.err.find(wanted.part), std::string::npos) << "wanted: " << wanted.part << "\ngot: " << r.err;
-  }
-
-  /// Two at once: a start, which loads torch, takes longer than to refuse.
-  void expect_errors(const std::vector<Refusal>& all) const {
-    for (size_t i = 0; i < all.size(); i += 2) {
-      const bool pair = i + 1 < all.size();
-      const pid_t first = start(all[i].arguments), second = pair ? start(all[i + 1].arguments, "out2", "err2") : -1;
-      expect_refused(all[i], finished(first));
-      if (pair) expect_refused(all[i + 1], finished(second, "out2", "err2"));
-    }
-  }
-
-  std::string folder_ = testing::TempDir() + "satchel_train_" + std::to_string(::getpid());
-};
 
 std::set<std::string> keys_of(const json& object) {
   std::set<std::string> keys;
@@ -204,69 +96,6 @@ TEST_F(TrainCommand, DamagedCheckpointsAreRefused) {
   std::string flipped = good;
   flipped[flipped.size() - 9] = static_cast<char>(flipped[flipped.size() - 9] ^ 0x40);  // a value, which no header tells about
   refused(flipped, "must be undamaged");
-}
-
-TEST_F(TrainCommand, PredictionsHaveThePrintedAccuracy) {
-  const json all = trained({"--epochs", "20", "--checkpoint", "a.st"}, "a.json");
-  const Outcome r = run({"predict", "--checkpoint", "a.st", "--data", kData, "-o", "y.npy", "--scores", "p.npy"});
-  ASSERT_EQ(r.code, 0) << r.err;
-
-  const GraphData data = load_graph(kData);
-  const auto values_of = [&](const std::string& name, size_t bytes) {  // the values end the file
-    const std::string file = slurp(path(name));
-    EXPECT_GT(file.size(), bytes);
-    return file.substr(file.size() - std::min(bytes, file.size()));
-  };
-  std::vector<int64_t> classes(600);
-  std::memcpy(classes.data(), values_of("y.npy", 600 * sizeof(int64_t)).data(), 600 * sizeof(int64_t));
-  std::vector<float> scores(600 * 4);
-  std::memcpy(scores.data(), values_of("p.npy", scores.size() * sizeof(float)).data(), scores.size() * sizeof(float));
-
-  const Split split = split_of(data, 0, 0);
-  double right = 0;
-  for (const int64_t node : split.test) right += classes[static_cast<size_t>(node)] == data.labels[static_cast<size_t>(node)] ? 1 : 0;
-  const double accuracy = 100 * right / static_cast<double>(split.test.size());
-  // One division in float or double apart: 100·2^−23.
-  EXPECT_NEAR(accuracy, all["runs"][0]["test"].get<double>(), 100 * 0x1p-23);
-  char printed[64];
-  std::snprintf(printed, sizeof printed, "y.npy: 600 nodes, test %.2f %%\n", accuracy);
-  EXPECT_EQ(r.out, printed);
-  for (size_t node = 0; node < classes.size(); ++node) {
-    const float* row = scores.data() + 4 * node;
-    EXPECT_EQ(std::max_element(row, row + 4) - row, classes[node]);
-    EXPECT_NEAR(row[0] + row[1] + row[2] + row[3], 1, 8 * 0x1p-24);  // four roundings to float, four additions
-  }
-}
-
-TEST_F(TrainCommand, PredictNamesWhatDoesNotFit) {
-  trained({"--epochs", "1", "--checkpoint", "a.st"}, "a.json");
-  const auto with = [](const std::string& data) {
-    return std::vector<std::string>{"predict", "--checkpoint", "a.st", "--data", data, "-o", "y.npy"};
-  };
-  expect_errors(
-      {{with("synthetic:nodes=600,edges=2400,features=17,classes=4"), 1,
-        "[predict] data must have the 16 features of the checkpoint, got 17"},
-       {with("synthetic:nodes=600,edges=2400,features=16,classes=5"), 1, "[predict] data must have the 4 classes of the checkpoint, got 5"},
-       {with(std::string(kData) + ",task=multi"), 1, "[predict] data must have the checkpoint's task"},
-       {{"predict", "--checkpoint", "a.st", "--data", kData, "-o", "./a.st"}, 2, "--output must be another file than --checkpoint"},
-       {{"predict", "--checkpoint", "a.st", "--data", kData, "-o", "y.npy", "--scores", "./y.npy"},
-        2,
-        "--scores must be another file than --output"}});
-  EXPECT_FALSE(exists(path("y.npy")));
-}
-
-TEST_F(TrainCommand, PredictsNodesWithoutLabels) {
-  ASSERT_EQ(run({"data", "--data", kData, "--out", "set"}).code, 0);
-  const Outcome trained = run({"train", "--data", "set", "--hidden", "16", "--epochs", "5", "--quiet", "--checkpoint", "a.st"});
-  ASSERT_EQ(trained.code, 0) << trained.err;
-  ASSERT_EQ(run({"predict", "--checkpoint", "a.st", "--data", "set", "-o", "y.npy"}).code, 0);
-  for (const char* name : {"set/class_map.json", "set/role.json"}) ASSERT_EQ(::unlink(path(name).c_str()), 0);
-  const Outcome r = run({"predict", "--checkpoint", "a.st", "--data", "set", "-o", "p.npy"});
-  EXPECT_EQ(r.code, 0) << r.err;
-  EXPECT_EQ(r.out, "p.npy: 600 nodes, no labels to test on\n");
-  EXPECT_EQ(slurp(path("p.npy")), slurp(path("y.npy"))) << "labels change no prediction";
-  for (const char* name : {"set/adj_full.npz", "set/feats.npy"}) ::unlink(path(name).c_str());
-  ::rmdir(path("set").c_str());
 }
 
 TEST_F(TrainCommand, SignalsEndAfterTheEpochWithAllFiles) {
@@ -404,57 +233,5 @@ TEST_F(TrainCommand, TypesAreInTheJson) {
   }
 }
 
-TEST_F(TrainCommand, BenchGraphWithoutTorch) {
-  const Outcome r = run({"bench", "graph", "--data", kData, "--hidden", "16", "--steps", "2", "--methods", "fp32,satchel", "--no-torch",
-                         "--no-cache", "--amp", "bf16", "--json", "a.json"});
-  ASSERT_EQ(r.code, 0) << r.err;
-  const json all = json::parse(slurp(path("a.json")));
-  ASSERT_EQ(all["results"].size(), 2u);
-  EXPECT_EQ(all["amp"], "bf16");
-  for (const json& e : all["results"]) {
-    EXPECT_TRUE(e["ratio"].is_null());
-    EXPECT_EQ(e["cached_bytes"], 0);
-    EXPECT_GT(e["epoch_seconds"].get<double>(), 0);
-  }
-  for (const char* part : {"activations in bf16, A·X in every step", "\nfp32 ", "\nsatchel ", "  -  "})
-    EXPECT_NE(r.out.find(part), std::string::npos) << part << '\n' << r.out;
-  EXPECT_EQ(r.out.find("\ntorch "), std::string::npos) << r.out;
-}
-
-TEST_F(TrainCommand, BenchGraph) {
-  const Outcome r =
-      run({"bench", "graph", "--data", kData, "--hidden", "16", "--steps", "2", "--methods", "fp32,satchel", "--json", "a.json"});
-  ASSERT_EQ(r.code, 0) << r.err;
-  const json all = json::parse(slurp(path("a.json")));
-  ASSERT_EQ(all["results"].size(), 3u);
-  EXPECT_EQ(all["results"][0]["method"], "torch");
-  EXPECT_EQ(all["results"][0]["ratio"], 1.0);
-  EXPECT_LT(all["results"][2]["saved_bytes"].get<int64_t>(), all["results"][1]["saved_bytes"].get<int64_t>());
-  for (const json& e : all["results"]) EXPECT_EQ(e["steps"], 2);
-  for (const char* part : {"gradients at 32 bits are torch's within", "\ntorch ", "\nfp32 ", "\nsatchel ", "of torch", " ms"})
-    EXPECT_NE(r.out.find(part), std::string::npos) << part << '\n' << r.out;
-  EXPECT_EQ(all["nodes"], 600);
-  EXPECT_GE(all["entries"].get<int64_t>(), 2400);  // every edge in both directions, some of them twice the same
-  EXPECT_LE(all["entries"].get<int64_t>(), 2 * 2400);
-  EXPECT_EQ(all["tf32"], false);
-  EXPECT_EQ(all["amp"], "auto");
-  for (const json& e : all["results"]) EXPECT_EQ(e["amp"], "none");  // without TF32 all in float32
-  EXPECT_EQ(all["cuda_graph"], false);
-  EXPECT_TRUE(all["cap"].is_null());
-  for (const json& e : all["results"]) EXPECT_EQ(e["fits"], true);
-  EXPECT_GT(all["results"][2]["cached_bytes"].get<int64_t>(), 0);
-  expect_errors({{{"bench", "graph", "--steps", "0"}, 2, "--steps: must be a whole number from 1 to 1000000, got '0'"},
-                 {{"bench", "graph", "--tf32"}, 2, "[train] tf32 needs device cuda, got cpu"},
-                 {{"bench", "graph", "--cuda-graph"}, 2, "[train] cuda_graph needs device cuda, got cpu"},
-                 {{"bench", "graph", "--amp", "half"}, 2, "--amp: half not in {auto,none,bf16,fp16}"},
-                 {{"bench", "graph", "--memory-cap", "12GB"}, 2, "[bench] --memory-cap needs --device cuda, got cpu"},
-                 {{"bench", "graph", "--memory-cap", "12 GB"},
-                  2,
-                  "--memory-cap: must be 1 to 2^62 bytes as in 12GB, 11.5GiB or 12000000000, got '12 GB'"},
-                 {{"bench", "graph", "--memory-cap", "0.1B"}, 2, "got '0.1B'"},
-                 {{"bench", "graph", "--memory-cap", "9000000TiB"}, 2, "got '9000000TiB'"},
-                 {{"bench", "graph", "--methods", "division"}, 2, "[method] a low-pass does not fit a graph layer"}});
-}
-
 }  // namespace
-}  // namespace satchel
+}  // namespace satchel::train_command
