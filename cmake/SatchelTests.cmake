@@ -77,12 +77,12 @@ if(SATCHEL_TORCH)
     tests/tensor/golden_test.cpp
     tests/tensor/low_pass_last_test.cpp
     tests/tensor/mask_test.cpp
-    tests/tensor/mixed_test.cpp
+    tests/tensor/per_sample_test.cpp
     tests/tensor/ops_test.cpp
     tests/tensor/pack_test.cpp
     tests/tensor/side_test.cpp
     tests/tensor/split_product_test.cpp
-    tests/tensor/third_test.cpp
+    tests/tensor/extra_bit_test.cpp
     tests/tensor/transform_test.cpp)
   target_link_libraries(test_tensor PRIVATE ZLIB::ZLIB)
   target_precompile_headers(test_tensor PRIVATE <ATen/ATen.h> <gtest/gtest.h>)  # two thirds of each file's time
@@ -95,7 +95,7 @@ if(SATCHEL_TORCH)
     tests/autograd/gradient.cpp
     tests/autograd/gradient_test.cpp
     tests/autograd/loss_test.cpp
-    tests/autograd/map_cases.cpp
+    tests/autograd/image_cases.cpp
     tests/autograd/reader_test.cpp
     tests/autograd/report_test.cpp
     tests/autograd/seeds_test.cpp
@@ -127,15 +127,15 @@ if(SATCHEL_TORCH)
     tests/nn/pool_test.cpp
     tests/nn/waiting_test.cpp
     tests/plan/kept_test.cpp
-    tests/plan/share_maps_test.cpp
-    tests/plan/share_out_test.cpp)
+    tests/plan/bit_allocator_images_test.cpp
+    tests/plan/bit_allocator_test.cpp)
   target_precompile_headers(test_nn REUSE_FROM test_autograd)
 
   satchel_test(test_train satchel
     tests/train/graph_task_test.cpp
-    tests/train/growing_segments_test.cpp
+    tests/train/expandable_segments_test.cpp
     tests/train/image_train_test.cpp
-    tests/train/late_number_test.cpp
+    tests/train/async_scalar_test.cpp
     tests/train/memory_test.cpp
     tests/train/metrics_test.cpp
     tests/train/optimizer_test.cpp
@@ -205,10 +205,10 @@ if(SATCHEL_TENSOR_CUDA)
   endfunction()
 
   satchel_cuda_test(codec
-    tests/cuda/mixed_cuda_test.cpp
+    tests/cuda/per_sample_cuda_test.cpp
     tests/cuda/pack_cuda_test.cpp
     tests/cuda/stream_cuda_test.cpp
-    tests/cuda/third_cuda_test.cpp
+    tests/cuda/extra_bit_cuda_test.cpp
     tests/cuda/transform_cuda_test.cpp)
   satchel_cuda_test(low_pass
     tests/cuda/low_pass_last_cuda_test.cpp
@@ -222,7 +222,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/norm_block_cuda_test.cpp)
   satchel_cuda_test(norm_image
     tests/cuda/norm_add_cuda_test.cpp
-    tests/cuda/norm_map_cuda_test.cpp
+    tests/cuda/norm_image_cuda_test.cpp
     tests/cuda/pool_cuda_test.cpp)
   satchel_cuda_test(product
     tests/cuda/loss_cuda_test.cpp
@@ -237,7 +237,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/autograd/cases.cpp
     tests/autograd/conv_cases.cpp
     tests/autograd/gradient.cpp
-    tests/autograd/map_cases.cpp
+    tests/autograd/image_cases.cpp
     tests/cuda/autograd_cuda_test.cpp
     tests/cuda/epilogue_cuda_test.cpp
     tests/cuda/bf16_cuda_test.cpp

@@ -8,7 +8,7 @@
 
 int main() {
   torch::manual_seed(1);
-  const satchel::Saving saving{satchel::parse_method("satchel")};  // or fp32, exact, blockwise, "satchel,bits=3" …
+  const satchel::SavePolicy saving{satchel::parse_method("satchel")};  // or fp32, exact, blockwise, "satchel,bits=3" …
 
   // 4,000 nodes in four communities: three edges of four stay inside, and the features are almost noise.
   const at::Tensor label = at::arange(4000).remainder(4), from = at::randint(4000, {20000});

@@ -25,7 +25,7 @@ struct Result {
 
 Result train(const Images& images, const char* method) {
   torch::manual_seed(1);  // equal weights for every method
-  const satchel::Saving saving{satchel::parse_method(method)};
+  const satchel::SavePolicy saving{satchel::parse_method(method)};
   const satchel::ImageModelOptions options{.name = "resnet18", .classes = 4, .small_stem = true, .width = 8, .saving = saving};
   satchel::ImageModel net = satchel::make_image_model(options);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
@@ -36,7 +36,7 @@ Result train(const Images& images, const char* method) {
     const at::Tensor logits = net->forward(images.values.narrow(0, first, 32));
     // torch's own saves are not in the report: for fp32 the plan tells them, from sizes alone.
     if (step == 0) {
-      const bool plain = saving.method.plain;
+      const bool plain = saving.method.torch_baseline;
       result.saved = total_bytes(plain ? plan_image(shape_of(options), {32, 16, 16}, saving.method) : satchel::saved_tensors(logits));
     }
     const at::Tensor loss = satchel::cross_entropy_(logits, images.labels.narrow(0, first, 32));

@@ -15,17 +15,16 @@
 #include "satchel/autograd/loss.h"
 #include "satchel/autograd/norm.h"
 #include "satchel/autograd/norm_act.h"
-#include "satchel/autograd/norm_add.h"
 #include "satchel/autograd/pool.h"
 #include "satchel/autograd/report.h"
 #include "satchel/autograd/resample.h"
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/autograd/smooth.h"
 
 // What a model keeps, from sizes alone.
+#include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/graph_plan.h"
 #include "satchel/plan/image_plan.h"
-#include "satchel/plan/share_out.h"
 
 // Modules with torch's options.
 #include "satchel/nn/activation.h"
@@ -34,7 +33,6 @@
 #include "satchel/nn/dropout.h"
 #include "satchel/nn/linear.h"
 #include "satchel/nn/norm.h"
-#include "satchel/nn/norm_act.h"
 #include "satchel/nn/pool.h"
 #include "satchel/nn/upsample.h"
 

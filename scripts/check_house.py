@@ -26,11 +26,11 @@ MAY_READ = {
     "data": {"core", "kernels", "tensor", "graph", "data"},
     "train": set(ROOMS),
 }
-FLAGS = ["plain", "shared", "adaptive", "keeps_aggregate", "packs_data", "keeps_dropout", "norm_bias", "residual", "mean", "budget",
+FLAGS = ["torch_baseline", "shared", "adaptive", "keeps_aggregate", "packs_data", "keeps_dropout", "norm_bias", "residual", "mean", "budget",
          "swap", "longest_block"]
 FLAG = re.compile(r"\b(?:\w*[mM]ethod_?|given|least)(?:\(\))?\.(" + "|".join(FLAGS) + r")\b")
 TRAIN_THREAD_LOCALS = {"memory.cpp": "metered", "captured_cuda_on.cpp": "streams"}
-COUNTED = re.compile(r"norm|chain|statistics|elu|act|side|mask|moments|channel|third|mixed|epilogue|keep|saved|extra_bit")
+COUNTED = re.compile(r"norm|chain|statistics|elu|act|side|mask|moments|channel|third|mixed|per_sample|epilogue|keep|saved|extra_bit")
 
 
 def sources(room=""):

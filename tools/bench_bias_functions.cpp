@@ -6,7 +6,7 @@
 #include "satchel/autograd/conv.h"
 #include "satchel/autograd/linear.h"
 #include "satchel/autograd/norm.h"
-#include "satchel/autograd/norm_add.h"
+#include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/pool.h"
 #include "satchel/autograd/smooth.h"
 #include "satchel/core/noise.h"
@@ -123,7 +123,7 @@ class Satchels final : public NetFunctions {
   at::Tensor gcn(T x, const NetGraph& a, T weight) override { return satchel::gcn(x, a.adjacency, weight, {}, saving_); }
 
  private:
-  Saving saving_;
+  SavePolicy saving_;
   MaskSeeds seeds_;
   SeedBank bank_;
 };

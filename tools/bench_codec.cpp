@@ -40,7 +40,7 @@ BlockCode block_code(int64_t values, int64_t block, int bits, Levels levels) {
 }
 
 Setup make_setup(const BenchOptions& o, const Values& matrix, const Values& images) {
-  const Levels levels = o.levels == "even" ? Levels::even : Levels::optimal;
+  const Levels levels = parse_spec("levels=" + o.levels).levels;
   Setup s;
   s.op = o.op;
   s.matrix = &matrix;

@@ -19,8 +19,8 @@
 #include "satchel/core/error.h"
 #include "satchel/core/median.h"
 #include "satchel/core/noise.h"
+#include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/image_plan.h"
-#include "satchel/plan/share_out.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/image_step.h"
 #include "satchel/train/memory.h"
@@ -57,7 +57,7 @@ class Entry {
       : device_(device_of(s.options.device)), rates_{s.options.lr, s.options.momentum} {
     ImageTrainOptions options = s.options;
     options.method = method;
-    if (shares_out(method)) shares_ = std::make_shared<ShareOut>(ShareOutOptions{batch});
+    if (allocates_bits(method)) shares_ = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{batch});
     const ImageShape shape = shape_of(options, s.classes, s.channels, s.image, s.image);
     options.method = with_mean(shape, {batch, s.image, s.image}, method);
     step_ = std::make_unique<ImageStep>(make_model(options, shape, device_, shares_), options, device_);
@@ -84,7 +84,7 @@ class Entry {
  private:
   at::Device device_;
   Rates rates_;
-  std::shared_ptr<ShareOut> shares_;
+  std::shared_ptr<RunningBitAllocator> shares_;
   std::unique_ptr<ImageStep> step_;
   at::Tensor images_, labels_;
   std::vector<int64_t> indices_;

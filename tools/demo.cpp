@@ -99,7 +99,7 @@ std::string describe(const CodecSpec& spec) {
   if (const auto* p = std::get_if<LowPass>(&spec.transform)) text = fmt::format("lowpass={},", p->size) + text;
   if (spec.bits == kKeep) return text;
   text += fmt::format(",block={}{},levels={}", block_text(spec.block), spec.per_sample ? ",sample=yes" : "",
-                      spec.levels == Levels::even ? "even" : "optimal");
+                      kLevelNames[static_cast<size_t>(spec.levels)]);
   if (spec.rounding == Rounding::nearest) text += ",round=nearest";
   if (spec.header == HeaderType::f32) text += ",header=f32";
   constexpr const char* kSides[] = {"", ",side=one", ",side=relu", ",side=both"};

@@ -123,7 +123,7 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
   codec->add_option("--bits", o.bits, "Bits a value (side codes: 2 to 3)")->check(CLI::Range(1, 8))->capture_default_str();
   codec->add_option("--block", o.block, "Values a block")->check(CLI::Range(int64_t{1}, int64_t{1} << 40))->capture_default_str();
   codec->add_option("--levels", o.levels, "Levels of the block code; above 4 bits they are even")
-      ->check(CLI::IsMember({"even", "optimal"}))
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(satchel::kLevelNames), std::end(satchel::kLevelNames))))
       ->capture_default_str();
   codec->add_option("--dtype", o.dtype, "Type of the values")->check(CLI::IsMember({"f32", "f16", "bf16"}))->capture_default_str();
   codec->add_option("--images", o.images, "Images of 64 × 56 × 56 for the low-pass (default 64 on the CPU, 256 on CUDA)")

@@ -19,15 +19,7 @@ namespace satchel::tool {
 namespace {
 
 std::string footer() {
-  std::string text = "\nMethods: NAME[,OPTION=VALUE…], or a spec's options alone (see `satchel presets --help`)\n";
-  for (const MethodPreset& p : method_presets()) text += fmt::format("  {:<11} {}\n", p.name, p.summary);
-  return text +
-         "  gact        GACT's code: groups of 256, 4 bits, in shared saves\n"
-         "  Beside a spec's options: norm_bits=1..8, norm_bias=0..1 (methods that share saves) · mean_bits=2..3 or budget=SIZE (satchel, "
-         "images) "
-         "·\n"
-         "  level=0..5, adaptive=yes|no (actnn)\n"
-         "  Several: repeat --method, or separate them by commas; a part with = belongs to the method before it.\n"
+  return method_help() +
          "\n  bytes        kept from forward to backward: codes, headers, channels, masks, statistics, seeds\n"
          "  float32 MiB  the same values in float32 (masks: a byte a value, as torch keeps them)\n"
          "  smaller      fp32's bytes for the same model / these bytes\n"

@@ -26,7 +26,7 @@ struct Part {
 };
 constexpr std::array<Part, 7> kParts = {{{"inputs", {"input"}},
                                          {"norms", {"norm"}},
-                                         {"shared", {"shared", "third bits"}},
+                                         {"shared", {"shared", "extra bit"}},
                                          {"activations", {"activation"}},
                                          {"masks", {"mask", "dropout"}},
                                          {"pools", {"indices", "offsets"}},
@@ -152,7 +152,7 @@ std::string fit_text(const ImagePlanOptions& o, int64_t budget) {
     const ImageMemory m = memory_in(o, batch, method, budget);
     capped |= batch == kMostBatch;
     text += fmt::format(fmt::runtime(kRow), method.name, grouped(batch) + (batch == kMostBatch ? "+" : ""),
-                        fp32 == 0 ? "-" : fmt::format("{:.1f}x", ratio(batch, fp32)), gib(m.saved), gib(m.swapped), gib(m.parameters),
+                        fp32 == 0 ? "-" : fmt::format("{:.1f}x", ratio(batch, fp32)), gib(m.saved), gib(m.offloaded), gib(m.parameters),
                         gib(m.images), gib(m.peak), gib(m.reserved - m.peak));
   }
   return text + (capped ? "\n+      a plan ends at " + grouped(kMostBatch) + " images: more would fit\n" : "") + "\n" + kStepText +
@@ -160,8 +160,8 @@ std::string fit_text(const ImagePlanOptions& o, int64_t budget) {
 }
 
 ordered_json memory_json(const ImageMemory& m) {
-  return {{"saved_bytes", m.saved},  {"host_bytes", m.swapped}, {"parameter_bytes", m.parameters},
-          {"image_bytes", m.images}, {"step_bytes", m.peak},    {"reserved_bytes", m.reserved}};
+  return {{"saved_bytes", m.saved},  {"host_bytes", m.offloaded}, {"parameter_bytes", m.parameters},
+          {"image_bytes", m.images}, {"step_bytes", m.peak},      {"reserved_bytes", m.reserved}};
 }
 
 ordered_json published_json(const ImagePlanOptions& o) {

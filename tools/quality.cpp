@@ -8,7 +8,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/cuda.h"
-#include "satchel/tensor/plan.h"
+#include "satchel/tensor/codec_layout.h"
 #include "satchel/train/options.h"
 #include "tools/tool.h"
 
@@ -45,7 +45,7 @@ void compare(const at::Tensor& before, const at::Tensor& after, Quality& q) {
 }
 
 void count_codes(const Packed& packed, Quality& q) {
-  const Plan plan = plan_of(packed.shape, dtype_of(packed.dtype), packed.spec, packed.channels, packed.inner, "inspect");
+  const CodecLayout plan = plan_of(packed.shape, dtype_of(packed.dtype), packed.spec, packed.channels, packed.inner, "inspect");
   if (plan.coding == Coding::keep || plan.values == 0) return;
   const at::Tensor host = packed.bytes.to(at::kCPU).contiguous();
   const uint8_t* bytes = host.const_data_ptr<uint8_t>();

@@ -28,19 +28,6 @@ constexpr const char* kDataHelp =
     "  synthetic:arxiv[,scale=0.1]   synthetic:nodes=10000,edges=50000,features=64,classes=8   needs no file\n";
 constexpr const char* kGraphGroup = "Graph models";
 constexpr double kCheckpointMinutes = 10;
-constexpr const char* kMethodHelp =
-    "\nMethods, separated by commas, each with its options behind it (see `satchel presets`):\n"
-    "  fp32        torch's own functions and saves\n"
-    "  exact       EXACT: projected 8:1, 2 bits, a header a row\n"
-    "  blockwise   the block-wise paper: blocks of 64 rows, optimal levels\n"
-    "  projection  inputs projected 8:1 and kept in full precision\n"
-    "  actnn       ActNN: groups of 256, 2 bits shared out by sample and layer (images, or adaptive=no); level=0…5 as its paper counts\n"
-    "  division    DIVISION: low frequencies in bf16, the rest in 2 bits (images)\n"
-    "  gact        GACT's code: groups of 256, 4 bits, in shared saves\n"
-    "  satchel     one shared save a layer, 2 bits in all; images: mean_bits=2.25 or budget=1.2GiB shares 2 or 3 bits out,\n"
-    "              norm_bits=1…8: bits of norms that no other layer reads\n"
-    "  blockwise,levels=even,satchel,bits=3      options belong to the method before them\n"
-    "Options of all: bits= block= sample= levels= round= header= side= off= project= rows= hadamard= lowpass= part=\n";
 constexpr const char* kTrainNotes =
     "\nEvery run of a seed starts from the same weights and the same split, whatever the method. Several methods or seeds end\n"
     "in one table. A checkpoint takes a single run; it is a safetensors file that --resume and `satchel predict` read. It replaces\n"
@@ -194,7 +181,7 @@ void add_train(CLI::App& app) {
   train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();
   add_run_options(*train, *command);
   add_image_options(*train, command->images);
-  train->footer(std::string(kDataHelp) + image_train_help() + kMethodHelp + kTrainNotes);
+  train->footer(std::string(kDataHelp) + image_train_help() + method_help() + kTrainNotes);
   train->callback([command, train] {
     const bool images = is_image_model(command->model);
     refuse_given(*train, images ? kGraphGroup : kImageGroup, command->model);

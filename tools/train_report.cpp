@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "satchel/core/error.h"
+#include "satchel/core/method.h"
 #include "satchel/kernels/cpu/cpu.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
@@ -226,6 +227,15 @@ void write_json(const std::string& path, const ordered_json& json, const char* o
     fmt::print("{}", text);
     fail(op, "--json must name a file that can be written (its text is on stdout)", path);
   }
+}
+
+std::string method_help() {
+  std::string text = "\nMethods: NAME[,OPTION=VALUE…], or a spec's options alone (see `satchel presets --help`)\n";
+  for (const MethodPreset& p : method_presets()) text += fmt::format("  {:<11} {}\n", p.name, p.summary);
+  return text +
+         "  Beside a spec's options: norm_bits=1..8, norm_bias=0..1 (methods that share saves) ·\n"
+         "  mean_bits=2..3 or budget=SIZE (satchel, images) · level=0..5, adaptive=yes|no (actnn)\n"
+         "  Several: repeat --method, or separate them by commas; a part with = belongs to the method before it.\n";
 }
 
 }  // namespace satchel::tool

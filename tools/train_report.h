@@ -42,4 +42,7 @@ void print_table(const std::vector<std::vector<std::string>>& rows);
 /// "(59.8x less)", or "(1.2x more)".
 std::string less_text(double fp32, double own);
 
+/// The part of a help text that lists the methods and their options.
+std::string method_help();
+
 }  // namespace satchel::tool

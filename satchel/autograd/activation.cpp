@@ -98,7 +98,7 @@ at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& values, const
 }
 
 /// An activation as a function of its own. ReLU and LeakyReLU claim the norm that defers, where x is its output.
-at::Tensor recorded_activation(const at::Tensor& x, Activation activation, double slope, double alpha, const Saving& saving) {
+at::Tensor recorded_activation(const at::Tensor& x, Activation activation, double slope, double alpha, const SavePolicy& saving) {
   std::optional<EpilogueCall> claimed;
   if (reads_producer(saving.method) && activation != Activation::elu) claimed = claim_norm(x);
   EpilogueCall call = claimed ? std::move(*claimed) : value_call(x, saving);
@@ -111,21 +111,21 @@ at::Tensor recorded_activation(const at::Tensor& x, Activation activation, doubl
 
 }  // namespace
 
-at::Tensor relu(const at::Tensor& x, const Saving& saving) {
-  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return at::relu(x);
+at::Tensor relu(const at::Tensor& x, const SavePolicy& saving) {
+  if (is_baseline(saving.method) || !needs_grad(x) || x.numel() == 0) return at::relu(x);
   check_float(x, "relu");
   return recorded_activation(x, Activation::relu, 0, 1, saving);
 }
 
-at::Tensor leaky_relu(const at::Tensor& x, double slope, const Saving& saving) {
+at::Tensor leaky_relu(const at::Tensor& x, double slope, const SavePolicy& saving) {
   if (!std::isfinite(slope)) fail("leaky_relu", "slope must be finite", slope);
-  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return at::leaky_relu(x, slope);
+  if (is_baseline(saving.method) || !needs_grad(x) || x.numel() == 0) return at::leaky_relu(x, slope);
   check_float(x, "leaky_relu");
   return recorded_activation(x, Activation::leaky_relu, slope, 1, saving);
 }
 
-at::Tensor elu(const at::Tensor& x, double alpha, const Saving& saving) {
-  if (is_baseline(saving.method) || !records(x)) return at::elu(x, alpha);
+at::Tensor elu(const at::Tensor& x, double alpha, const SavePolicy& saving) {
+  if (is_baseline(saving.method) || !needs_grad(x)) return at::elu(x, alpha);
   if (!(alpha >= 0) || !std::isfinite(alpha)) fail("elu", "alpha must be finite and at least 0", alpha);
   if (x.dim() == 0 || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16 && x.scalar_type() != at::kHalf)) {
     fail("elu", "x must be float32, bfloat16 or float16 with at least one dimension", x.toString());
@@ -134,7 +134,7 @@ at::Tensor elu(const at::Tensor& x, double alpha, const Saving& saving) {
   return recorded_activation(x, Activation::elu, 1, alpha, saving);
 }
 
-at::Tensor dropout(const at::Tensor& x, double p, bool training, const Saving& saving) {
+at::Tensor dropout(const at::Tensor& x, double p, bool training, const SavePolicy& saving) {
   check_dropout(p, "dropout");
   if (!training || p == 0) return x;
   if (is_baseline(saving.method)) return plain_dropout(x, p);
@@ -143,7 +143,7 @@ at::Tensor dropout(const at::Tensor& x, double p, bool training, const Saving& s
   const at::Tensor seed = fresh_seed(x.device());
   const EpilogueCall call = value_call(x, saving);
   const at::Tensor out = in_sizes(apply_chain(rows_of(call), {}, {}, {}, seed, {p, 1}), x.sizes(), call.axes);
-  return records(x) ? recorded_dropout(x, out, call, p, seed) : out;
+  return needs_grad(x) ? recorded_dropout(x, out, call, p, seed) : out;
 }
 
 }  // namespace satchel

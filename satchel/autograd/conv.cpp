@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
-#include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
@@ -156,7 +156,7 @@ class ConvNode : public SavingNode {
     variable_list gradients(3);
     if (needs(0)) gradients[0] = input_gradient(g);
     if (needs(1)) gradients[1] = weight_gradient(g, given);
-    if (needs(2)) gradients[2] = column_sums(rows_of_map(g)).to(bias_type);
+    if (needs(2)) gradients[2] = column_sums(rows_of_image(g)).to(bias_type);
     return gradients;
   }
 
@@ -215,7 +215,8 @@ class ConvNode : public SavingNode {
 
 }  // namespace
 
-at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& options, const Saving& saving) {
+at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& options,
+                const SavePolicy& saving) {
   check_tensor(x, kOp);
   check_tensor(weight, kOp);
   if (x.dim() + 1 == weight.dim()) return conv(x.unsqueeze(0), weight, bias, options, saving).squeeze(0);
@@ -225,7 +226,7 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   const at::ScalarType type = layer_type(x);
   const NoAutocast guard;
   const auto as_type = [&](const at::Tensor& t) { return t.defined() ? t.to(type) : t; };
-  const bool routed = torch_miscounts(x, weight, type, geometry) && records(weight);
+  const bool routed = torch_miscounts(x, weight, type, geometry) && needs_grad(weight);
   if ((is_baseline(saving.method) && !routed) || x.numel() == 0) {
     return geometry.out(convolve(geometry.in(as_type(x)), geometry.in(as_type(weight)), as_type(bias), geometry));
   }
@@ -235,7 +236,7 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
     const at::Tensor y = convolve(geometry.in(values), w, bias.defined() ? as_type(bias.detach()) : bias, geometry);
     return geometry.out(in_channels_last(y)).variable_data();  // no view to autograd
   };
-  if (!records(x, weight, bias)) return run();
+  if (!needs_grad(x, weight, bias)) return run();
   const auto node = make_node<ConvNode>(saving.name, x, weight, bias);
   node->geometry = geometry;
   node->input_sizes = geometry.in(values).sizes().vec();
@@ -244,9 +245,10 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   node->weight_type = weight.scalar_type();
   if (bias.defined()) node->bias_type = bias.scalar_type();
   const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
-  const double reach = static_cast<double>(taps) / static_cast<double>(options.groups);
+  const double taps_per_weight = static_cast<double>(taps) / static_cast<double>(options.groups);
   if (weight.requires_grad()) {
-    node->input = is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, reach});
+    node->input =
+        is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, taps_per_weight});
   }
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
   return attach(run(), node);

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel {
 
@@ -21,6 +21,6 @@ struct ConvOptions {
 /// where the weight needs a gradient. Under autocast input and weight are cast as torch casts them; gradients have the types of what they
 /// are gradients of. Without autocast the weight is cast to x's type.
 at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}, const ConvOptions& options = {},
-                const Saving& saving = {});
+                const SavePolicy& saving = {});
 
 }  // namespace satchel

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "satchel/autograd/epilogue_node.h"
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
-#include "satchel/autograd/map_rows.h"
 
 namespace satchel {
 
@@ -31,35 +31,35 @@ Site EpilogueCall::site() const {
 }
 
 EpilogueCall norm_call(const at::Tensor& x, const NormWeights& weights, Norm norm, int64_t groups, const NormOptions& options,
-                       const Saving& saving) {
+                       const SavePolicy& saving) {
   EpilogueCall call{x, weights, {norm, groups, 0}, options, saving};
   call.width = x.size(1);
-  if (!is_map(x) && groups == 0) return call;
+  if (!is_image(x) && groups == 0) return call;
   call.axes.span = 1;
   for (int64_t d = 2; d < x.dim(); ++d) call.axes.span *= x.size(d);
   return call;
 }
 
-EpilogueCall value_call(const at::Tensor& x, const Saving& saving) {
-  if (is_map(x) && (x.dim() > 3 || (!x.is_contiguous() && is_channels_last(x)))) return norm_call(x, {}, Norm::none, 0, {}, saving);
+EpilogueCall value_call(const at::Tensor& x, const SavePolicy& saving) {
+  if (is_image(x) && (x.dim() > 3 || (!x.is_contiguous() && is_channels_last(x)))) return norm_call(x, {}, Norm::none, 0, {}, saving);
   return {x, {}, {Norm::none, 0, 0}, {}, saving, x.dim() == 0 ? 1 : x.size(-1)};
 }
 
 at::Tensor rows_of(const EpilogueCall& call) {
   const at::Tensor x = call.x.detach().resolve_neg();
-  if (call.is_image() || x.dim() == 2) return rows_of_map(x);
+  if (call.is_image() || x.dim() == 2) return rows_of_image(x);
   return x.contiguous().view({x.numel() / std::max<int64_t>(call.width, 1), call.width});
 }
 
 at::Tensor in_sizes(const at::Tensor& rows, at::IntArrayRef sizes, const NormAxes& axes) {
   if (rows.sizes() == sizes) return rows;
-  return axes.span > 0 ? map_of_rows(rows, sizes) : at::_unsafe_view(rows, sizes);
+  return axes.span > 0 ? image_of_rows(rows, sizes) : at::_unsafe_view(rows, sizes);
 }
 
 at::Tensor gradient_rows(at::Tensor&& g, const NormAxes& axes, int64_t width) {
-  if (axes.span > 0 || g.dim() == 2) return own_rows(std::move(g));
+  if (axes.span > 0 || g.dim() == 2) return take_or_clone_rows(std::move(g));
   const int64_t rows = g.numel() / std::max<int64_t>(width, 1);
-  return own(std::move(g)).view({rows, width});
+  return take_or_clone(std::move(g)).view({rows, width});
 }
 
 namespace {
@@ -127,8 +127,8 @@ struct ClaimEnd {
 void hand_on(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call, const at::Tensor& out) {
   SharedSave& save = *node->saves.code;
   if (call.is_image() && call.x.dim() > 2) save.sizes = node->saves.sizes;
-  if (save.share.shares != nullptr) {
-    watch(save.share, save.code, call.x.size(0), node->saves.code_is_normalised ? affine_of(call).gamma : at::Tensor());
+  if (save.bits.note.allocator != nullptr) {
+    watch(save.bits, save.code, call.x.size(0), node->saves.code_is_normalised ? affine_of(call).gamma : at::Tensor());
   }
   node->stands_for(out);
   if (call.claimed == nullptr) return;
@@ -170,16 +170,16 @@ at::Tensor deferred_norm(EpilogueCall call) {
   const at::Tensor out = attach(in_sizes(norm_output(call, rows), call.x.sizes(), call.axes), node);
   node->defer(std::move(call), out);
   torch::autograd::impl::set_post_acc_grad_hooks(out, std::make_unique<OutputEnd>(node));
-  wait_for_reader(node);
+  defer(node);
   return out;
 }
 
 std::optional<EpilogueCall> claim_norm(const at::Tensor& y) {
-  const auto node = std::dynamic_pointer_cast<EpilogueNode>(waiting_norm());
+  const auto node = std::dynamic_pointer_cast<EpilogueNode>(deferred_norm());
   if (node == nullptr || y.grad_fn() != node || y._version() != node->output_version() || !made_on_current_stream(y)) return std::nullopt;
   std::optional<EpilogueCall> call = node->claim();
   if (!call) return std::nullopt;
-  reader_has_come();
+  claim_deferred();
   call->claimed = node;
   call->next_reads = true;
   return call;
@@ -187,7 +187,7 @@ std::optional<EpilogueCall> claim_norm(const at::Tensor& y) {
 
 at::Tensor spare_memory(const at::Tensor& x) {
   const bool alone = x.use_count() == 1 && x.storage().use_count() == 1 && x.grad_fn() != nullptr && !x.is_view();
-  return alone && (is_map(x) ? is_channels_last(x) : x.is_contiguous()) ? x.variable_data() : at::Tensor();
+  return alone && (is_image(x) ? is_channels_last(x) : x.is_contiguous()) ? x.variable_data() : at::Tensor();
 }
 
 }  // namespace satchel

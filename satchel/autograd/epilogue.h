@@ -30,7 +30,7 @@ struct EpilogueCall {
   NormWeights weights;  // γ and β as lines
   NormAxes axes;
   NormOptions options;
-  Saving saving;
+  SavePolicy saving;
   int64_t width = 0;  // values a row: channels, or those of LayerNorm's shape
 
   at::Tensor skip = {};  // x's sizes, added before the activation
@@ -54,10 +54,10 @@ struct EpilogueCall {
 
 /// x is checked. `groups`: GroupNorm's, else 0.
 EpilogueCall norm_call(const at::Tensor& x, const NormWeights& weights, Norm norm, int64_t groups, const NormOptions& options,
-                       const Saving& saving);
+                       const SavePolicy& saving);
 /// No norm, for functions of single values: an image is rows of its channels, anything else rows of its last dimension. Images have 4 or 5
 /// dimensions, or 3 in channels_last order: other 3 may as well be sequences.
-EpilogueCall value_call(const at::Tensor& x, const Saving& saving);
+EpilogueCall value_call(const at::Tensor& x, const SavePolicy& saving);
 
 /// x's values as rows of `width`, in the order in which they are packed: a view or a copy, without a history.
 at::Tensor rows_of(const EpilogueCall& call);

@@ -7,17 +7,17 @@
 #include <string_view>
 #include <utility>
 
-#include "satchel/autograd/bit_shares.h"
+#include "satchel/autograd/bit_allocator.h"
 #include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
-#include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/norm_act.h"
 #include "satchel/tensor/norm_add.h"
 #include "satchel/tensor/norm_block.h"
+#include "satchel/tensor/norm_image.h"
 #include "satchel/tensor/norm_low_pass.h"
-#include "satchel/tensor/norm_map.h"
 
 namespace satchel {
 namespace {
@@ -36,7 +36,7 @@ ColumnMoments moments_of(const EpilogueCall& call) { return {call.known.mean.squ
 /// Where the result may be written over x: its memory as `rows` have it, unless for_kernels() made a copy.
 at::Tensor spare_rows(const EpilogueCall& call, const at::Tensor& rows) {
   if (!call.spare.defined() || call.spare.const_data_ptr() != rows.const_data_ptr()) return {};
-  return rows_of_map(call.spare);
+  return rows_of_image(call.spare);
 }
 
 /// Memory for x's gradient: that of g, unless the skip's stands there.
@@ -63,14 +63,14 @@ at::Tensor act_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
     moments = {w.running_mean, w.running_var.add(call.options.eps).rsqrt_()};
   }
   const Keep& keep = *find(keeps, Kind::shared);
-  const at::Tensor seed = norm_seed(call), into = call.spare.defined() ? rows_of_map(call.spare) : call.spare;
+  const at::Tensor seed = norm_seed(call), into = call.spare.defined() ? rows_of_image(call.spare) : call.spare;
   const Affine affine = affine_of(call);
   CodecSpec spec = keep.spec;
   SharedSave save;
-  save.share = sample_bits(call, keep, spec, /*splits=*/true);
+  save.bits = sample_bits(call, keep, spec, /*splits=*/true);
   save.chain = {call.dropout, call.slope};
   if (call.dropout > 0) save.seed = seed;
-  NormActResult result = norm_act_encode(rows, moments, affine.gamma, affine.beta, spec, seed, save.chain, into, save.share.third);
+  NormActResult result = norm_act_encode(rows, moments, affine.gamma, affine.beta, spec, seed, save.chain, into, save.bits.extra);
   save.code = std::move(result.code);
   saves.rstd = moments.rstd;
   saves.code = std::make_shared<SharedSave>(std::move(save));
@@ -80,9 +80,9 @@ at::Tensor act_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
 
 EpilogueGradients act_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants) {
   const SharedSave& save = *saves.code;
-  const ThirdPlane& third = save.share.third;
-  const NormActSums sums = norm_act_sums(g, save.code, save.seed, save.chain, third);
-  if (wants.x) norm_act_back_(g, save.code, save.seed, save.chain, saves.rstd, sums, saves.training, third);
+  const ExtraBit& extra = save.bits.extra;
+  const NormActSums sums = norm_act_sums(g, save.code, save.seed, save.chain, extra);
+  if (wants.x) norm_act_back_(g, save.code, save.seed, save.chain, saves.rstd, sums, saves.training, extra);
   return {wants.x ? g : at::Tensor(), sums.gamma, sums.beta, {}};
 }
 
@@ -100,14 +100,14 @@ at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
   const at::Tensor seed = norm_seed(call);
   CodecSpec spec = sum.spec;
   SharedSave save;
-  save.share = sample_bits(call, sum, spec, /*splits=*/true);
+  save.bits = sample_bits(call, sum, spec, /*splits=*/true);
   const at::Tensor x = for_kernels(rows), other = fresh_seed(call.x.device());
   NormAddResult result =
       norm_add_encode(x, moments_of(call), call.weights.gamma.detach(), call.weights.beta.detach(),
-                      for_kernels(rows_of_map(call.skip.detach())), norm.spec, spec, seed, other, spare_rows(call, x), save.share.third);
+                      for_kernels(rows_of_image(call.skip.detach())), norm.spec, spec, seed, other, spare_rows(call, x), save.bits.extra);
   save.code = std::move(result.sum);
   save.chain = {0, 0};
-  saves.norm = std::move(result.norm);
+  saves.norm = Saved::of(std::move(result.norm), norm);
   saves.rstd = call.known.rstd.squeeze(0);
   saves.code = std::make_shared<SharedSave>(std::move(save));
   return result.z;
@@ -115,7 +115,7 @@ at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
 
 EpilogueGradients add_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
   const at::Tensor g = for_kernels(own), dx = memory_for_x(g, wants);
-  const NormAddCodes codes{saves.norm, saves.code->code, saves.code->share.third};
+  const NormAddCodes codes{saves.norm.packed(), saves.code->code, saves.code->bits.extra};
   const NormActSums sums = norm_add_sums(g, codes);
   if (wants.x || wants.skip) norm_add_back_(g, dx, codes, saves.gamma->unpack().detach(), saves.rstd, sums, saves.training);
   return {dx, sums.gamma, sums.beta, wants.skip ? g : at::Tensor()};
@@ -139,7 +139,7 @@ at::Tensor block_forward(EpilogueCall& call, const std::vector<Keep>& keeps, con
   if (call.dropout > 0) seeds.dropout = fresh_seed(call.x.device());
   NormBlockResult result = norm_block_encode(x, moments, w.gamma.detach(), w.beta.detach(), find(keeps, Kind::norm)->spec, seeds,
                                              call.dropout, find(keeps, Kind::dropout) != nullptr, spare_rows(call, x));
-  saves.norm = std::move(result.save.code);
+  saves.norm = Saved::of(std::move(result.save.code), *find(keeps, Kind::norm));
   saves.mean = result.save.moments.mean;
   saves.rstd = result.save.moments.rstd;
   saves.on = result.save.on;
@@ -151,7 +151,7 @@ at::Tensor block_forward(EpilogueCall& call, const std::vector<Keep>& keeps, con
 
 EpilogueGradients block_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
   const at::Tensor g = for_kernels(own);
-  const NormBlockSave save{saves.norm, {saves.mean, saves.rstd}, saves.on, saves.dropout_mask, saves.dropout_seed, saves.dropout};
+  const NormBlockSave save{saves.norm.packed(), {saves.mean, saves.rstd}, saves.on, saves.dropout_mask, saves.dropout_seed, saves.dropout};
   const NormActSums sums = norm_block_sums(g, save);
   if (wants.x) norm_block_back_(g, save, saves.gamma->unpack().detach(), sums);
   return {wants.x ? g : at::Tensor(), sums.gamma, sums.beta, {}};
@@ -166,7 +166,7 @@ bool is_own_image(const EpilogueCall& call, const Keep* norm, Of of) {
 }
 
 /// In channels_last order from a multiple of 16 bytes on, without a history: a view or a copy.
-at::Tensor for_image_kernels(const at::Tensor& x) { return map_of_rows(for_kernels(rows_of_map(x.detach())), x.sizes()); }
+at::Tensor for_image_kernels(const at::Tensor& x) { return image_of_rows(for_kernels(rows_of_image(x.detach())), x.sizes()); }
 
 bool low_pass_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor&) {
   const Keep* norm = find(keeps, Kind::norm);
@@ -186,19 +186,19 @@ at::Tensor low_pass_forward(EpilogueCall& call, const std::vector<Keep>& keeps, 
                                call.activation == Activation::relu,
                                call.skip.defined() ? for_image_kernels(call.skip) : call.skip};
   NormLowPassResult result = norm_low_pass_encode(x, kernel, find(keeps, Kind::norm)->spec, norm_seed(call), over_x ? x : at::Tensor());
-  saves.norm = std::move(result.save.code);
+  saves.norm = Saved::of(std::move(result.save.code), *find(keeps, Kind::norm));
   saves.mean = result.save.moments.mean;
   saves.rstd = result.save.moments.rstd;
   saves.on = result.save.on;
-  return rows_of_map(result.z);
+  return rows_of_image(result.z);
 }
 
 EpilogueGradients low_pass_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
-  const at::Tensor g = map_of_rows(for_kernels(own), saves.sizes), dx = memory_for_x(g, wants);
-  const NormLowPassSave save{saves.norm, {saves.mean, saves.rstd}, saves.on};
+  const at::Tensor g = image_of_rows(for_kernels(own), saves.sizes), dx = memory_for_x(g, wants);
+  const NormLowPassSave save{saves.norm.packed(), {saves.mean, saves.rstd}, saves.on};
   const NormActSums sums = norm_low_pass_sums(g, save);
   if (wants.x || wants.skip) norm_low_pass_back_(g, dx, save, saves.gamma->unpack().detach(), sums);
-  const auto rows = [](const at::Tensor& t) { return t.defined() ? rows_of_map(t) : t; };
+  const auto rows = [](const at::Tensor& t) { return t.defined() ? rows_of_image(t) : t; };
   return {rows(dx), sums.gamma, sums.beta, wants.skip ? rows(g) : at::Tensor()};
 }
 
@@ -207,29 +207,29 @@ EpilogueGradients low_pass_back(const EpilogueSaves& saves, const at::Tensor& ow
 bool image_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
   const Keep* norm = find(keeps, Kind::norm);
   return is_own_image(call, norm, Of::normalised) &&
-         fuses_norm_map(in_sizes(rows, call.x.sizes(), call.axes), norm->spec, norm->per_sample_bits);
+         fuses_norm_image(in_sizes(rows, call.x.sizes(), call.axes), norm->spec, norm->per_sample_bits);
 }
 
 at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
   const Keep& norm = *find(keeps, Kind::norm);
   take_statistics(call, rows);
   const at::Tensor x = for_kernels(rows), seed = norm_seed(call);
-  NormMapInput in{in_sizes(rows, call.x.sizes(), call.axes), x, moments_of(call), call.weights.gamma.detach(), call.weights.beta.detach()};
+  NormImageInput in{in_sizes(rows, call.x.sizes(), call.axes), x, moments_of(call), call.weights.gamma.detach(),
+                    call.weights.beta.detach()};
   in.relu = call.activation == Activation::relu;
-  in.takes_ranges = norm.per_sample_bits && call.saving.shares != nullptr;
-  if (call.skip.defined()) in.skip = for_kernels(rows_of_map(call.skip.detach()));
+  in.takes_ranges = norm.per_sample_bits && call.saving.allocator != nullptr;
+  if (call.skip.defined()) in.skip = for_kernels(rows_of_image(call.skip.detach()));
   in.into = spare_rows(call, x);
-  NormMapResult result;
+  NormImageResult result;
   if (norm.per_sample_bits) {
-    const double bits = AdaptiveSave::norm_bits(norm.spec, rows.numel() / call.x.size(0), call.saving);
-    result = norm_map_encode_mixed(in, norm.spec, seed, bits);
-    saves.norm_samples = AdaptiveSave::of_norm(std::move(result.codes.mixed), norm);
+    const double bits = Saved::norm_bits(norm.spec, rows.numel() / call.x.size(0), call.saving);
+    result = norm_image_encode_per_sample(in, norm.spec, seed, bits);
     saves.z_ranges = std::move(result.z_ranges);
-    saves.tells_squares = call.saving.shares != nullptr && call.saving.shares->wants_gradient(0);  // of all layers or of none
+    saves.tells_squares = call.saving.allocator != nullptr && call.saving.allocator->wants_gradient(0);  // of all layers or of none
   } else {
-    result = norm_map_encode(in, norm.spec, seed);
-    saves.norm = std::move(result.codes.fixed);
+    result = norm_image_encode(in, norm.spec, seed);
   }
+  saves.norm = Saved::of(std::move(result.code), norm);
   saves.rstd = call.known.rstd.squeeze(0);
   saves.on = std::move(result.on);
   return result.z;
@@ -237,16 +237,11 @@ at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, con
 
 EpilogueGradients image_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
   const at::Tensor g = for_kernels(own), dx = memory_for_x(g, wants);
-  NormMapCodes codes;
-  if (saves.norm_samples.defined()) {
-    codes.mixed = saves.norm_samples.packed();
-  } else {
-    codes.fixed = saves.norm;
-  }
-  const NormActSums sums = norm_map_sums(g, codes, saves.on);
+  const Packed codes = saves.norm.packed();
+  const NormActSums sums = norm_image_sums(g, codes, saves.on);
   EpilogueGradients result{dx, sums.gamma, sums.beta, wants.skip ? g : at::Tensor()};
   at::Tensor* squares = saves.tells_squares && wants.x ? &result.squares : nullptr;
-  if (wants.x || wants.skip) norm_map_back_(g, dx, codes, saves.on, saves.gamma->unpack().detach(), saves.rstd, sums, squares);
+  if (wants.x || wants.skip) norm_image_back_(g, dx, codes, saves.on, saves.gamma->unpack().detach(), saves.rstd, sums, squares);
   return result;
 }
 

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "satchel/autograd/adaptive.h"
 #include "satchel/autograd/epilogue.h"
 #include "satchel/autograd/shared.h"
 #include "satchel/tensor/packed.h"
@@ -26,10 +25,9 @@ struct EpilogueSaves {
   std::vector<int64_t> sizes;  // of x
   std::optional<double> eps;   // of NormBack, where layers share
 
-  bool reads_values = true;   // the norm's gradient reads its values: not with running statistics and a frozen γ
-  Packed norm;                // x̂, or x itself where `mean` is kept
-  AdaptiveSave norm_samples;  // instead, where samples have bits of their own
-  at::Tensor mean, rstd;      // as statistics_of() gives them, or lines of one number a channel: the kernel that wrote them reads them
+  bool reads_values = true;  // the norm's gradient reads its values: not with running statistics and a frozen γ
+  Saved norm;                // x̂, or x itself where `mean` is kept
+  at::Tensor mean, rstd;     // as statistics_of() gives them, or lines of one number a channel: the kernel that wrote them reads them
   std::optional<torch::autograd::SavedVariable> gamma;  // changing it in place before backward is an error, as in torch
 
   std::shared_ptr<SharedSave> code;  // for the activation and the next layer: x̂, or the activation's result
@@ -88,7 +86,7 @@ void keep_norm(EpilogueSaves& saves, const EpilogueCall& call, const Keep& keep,
 at::Tensor norm_seed(const EpilogueCall& call);
 /// Bits of the samples that are about to be coded as `keep` says, whose spec `spec` is: nothing unless they are allocated
 /// (Keep::mean_bits). `splits`: the coder can give samples bits of their own.
-MapShare sample_bits(const EpilogueCall& call, const Keep& keep, CodecSpec& spec, bool splits);
+ImageBits sample_bits(const EpilogueCall& call, const Keep& keep, CodecSpec& spec, bool splits);
 /// γ and β of the call; 1 and 0 where it has none.
 Affine affine_of(const EpilogueCall& call);
 

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <utility>
 
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
-#include "satchel/autograd/map_rows.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/pack.h"
 
@@ -100,9 +100,9 @@ void EpilogueNode::pack_now() {
 
 std::shared_ptr<const SharedSave> EpilogueNode::made_shared() const {
   const bool stands = unchanged(gamma, gamma_version) && unchanged(beta, beta_version);
-  if (!saves.norm.bytes.defined() || !has_bits || !stands) return nullptr;
+  if (!saves.norm.defined() || !has_bits || !stands) return nullptr;
   SharedSave save;
-  save.code = saves.norm;
+  save.code = saves.norm.packed();
   save.chain = {0, 1};
   const at::Tensor& some = gamma.defined() ? gamma : beta;
   if (some.defined()) {
@@ -123,7 +123,7 @@ std::shared_ptr<const SharedSave> EpilogueNode::shared() {
 
 std::vector<SavedTensor> EpilogueNode::lines() const {
   std::vector<SavedTensor> kept;
-  if (claimer_save != nullptr && !saves.norm.bytes.defined()) return kept;  // the statistics are the claimer's lines
+  if (claimer_save != nullptr && !saves.norm.defined()) return kept;  // the statistics are the claimer's lines
   const auto add_statistics = [&] {
     if (!saves.rstd.defined() || claimer_save != nullptr) return;
     const int64_t numbers = saves.mean.defined() ? 2 : 1, bytes = static_cast<int64_t>(saves.rstd.nbytes()) * numbers;
@@ -133,10 +133,9 @@ std::vector<SavedTensor> EpilogueNode::lines() const {
   };
   if (shared_ != nullptr) {
     report(*shared_, layer(), "shared", kept);
-  } else if (saves.norm.bytes.defined()) {
-    report(saves.norm, layer(), "norm", kept);
+  } else if (saves.norm.defined()) {
+    saves.norm.report(layer(), "norm", kept);
   }
-  if (saves.norm_samples.defined()) saves.norm_samples.report(layer(), "norm", kept);
   if (!saves.code_is_normalised) add_statistics();
   if (saves.code != nullptr) {
     report(*saves.code, layer(), saves.serves_next ? "shared" : "activation", kept);
@@ -178,7 +177,7 @@ variable_list EpilogueNode::back(at::Tensor given) {
     return {{}, {}, {}, in_map(g)};
   }
   const EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
-  const bool unpacked = waiting || (claimer_save != nullptr && !saves.norm.bytes.defined());
+  const bool unpacked = waiting || (claimer_save != nullptr && !saves.norm.defined());
   EpilogueGradients made = unpacked && saves.reads_values ? norm_back(g, wants) : kernel->back(saves, g, wants);
   variable_list gradients{in_map(made.x), made.gamma, made.beta};
   gradients.resize(num_outputs());

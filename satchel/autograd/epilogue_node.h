@@ -17,7 +17,7 @@ class EpilogueNode : public SharingNode {
 
   std::vector<SavedTensor> lines() const override;
   std::shared_ptr<const SharedSave> shared() override;
-  bool may_wait_on() const override { return being_claimed || (claimer_save != nullptr && output_lives() && !is_read_by_others()); }
+  bool may_stay_deferred() const override { return being_claimed || (claimer_save != nullptr && output_lives() && !is_read_by_others()); }
 
   /// Nothing is packed until somebody asks, and what is may stand for `out` as well.
   void defer(EpilogueCall call, const at::Tensor& out);

@@ -11,8 +11,8 @@
 #include <algorithm>
 
 #include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
-#include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/norm_act.h"
@@ -28,9 +28,9 @@ void take_statistics(EpilogueCall& call, const at::Tensor& rows) {
 
 at::Tensor norm_seed(const EpilogueCall& call) { return call.seed.defined() ? call.seed : fresh_seed(call.x.device()); }
 
-MapShare sample_bits(const EpilogueCall& call, const Keep& keep, CodecSpec& spec, bool splits) {
+ImageBits sample_bits(const EpilogueCall& call, const Keep& keep, CodecSpec& spec, bool splits) {
   if (keep.mean_bits == 0) return {};
-  return share_of_map(call.x.sizes(), call.x.device(), call.saving, keep.mean_bits, spec, splits);
+  return image_bits(call.x.sizes(), call.x.device(), call.saving, keep.mean_bits, spec, splits);
 }
 
 Affine affine_of(const EpilogueCall& call) {
@@ -45,11 +45,7 @@ void keep_norm(EpilogueSaves& saves, const EpilogueCall& call, const Keep& keep,
   at::Tensor kept = keep.of == Of::input ? rows : values;
   // Blocks of samples, as the papers have them; layers that share code rows.
   if (call.is_image() && !reads_producer(call.saving.method)) kept = in_sizes(kept, call.x.sizes(), call.axes);
-  if (keep.per_sample_bits) {
-    saves.norm_samples = AdaptiveSave(kept, call.saving, keep, call.seed);
-  } else {
-    saves.norm = pack(kept, keep.spec, call.seed);
-  }
+  saves.norm = Saved(kept, call.saving, keep, call.seed);
 }
 
 at::Tensor norm_output(const EpilogueCall& call, const at::Tensor& rows) {
@@ -84,10 +80,10 @@ SharedSave code_of(const EpilogueCall& call, const Keep& keep, const at::Tensor&
   CodecSpec spec = keep.spec;
   const bool normed = affine.gamma.defined();
   SharedSave save;
-  save.share = sample_bits(call, keep, spec, values.is_cpu());
-  const ThirdPlane& third = save.share.third;
-  if (third.defined()) {
-    save.code = pack_third(values, spec, seed, affine.gamma, affine.beta, third);
+  save.bits = sample_bits(call, keep, spec, values.is_cpu());
+  const ExtraBit& extra = save.bits.extra;
+  if (extra.defined()) {
+    save.code = pack_extra_bit(values, spec, seed, affine.gamma, affine.beta, extra);
   } else if (spec.side != Side::none && normed) {
     save.code = pack_side(values, spec, seed, affine.gamma, affine.beta);
   } else {
@@ -135,7 +131,7 @@ at::Tensor before_activation(const EpilogueCall& call, const at::Tensor& rows, c
   const Affine affine = affine_of(call);
   const at::Tensor hat = values.defined() ? values : normalised(rows, call.known, call.axes);
   const at::Tensor y = apply_chain(hat, affine.gamma, affine.beta, {}, {}, {0, 1});
-  return call.skip.defined() ? y.add_(rows_of_map(call.skip.detach())) : y;
+  return call.skip.defined() ? y.add_(rows_of_image(call.skip.detach())) : y;
 }
 
 at::Tensor unfused_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
@@ -182,10 +178,10 @@ NormGradients kept_norm_back(const EpilogueSaves& saves, const at::Tensor& g, bo
     return norm_back_(g, back, needs_x, [&](const auto& each) { for_stretches_of(g.size(0), g.size(1), g.is_cuda(), each, unit); });
   };
   NormBack norm{saves.axes, saves.training, saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), saves.rstd, {}, saves.mean};
-  const bool of_rows = saves.code_is_normalised || (saves.norm.bytes.defined() && saves.norm.shape.size() == 2);
+  const bool of_rows = saves.code_is_normalised || (saves.norm.defined() && saves.norm.shape().size() == 2);
   if (of_rows) {
     SharedSave own;
-    own.code = saves.norm;
+    own.code = saves.norm.packed();
     const SharedSave& save = saves.code_is_normalised ? *saves.code : own;
     const SharedRows rows(save);
     if (saves.code_is_normalised) norm.gamma = rows.gamma();
@@ -197,7 +193,7 @@ NormGradients kept_norm_back(const EpilogueSaves& saves, const at::Tensor& g, bo
   const int64_t span = std::max<int64_t>(saves.axes.span, 1);
   norm.values = [&](int64_t first, int64_t last, at::ScalarType) {
     const int64_t from = first / span, to = last / span;
-    return rows_of_map(saves.norm_samples.defined() ? saves.norm_samples.samples(from, to) : unpack_samples(saves.norm, from, to));
+    return rows_of_image(saves.norm.samples(from, to));
   };
   return run(norm, saves.axes.span > 0);
 }

@@ -10,8 +10,7 @@
 #include <utility>
 #include <variant>
 
-#include "satchel/autograd/adaptive.h"
-#include "satchel/autograd/map_rows.h"
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/step.h"
 #include "satchel/tensor/norm_act_product.h"
 #include "satchel/tensor/pack.h"
@@ -20,13 +19,10 @@
 
 namespace satchel {
 
-/// Packed bytes of one input, for all layers that read it.
+/// An input that a layer has packed, for all layers that read it.
 struct OwnInput {
-  Packed packed;
-  AdaptiveSave adaptive;  // instead, where bits are shared out
-  std::string name;       // of the layer that made it
-  std::vector<int64_t> sizes;
-  bool cuda;
+  Saved save;
+  std::string name;  // of the layer that made it
   mutable std::weak_ptr<const char> reporter;
 };
 
@@ -74,25 +70,17 @@ struct LiveInputs {
 
 /// The packed bytes of x: those of an earlier layer that read the same x in this thread, stream and step, or new ones. A code is handed on
 /// until the next backward begins: from then on the same noise would come again, however long somebody holds the graph.
-std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const Saving& saving) {
+std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor& values, const SavePolicy& saving) {
   std::vector<LiveInput>& live = step_context().part<LiveInputs>().all;
   const Keep keep = keeps_of(saving.method, {Role::weight_input}).front();
   std::erase_if(live,
                 [](const LiveInput& input) { return input.own.expired() || input.tensor.expired() || input.era != input.clock->era(); });
-  const auto make = [&] {
-    auto own = std::make_shared<OwnInput>(OwnInput{{}, {}, saving.name, values.sizes().vec(), x.is_cuda(), {}});
-    if (keep.per_sample_bits) {
-      own->adaptive = AdaptiveSave(values, saving, keep);
-    } else {
-      own->packed = pack(values, keep.spec, fresh_seed(x.device()));
-    }
-    return own;
-  };
+  const auto make = [&] { return std::make_shared<const OwnInput>(OwnInput{Saved(values, saving, keep), saving.name, {}}); };
   if (x.is_inference()) return make();
   const LiveInput wanted = key_of(x, values.scalar_type(), keep.spec);
   const auto found = std::find(live.begin(), live.end(), wanted);
   if (found != live.end()) {
-    if (auto own = found->own.lock(); own && own->adaptive.defined() == keep.per_sample_bits) return own;
+    if (auto own = found->own.lock()) return own;
   }
   const auto own = make();
   LiveInput key = key_of(x, values.scalar_type(), keep.spec);  // its seed may have been the first of a run
@@ -105,9 +93,9 @@ std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor&
 std::shared_ptr<const SharedSave> shared_input(const at::Tensor& x, Reads reads, const Method& method) {
   auto found = readable_save_of(x);
   if (found == nullptr && reads == Reads::samples && made_on_current_stream(x)) {
-    auto* late = dynamic_cast<LateSharingNode*>(x.grad_fn().get());
-    if (late != nullptr && late->promised() && serves_weights(method, *late->promised(), /*after_relu=*/true))
-      found = late->kept_promise(x);
+    auto* late = dynamic_cast<OnDemandNode*>(x.grad_fn().get());
+    if (late != nullptr && late->on_demand() && serves_weights(method, *late->on_demand(), /*after_relu=*/true))
+      found = late->packed_on_demand(x);
   }
   if (found == nullptr || !serves_weights(method, found->code.spec, found->chain.slope == 0)) return nullptr;
   const bool same_rows = found->sizes.empty() && found->channels() == x.size(-1) && found->rows() * x.size(-1) == x.numel();
@@ -121,7 +109,7 @@ at::Tensor shared_samples(const SharedRows& rows, at::IntArrayRef sizes, int64_t
   for (const int64_t size : sizes.slice(2)) each *= size;
   std::vector<int64_t> some = sizes.vec();
   some[0] = last - first;
-  return in_channels_last(map_of_rows(rows.input(first * each, last * each, type), some));
+  return in_channels_last(image_of_rows(rows.input(first * each, last * each, type), some));
 }
 
 int64_t values_of(at::IntArrayRef sizes, size_t from) {
@@ -130,42 +118,35 @@ int64_t values_of(at::IntArrayRef sizes, size_t from) {
 
 }  // namespace
 
-InputSave::InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options) {
+InputSave::InputSave(const at::Tensor& x, const SavePolicy& saving, const InputOptions& options) {
   if (reads_producer(saving.method)) shared_ = shared_input(x, options.reads, saving.method);
-  reach_ = options.reach;
+  taps_per_weight_ = options.taps_per_weight;
   if (shared_ != nullptr) return;
   own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving);
-  // AdaptiveSave divides by the pixels of N×C×spatial, all that follows the second dimension; rows' positions stand before the last.
+  // Saved divides by the pixels of N×C×spatial, all that follows the second dimension; rows' positions stand before the last.
   if (options.reads == Reads::rows && x.dim() > 2) {
-    reach_ *= static_cast<double>(x.size(-1)) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
+    taps_per_weight_ *= static_cast<double>(x.size(-1)) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
   }
   ticket_ = std::make_shared<const char>();
 }
 
 InputSave InputSave::reference(const at::Tensor& x) {
   InputSave save;
-  save.reference_.emplace(x.detach(), /*is_output=*/false);
+  save.reference_ = Saved::reference(x);
   return save;
 }
 
 std::vector<at::Tensor> InputSave::transposed_products(const std::vector<at::Tensor>& gs) const {
   if (shared_ != nullptr) return satchel::transposed_products(*shared_, gs);
-  std::vector<at::Tensor> products;
-  if (own_ != nullptr && !own_->adaptive.defined()) {
-    for (const at::Tensor& g : gs) products.push_back(transposed_product(own_->packed, g));
-    return products;
-  }
-  const at::ScalarType type = gs.front().scalar_type();
-  const at::Tensor x = reference_ ? reference_->unpack() : own_->adaptive.restore().to(type);
-  const at::Tensor rows = x.reshape({-1, x.size(-1)}).t();
-  for (const at::Tensor& g : gs) products.push_back(product(rows, g.reshape({-1, g.size(-1)})));
-  return products;
+  return saved().transposed_products(gs);
 }
 
-int64_t InputSave::columns() const { return shared_ != nullptr ? shared_->channels() : reference_->unpack().size(-1); }
+const Saved& InputSave::saved() const { return own_ != nullptr ? own_->save : reference_; }
+
+int64_t InputSave::columns() const { return shared_ != nullptr ? shared_->channels() : reference_.restore().size(-1); }
 
 std::vector<at::Tensor> InputSave::products_from_codes(const std::vector<at::Tensor>& gs) const {
-  if (shared_ == nullptr || gs.empty() || shared_->share.third.defined() || !fuses_norm_act_product(shared_->code, gs)) return {};
+  if (shared_ == nullptr || gs.empty() || shared_->bits.extra.defined() || !fuses_norm_act_product(shared_->code, gs)) return {};
   // From 256 columns on decoded stretches are multiplied faster (docs/results.md).
   if (gs.front().size(1) > 128) return {};
   return norm_act_product(shared_->code, shared_->seed, shared_->chain, gs);
@@ -177,33 +158,25 @@ void InputSave::for_rows(at::ScalarType type, const std::function<void(int64_t f
     rows.for_stretches([&](int64_t first, int64_t last) { run(first, last, rows.input(first, last, type)); });
     return;
   }
-  const at::Tensor x = reference_->unpack();
+  const at::Tensor x = reference_.restore();
   if (x.is_cuda() && x.scalar_type() == type) return run(0, x.size(0), x);  // nothing to decode: one product
   for_stretches_of(x.size(0), x.size(1), x.is_cuda(),
                    [&](int64_t first, int64_t last) { run(first, last, x.narrow(0, first, last - first).to(type)); });
 }
 
-std::vector<int64_t> InputSave::sizes() const {
-  if (shared_ != nullptr) return shared_->sizes;
-  return own_ != nullptr ? own_->sizes : reference_->unpack().sizes().vec();
-}
+std::vector<int64_t> InputSave::sizes() const { return shared_ != nullptr ? shared_->sizes : saved().shape(); }
 
 at::Tensor InputSave::samples(int64_t first, int64_t last, at::ScalarType type) const {
   if (shared_ != nullptr) return shared_samples(SharedRows(*shared_), shared_->sizes, first, last, type);
-  at::Tensor x;
-  if (reference_) {
-    x = reference_->unpack().narrow(0, first, last - first);
-  } else {
-    x = own_->adaptive.defined() ? own_->adaptive.samples(first, last) : unpack_samples(own_->packed, first, last);
-  }
+  const at::Tensor x = saved().samples(first, last);
   return x.dim() < 3 ? x.to(type) : in_channels_last(x.to(type));
 }
 
 int64_t InputSave::samples_at_a_time() const {
   const std::vector<int64_t> all = sizes();
-  const bool whole = own_ != nullptr && std::holds_alternative<RandomProjection>(own_->packed.spec.transform);
+  const bool whole = own_ != nullptr && std::holds_alternative<RandomProjection>(own_->save.spec().transform);
   if (whole || all[0] == 0) return std::max<int64_t>(all[0], 1);  // a projection is undone as a whole
-  const bool cuda = shared_ != nullptr ? shared_->code.bytes.is_cuda() : own_ != nullptr ? own_->cuda : reference_->unpack().is_cuda();
+  const bool cuda = shared_ != nullptr ? shared_->code.bytes.is_cuda() : saved().is_cuda();
   const int64_t values = cuda ? 64 << 20 : 2 << 20;
   const int64_t some = std::clamp<int64_t>(values / std::max<int64_t>(values_of(all, 1), 1), 1, all[0]);
   const int64_t even = (all[0] + (all[0] + some - 1) / some - 1) / ((all[0] + some - 1) / some);  // as many each time
@@ -221,35 +194,34 @@ void InputSave::for_samples(at::ScalarType type, const std::function<void(int64_
 }
 
 void InputSave::fetch() const {
-  if (own_ != nullptr && own_->adaptive.defined()) own_->adaptive.fetch();
+  if (own_ != nullptr) own_->save.fetch();
 }
 
 void InputSave::gradient_seen(const at::Tensor& g) const {
-  if (shared_ != nullptr) satchel::gradient_seen(*shared_, g, reach_);
-  if (own_ != nullptr && own_->adaptive.defined()) own_->adaptive.gradient_seen(g, reach_);
+  if (shared_ != nullptr) shared_->bits.note.tell(g, taps_per_weight_);
+  if (own_ != nullptr) own_->save.gradient_seen(g, taps_per_weight_);
 }
 
 void InputSave::report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const {
   if (own_ == nullptr) return;
   if (own_->reporter.expired()) own_->reporter = ticket_;
   if (own_->reporter.lock() != ticket_) return;
-  if (own_->adaptive.defined()) return own_->adaptive.report(own_->name, kind, lines);
-  satchel::report(own_->packed, name, kind, lines);
+  own_->save.report(own_->save.has_bits_per_sample() ? own_->name : name, kind, lines);
 }
 
 void InputSave::release() { *this = {}; }
 
-void LateSharingNode::promise(const CodecSpec& spec, const at::Tensor& out) {
-  promised_ = spec;
-  promised_version_ = out._version();
+void OnDemandNode::pack_on_demand(const CodecSpec& spec, const at::Tensor& out) {
+  on_demand_ = spec;
+  on_demand_version_ = out._version();
 }
 
-bool LateSharingNode::promises(const at::Tensor& x) const { return promised_ && x._version() == promised_version_; }
+bool OnDemandNode::is_on_demand(const at::Tensor& x) const { return on_demand_ && x._version() == on_demand_version_; }
 
-std::shared_ptr<const SharedSave> LateSharingNode::kept_promise(const at::Tensor& x) {
-  if (!promises(x) || x.numel() == 0) return nullptr;
+std::shared_ptr<const SharedSave> OnDemandNode::packed_on_demand(const at::Tensor& x) {
+  if (!is_on_demand(x) || x.numel() == 0) return nullptr;
   SharedSave save;
-  save.code = pack(rows_of_map(x.detach()), *promised_, fresh_seed(x.device()));
+  save.code = pack(rows_of_image(x.detach()), *on_demand_, fresh_seed(x.device()));
   save.sizes = x.sizes().vec();
   save.chain = {0, 1};
   share(std::move(save), x);
@@ -299,13 +271,6 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   }
   if (a.scalar_type() == at::kFloat) return at::mm(a, b);
   return a.is_cuda() ? at::mm(a, b, at::kFloat) : at::mm(a.to(at::kFloat), b.to(at::kFloat));
-}
-
-void report(const Packed& packed, const std::string& name, const char* kind, std::vector<SavedTensor>& lines) {
-  int64_t values = 1;
-  for (const int64_t size : packed.shape) values *= size;
-  lines.push_back({name, kind, packed.shape, packed.spec.bits, packed.bytes.numel(), 4 * values});
-  if (packed.seed.defined()) lines.push_back(saved_line(name, "seed", packed.seed));
 }
 
 }  // namespace satchel

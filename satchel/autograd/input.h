@@ -1,8 +1,6 @@
 // What a layer keeps of its input for the gradient of its weights. Private to the rooms that define functions.
 #pragma once
 
-#include <torch/csrc/autograd/saved_variable.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,8 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "satchel/autograd/map_rows.h"
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/image_rows.h"
+#include "satchel/autograd/save_policy.h"
+#include "satchel/autograd/saved.h"
 #include "satchel/autograd/shared.h"
 #include "satchel/core/saved.h"
 #include "satchel/tensor/packed.h"
@@ -25,8 +24,8 @@ enum class Reads : uint8_t { rows, samples };
 
 struct InputOptions {
   Reads reads = Reads::rows;
-  at::Tensor as = {};  // what to pack: x's values in another type or order; undefined: x
-  double reach = 1;    // weights that one value of one channel meets (AdaptiveSave's)
+  at::Tensor as = {};          // what to pack: x's values in another type or order; undefined: x
+  double taps_per_weight = 1;  // weights that one value of one channel meets (AllocatorNote::tell())
 };
 
 class InputSave {
@@ -35,23 +34,23 @@ class InputSave {
 
   /// x as the method keeps it: the save that made it (shared methods), or packed bytes, which layers that read the same x share in one
   /// thread and one stream.
-  InputSave(const at::Tensor& x, const Saving& saving, const InputOptions& options = {});
-  InputSave(const at::Tensor& x, const Method& method) : InputSave(x, Saving{method, {}, {}}) {}
+  InputSave(const at::Tensor& x, const SavePolicy& saving, const InputOptions& options = {});
+  InputSave(const at::Tensor& x, const Method& method) : InputSave(x, SavePolicy{method, {}, {}}) {}
   /// x itself: the data set, which stands in memory anyway. Changing it before backward is an error, as in torch.
   static InputSave reference(const at::Tensor& x);
 
-  bool defined() const { return reference_.has_value() || own_ != nullptr || shared_ != nullptr; }
+  bool defined() const { return reference_.defined() || own_ != nullptr || shared_ != nullptr; }
 
   /// Xᵀ·g for every g: columns of X × columns of g. X of more dimensions counts as rows of its last.
   std::vector<at::Tensor> transposed_products(const std::vector<at::Tensor>& gs) const;
 
   /// Can rows be had a stretch at a time?
-  bool has_rows() const { return reference_.has_value() || shared_ != nullptr; }
+  bool has_rows() const { return reference_.defined() || shared_ != nullptr; }
   /// … of how many columns?
   int64_t columns() const;
   /// The tensor that a reference refers to.
-  at::Tensor tensor() const { return reference_->unpack(); }
-  bool is_reference() const { return reference_.has_value(); }
+  at::Tensor tensor() const { return reference_.restore(); }
+  bool is_reference() const { return reference_.defined(); }
   /// gᵀ·X for every g (one or two), straight from the codes; empty where no kernel does that.
   std::vector<at::Tensor> products_from_codes(const std::vector<at::Tensor>& gs) const;
   /// Calls run(first, last, X's rows first to last as `type`) for stretches that cover all rows in their order.
@@ -61,9 +60,9 @@ class InputSave {
   at::Tensor samples(int64_t first, int64_t last, at::ScalarType type) const;
   /// Calls run(first, last, samples) for stretches that cover all samples in their order: 8 MiB of float32, or 256 MiB on a GPU.
   void for_samples(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
-  /// Backward has begun: bytes that wait in host memory start their way back.
+  /// Backward has begun: bytes in host memory start their way back.
   void fetch() const;
-  /// The gradient of the layer's output, for who shares bits out between samples and layers.
+  /// The gradient of the layer's output, for the allocator of bits.
   void gradient_seen(const at::Tensor& g) const;
 
   /// Adds its lines; none for a reference and for a save that another function made.
@@ -71,31 +70,33 @@ class InputSave {
   void release();
 
  private:
+  /// The layer's own save, or the reference.
+  const Saved& saved() const;
   std::vector<int64_t> sizes() const;
   int64_t samples_at_a_time() const;
 
-  std::optional<torch::autograd::SavedVariable> reference_;
+  Saved reference_;
   std::shared_ptr<const OwnInput> own_;
   std::shared_ptr<const char> ticket_;  // who of those that share `own_` reports it
   std::shared_ptr<const SharedSave> shared_;
-  double reach_ = 1;
+  double taps_per_weight_ = 1;
 };
 
-/// A sharing node whose output is packed when the first layer asks for it: never where only sums and norms read it.
-class LateSharingNode : public SharingNode {
+/// A sharing node whose output is packed on demand, when the first layer asks for it: never where only sums and norms read it.
+class OnDemandNode : public SharingNode {
  public:
   using SharingNode::SharingNode;
   /// `out`, untouched from here on, N×C×spatial in channels_last order, is packed so.
-  void promise(const CodecSpec& spec, const at::Tensor& out);
-  /// The save of the node's output x; null where x was changed or nothing promised.
-  std::shared_ptr<const SharedSave> kept_promise(const at::Tensor& x);
-  const std::optional<CodecSpec>& promised() const { return promised_; }
-  /// … and is x, the node's output, still what was promised?
-  bool promises(const at::Tensor& x) const;
+  void pack_on_demand(const CodecSpec& spec, const at::Tensor& out);
+  /// The save of the node's output x; null where x was changed or is not packed on demand.
+  std::shared_ptr<const SharedSave> packed_on_demand(const at::Tensor& x);
+  const std::optional<CodecSpec>& on_demand() const { return on_demand_; }
+  /// … and is x, the node's output, unchanged?
+  bool is_on_demand(const at::Tensor& x) const;
 
  private:
-  std::optional<CodecSpec> promised_;
-  int64_t promised_version_ = 0;
+  std::optional<CodecSpec> on_demand_;
+  int64_t on_demand_version_ = 0;
 };
 
 /// Where this thread's work on x goes; none on the CPU.
@@ -117,8 +118,5 @@ at::ScalarType precise_type(const at::Tensor& x);
 void add_product_(const at::Tensor& sums, const at::Tensor& a, const at::Tensor& b);
 /// a·b in float32.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
-
-/// The line of packed bytes, and of their seed where there is one.
-void report(const Packed& packed, const std::string& name, const char* kind, std::vector<SavedTensor>& lines);
 
 }  // namespace satchel

@@ -82,7 +82,7 @@ class LinearNode : public SavingNode {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const SavePolicy& saving) {
   check_tensor(x, "linear");
   check_tensor(weight, "linear");
   check_sizes(x, weight, bias);
@@ -90,7 +90,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const at::ScalarType type = layer_type(x);
   const NoAutocast guard;
   const auto as_type = [&](const at::Tensor& t) { return t.defined() ? t.to(type) : t; };
-  if (is_baseline(saving.method) || !records(x, weight, bias)) return at::linear(as_type(x), as_type(weight), as_type(bias));
+  if (is_baseline(saving.method) || !needs_grad(x, weight, bias)) return at::linear(as_type(x), as_type(weight), as_type(bias));
   check_float(x, "linear");
   const auto node = make_node<LinearNode>(saving.name, x, weight, bias);
   const at::Tensor values = as_type(x.detach());

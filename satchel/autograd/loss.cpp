@@ -148,7 +148,7 @@ at::Tensor row_entropy(const at::Tensor& logits, const at::Tensor& labels, const
   check_logits(logits, index, memory, op);
   check_scale(scale, op);
   check_labels(labels, logits.size(0), op);
-  const bool recorded = records(logits);
+  const bool recorded = needs_grad(logits);
   const at::NoGradGuard no_grad;
   const at::Tensor wanted = rows_of(labels, index);
   check_numbers(wanted, logits.size(1), "labels", op);
@@ -176,7 +176,7 @@ at::Tensor masked_entropy(const at::Tensor& logits, const MaskedLabels& labels, 
     if (index.numel() != labels.rows) fail(op, "labels must have " + std::to_string(labels.rows) + " rows that count", index.numel());
     return row_entropy(logits, labels.labels, index.numel() == logits.size(0) ? at::Tensor() : index, name, scale, memory);
   }
-  const bool recorded = records(logits);
+  const bool recorded = needs_grad(logits);
   const at::NoGradGuard no_grad;
   const at::Tensor gradient = recorded && memory == Logits::stay ? logits.detach().clone() : logits.detach();
   const at::Tensor loss = cross_entropy_rows_(gradient, labels.labels, labels.rows, recorded, scale);
@@ -235,7 +235,7 @@ at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& tar
   if (!targets.defined() || targets.sizes() != logits.sizes() || !targets.is_floating_point()) {
     fail(op, "targets must be floats of the logits' shape", text_of(targets));
   }
-  const bool recorded = records(logits);
+  const bool recorded = needs_grad(logits);
   const at::NoGradGuard no_grad;
   const at::Tensor wanted = rows_of(targets, index);
   at::Tensor rows = wide(rows_of(logits.detach(), index));
@@ -247,7 +247,7 @@ at::Tensor binary_cross_entropy_(const at::Tensor& logits, const at::Tensor& tar
 
 at::Tensor with_scaled_gradient(const at::Tensor& loss, double scale) {
   check_scale(scale, "loss");
-  if (scale == 1 || !records(loss)) return loss;
+  if (scale == 1 || !needs_grad(loss)) return loss;
   const auto node = make_node<ScaleNode>("loss", loss);
   node->scale = scale;
   return attach(loss.detach().clone(), node);

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel {
 

@@ -14,29 +14,29 @@
 namespace satchel {
 namespace {
 
-struct Waiting {
+struct Deferred {
   std::weak_ptr<SavingNode> norm;
   bool taken = false;  // a reader has come
 };
-Waiting& waiting() { return step_context().part<Waiting>(); }
+Deferred& waiting() { return step_context().part<Deferred>(); }
 
 }  // namespace
 
-void wait_for_reader(const std::shared_ptr<SavingNode>& norm) {
+void defer(const std::shared_ptr<SavingNode>& norm) {
   const std::shared_ptr<SavingNode> older = waiting().norm.lock();
   waiting() = {norm, false};
-  if (older != nullptr) older->settle();
+  if (older != nullptr) older->pack_deferred();
 }
 
-std::shared_ptr<SavingNode> waiting_norm() { return waiting().taken ? nullptr : waiting().norm.lock(); }
+std::shared_ptr<SavingNode> deferred_norm() { return waiting().taken ? nullptr : waiting().norm.lock(); }
 
-void reader_has_come() { waiting().taken = true; }
+void claim_deferred() { waiting().taken = true; }
 
-void settle_waiting_norm() {
+void flush_deferred() {
   const std::shared_ptr<SavingNode> norm = waiting().norm.lock();
-  if (norm == nullptr || (waiting().taken && norm->may_wait_on())) return;
+  if (norm == nullptr || (waiting().taken && norm->may_stay_deferred())) return;
   waiting() = {};
-  norm->settle();
+  norm->pack_deferred();
 }
 
 void check_no_autocast(const at::Tensor& x, const char* op) {
@@ -47,11 +47,11 @@ std::vector<SavedTensor> SavingNode::saved() {
   const std::shared_ptr<Node> self = shared_from_this();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (released_) return {};
-  if (!may_wait_on()) pack_now();
+  if (!may_stay_deferred()) pack_now();
   return lines();
 }
 
-void SavingNode::settle() {
+void SavingNode::pack_deferred() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!released_) pack_now();
 }
@@ -85,7 +85,7 @@ at::Tensor column_sums(const at::Tensor& g) {
   return product(at::ones({1, g.size(0)}, g.options()), g).squeeze(0);
 }
 
-at::Tensor own(at::Tensor&& g) {
+at::Tensor take_or_clone(at::Tensor&& g) {
   const bool alone = g.use_count() == 1 && g.storage().use_count() == 1 && g.is_contiguous();
   return alone ? std::move(g) : g.clone(at::MemoryFormat::Contiguous);
 }

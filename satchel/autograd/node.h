@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/core/saved.h"
 
 namespace satchel {
@@ -24,13 +24,14 @@ class SavingNode : public torch::autograd::Node {
  public:
   SavingNode(const char* op, std::string layer) : op_(op), layer_(std::move(layer)), clock_(step_clock()) {}
 
-  /// What it keeps now, a line each; nothing once backward has released it. What still waits for its reader is packed first, unless that
-  /// reader has come.
+  /// What it keeps now, a line each; nothing once backward has released it. What is deferred is packed first, unless a
+  /// reader has claimed it.
   std::vector<SavedTensor> saved();
-  /// Packs what still waits for its reader. The caller holds one pointer to the node.
-  void settle();
-  /// A reader has taken over: may the node wait on, since nobody else has read its output so far? The caller holds one pointer to the node.
-  virtual bool may_wait_on() const { return false; }
+  /// Packs what is deferred. The caller holds one pointer to the node.
+  void pack_deferred();
+  /// A reader has claimed it: may the node stay deferred, since nobody else has read its output so far? The caller holds one pointer to the
+  /// node.
+  virtual bool may_stay_deferred() const { return false; }
   std::string name() const override { return std::string("Satchel<") + op_ + ">"; }
 
  protected:
@@ -39,7 +40,7 @@ class SavingNode : public torch::autograd::Node {
   virtual variable_list back(at::Tensor gradient) = 0;
   /// Lets go of everything that was kept.
   virtual void release() = 0;
-  /// Packs what waits, if anything does. The caller holds one pointer to the node.
+  /// Packs what is deferred, if anything is. The caller holds one pointer to the node.
   virtual void pack_now() {}
 
   const char* op() const { return op_; }
@@ -64,25 +65,25 @@ struct NoAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
 };
 
-/// A norm whose output has been read by nobody yet keeps its input, not packed: a ReLU that comes next has a use for it. One norm a thread
-/// waits, the newest; whatever function of this library is recorded next settles it.
-void wait_for_reader(const std::shared_ptr<SavingNode>& norm);
-/// The one that waits in this thread; else null.
-std::shared_ptr<SavingNode> waiting_norm();
-/// Its reader has come and keeps what is needed: if y itself is read once more, the norm packs after all.
-void reader_has_come();
-void settle_waiting_norm();
+/// Defers a norm's packing: it keeps its input until its output is read, since a ReLU that reads it makes one save for both. At most one
+/// norm per thread defers; the next function of this library makes it pack.
+void defer(const std::shared_ptr<SavingNode>& norm);
+/// This thread's deferred norm; else null.
+std::shared_ptr<SavingNode> deferred_norm();
+/// Its reader keeps what is needed: if y itself is read once more, the norm packs after all.
+void claim_deferred();
+void flush_deferred();
 
 /// Does any of them need a gradient, and are gradients being recorded?
 template <class... Tensors>
-bool records(const Tensors&... inputs) {
+bool needs_grad(const Tensors&... inputs) {
   return torch::autograd::compute_requires_grad(inputs...);
 }
 
-/// A node with edges to the inputs' own, in their order. Settles the norm that waits.
+/// A node with edges to the inputs' own, in their order. A deferred norm packs first.
 template <class NodeType, class... Tensors>
 std::shared_ptr<NodeType> make_node(const std::string& layer, const Tensors&... inputs) {
-  settle_waiting_norm();
+  flush_deferred();
   std::shared_ptr<NodeType> node(new NodeType(layer), torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
   return node;
@@ -107,6 +108,6 @@ SavedTensor saved_line(const std::string& name, const char* kind, const at::Tens
 at::Tensor column_sums(const at::Tensor& g);
 
 /// The gradient to work in: g itself where nobody else holds it, else a copy; contiguous.
-at::Tensor own(at::Tensor&& g);
+at::Tensor take_or_clone(at::Tensor&& g);
 
 }  // namespace satchel

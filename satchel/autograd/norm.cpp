@@ -10,16 +10,16 @@
 #include <string>
 
 #include "satchel/autograd/epilogue.h"
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
-#include "satchel/autograd/map_rows.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 
 namespace satchel {
 namespace {
 
-bool torch_serves(const at::Tensor& x, const NormWeights& weights, const Saving& saving) {
-  return is_baseline(saving.method) || !records(x, weights.gamma, weights.beta);
+bool torch_serves(const at::Tensor& x, const NormWeights& weights, const SavePolicy& saving) {
+  return is_baseline(saving.method) || !needs_grad(x, weights.gamma, weights.beta);
 }
 
 /// torch's batch_norm takes float32 weights with rows of another type; its layer_norm and group_norm on CUDA do not.
@@ -36,7 +36,7 @@ void check_tail(const at::Tensor& x, at::IntArrayRef shape, const char* op) {
 
 }  // namespace
 
-at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options, const Saving& saving) {
+at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options, const SavePolicy& saving) {
   check_norm(x, weights, Norm::batch, options, "batch_norm");
   if (torch_serves(x, weights, saving)) {
     return at::batch_norm(x, weights.gamma, weights.beta, weights.running_mean, weights.running_var, options.training, options.momentum,
@@ -45,13 +45,13 @@ at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const Nor
   return deferred_norm(norm_call(x, weights, Norm::batch, 0, options, saving));
 }
 
-at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options, const Saving& saving) {
+at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options, const SavePolicy& saving) {
   check_norm(x, weights, Norm::layer, options, "layer_norm");
   return layer_norm(x, {x.size(1)}, weights, options, saving);
 }
 
 at::Tensor layer_norm(const at::Tensor& given, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
-                      const Saving& saving) {
+                      const SavePolicy& saving) {
   constexpr const char* op = "layer_norm";
   check_activations(given, op);
   const at::Tensor x = given.to(precise_type(given));
@@ -67,7 +67,7 @@ at::Tensor layer_norm(const at::Tensor& given, at::IntArrayRef shape, const Norm
   return deferred_norm(std::move(call));
 }
 
-at::Tensor rms_norm(const at::Tensor& given, at::IntArrayRef shape, const at::Tensor& gamma, double eps, const Saving& saving) {
+at::Tensor rms_norm(const at::Tensor& given, at::IntArrayRef shape, const at::Tensor& gamma, double eps, const SavePolicy& saving) {
   constexpr const char* op = "rms_norm";
   check_activations(given, op);
   if (!(eps >= 0) || !std::isfinite(eps)) fail(op, "eps must be finite and at least 0", eps);
@@ -82,11 +82,11 @@ at::Tensor rms_norm(const at::Tensor& given, at::IntArrayRef shape, const at::Te
 }
 
 at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights& weights, const NormOptions& options,
-                      const Saving& saving) {
+                      const SavePolicy& saving) {
   constexpr const char* op = "group_norm";
   check_activations(given, op);
   const at::Tensor x = given.to(precise_type(given));
-  if (x.dim() != 2 && !is_map(x)) fail(op, "x must be rows × channels or a map N×C×…", std::to_string(x.dim()) + " dimensions");
+  if (x.dim() != 2 && !is_image(x)) fail(op, "x must be rows × channels or a map N×C×…", std::to_string(x.dim()) + " dimensions");
   const int64_t channels = x.size(1);
   check_channels(x, weights.gamma, "gamma", op);
   check_channels(x, weights.beta, "beta", op);

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel {
 
@@ -23,20 +23,20 @@ struct NormOptions {
 };
 
 /// Of rows × channels over rows, or of maps N×C×spatial (3 to 5 dimensions) over all but channels. Maps come back in channels_last order.
-at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options = {}, const Saving& saving = {});
+at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options = {}, const SavePolicy& saving = {});
 
 /// Of rows × channels, over channels.
-at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options = {}, const Saving& saving = {});
+at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options = {}, const SavePolicy& saving = {});
 /// Over the last dimensions of x, which are `shape`, as are γ and β.
 at::Tensor layer_norm(const at::Tensor& x, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options = {},
-                      const Saving& saving = {});
+                      const SavePolicy& saving = {});
 
 /// x·γ over the root of the mean of x² over the last dimensions, which are `shape`, as γ is; undefined γ: 1. torch's default for eps, the
 /// machine's, is far below what 2 bits see.
-at::Tensor rms_norm(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& gamma, double eps = 1e-6, const Saving& saving = {});
+at::Tensor rms_norm(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& gamma, double eps = 1e-6, const SavePolicy& saving = {});
 
 /// Of rows × channels or of maps, over each sample's values of channels / groups neighbouring channels.
 at::Tensor group_norm(const at::Tensor& x, int64_t groups, const NormWeights& weights, const NormOptions& options = {},
-                      const Saving& saving = {});
+                      const SavePolicy& saving = {});
 
 }  // namespace satchel

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "satchel/autograd/norm.h"
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/core/layer.h"
 
 namespace satchel {
@@ -22,6 +22,12 @@ struct NormActOptions {
 /// The next layer's input from rows × channels, or from maps N×C×spatial without LayerNorm, which come back in channels_last order; of
 /// float32, bfloat16 or float16.
 /// An x that was moved in and that nobody else holds may lend its memory to the result.
-at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptions& options, const Saving& saving = {});
+at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptions& options, const SavePolicy& saving = {});
+
+/// The end of a residual block, with two saves: the norm's own normalised values and the sum's ReLU form, which the next layer shares.
+/// act(norm(x) + skip), act being ReLU or none, of rows × channels or of images; skip has x's sizes and type. No dropout. An x that was
+/// moved in and that nobody else holds may lend its memory to the result.
+at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tensor& skip, const NormActOptions& options,
+                        const SavePolicy& saving = {});
 
 }  // namespace satchel

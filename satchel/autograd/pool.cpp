@@ -80,9 +80,9 @@ struct Lift {
 bool is_single(const at::Tensor& x, size_t numbers) { return numbers > 0 && x.dim() == static_cast<int64_t>(numbers) + 1; }
 
 /// Keeps where the maxima stood, and packs its output for the layers that read it.
-class MaxPoolNode : public LateSharingNode {
+class MaxPoolNode : public OnDemandNode {
  public:
-  explicit MaxPoolNode(const std::string& layer) : LateSharingNode("max_pool", layer) {}
+  explicit MaxPoolNode(const std::string& layer) : OnDemandNode("max_pool", layer) {}
   PoolOffsets offsets;
   Lift lift;
 
@@ -166,8 +166,8 @@ class AdaptivePoolNode : public SavingNode {
 /// Is x a ReLU's output that its readers rebuild from a save, or a pool of one? Its values are zero or positive.
 bool is_shared_relu(const at::Tensor& x) {
   if (const auto save = readable_save_of(x)) return save->chain.slope == 0 || save->code.spec.side == Side::relu;
-  const auto* late = dynamic_cast<const LateSharingNode*>(x.grad_fn().get());
-  return late != nullptr && late->promises(x);
+  const auto* late = dynamic_cast<const OnDemandNode*>(x.grad_fn().get());
+  return late != nullptr && late->is_on_demand(x);
 }
 
 at::Tensor torch_max_pool(const at::Tensor& x, const PoolWindow& w) {
@@ -186,7 +186,7 @@ at::Tensor torch_adaptive(const at::Tensor& x, at::IntArrayRef sizes) {
 
 }  // namespace
 
-at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const Saving& saving) {
+at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const SavePolicy& saving) {
   constexpr const char* op = "max_pool";
   if (x.defined() && is_single(x, options.kernel.size())) return max_pool(x.unsqueeze(0), options, saving).squeeze(0);
   check_map(x, op);
@@ -194,7 +194,7 @@ at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const Savin
   const Lift lift{x.dim() == 3};
   check_reach(lift.up(x), window, op);
   const NoAutocast guard;
-  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return lift.down(torch_max_pool(lift.up(x), window));
+  if (is_baseline(saving.method) || !needs_grad(x) || x.numel() == 0) return lift.down(torch_max_pool(lift.up(x), window));
   check_float(x, op);
   const bool shares = reads_producer(saving.method) && is_shared_relu(x);
   const auto node = make_node<MaxPoolNode>(saving.name, x);
@@ -205,12 +205,12 @@ at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const Savin
     Site site;
     site.activation = Activation::relu;
     site.width = x.size(1);
-    node->promise(find(keeps_of(saving.method, site), Kind::shared)->spec, out);
+    node->pack_on_demand(find(keeps_of(saving.method, site), Kind::shared)->spec, out);
   }
   return out;
 }
 
-at::Tensor avg_pool(const at::Tensor& x, const PoolOptions& options, const Saving& saving) {
+at::Tensor avg_pool(const at::Tensor& x, const PoolOptions& options, const SavePolicy& saving) {
   constexpr const char* op = "avg_pool";
   if (x.defined() && is_single(x, options.kernel.size())) return avg_pool(x.unsqueeze(0), options, saving).squeeze(0);
   check_map(x, op);
@@ -220,7 +220,7 @@ at::Tensor avg_pool(const at::Tensor& x, const PoolOptions& options, const Savin
   const Lift lift{x.dim() == 3};
   check_reach(lift.up(x), window, op);
   const NoAutocast guard;
-  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return lift.down(torch_avg_pool(lift.up(x), window, options));
+  if (is_baseline(saving.method) || !needs_grad(x) || x.numel() == 0) return lift.down(torch_avg_pool(lift.up(x), window, options));
   check_float(x, op);
   const auto node = make_node<AveragePoolNode>(saving.name, x);
   const at::Tensor values = in_channels_last(lift.up(x.detach()));
@@ -232,7 +232,7 @@ at::Tensor avg_pool(const at::Tensor& x, const PoolOptions& options, const Savin
   return attach(lift.finished(torch_avg_pool(values, window, options)), node);
 }
 
-at::Tensor adaptive_avg_pool(const at::Tensor& x, const std::vector<std::optional<int64_t>>& output_size, const Saving& saving) {
+at::Tensor adaptive_avg_pool(const at::Tensor& x, const std::vector<std::optional<int64_t>>& output_size, const SavePolicy& saving) {
   constexpr const char* op = "adaptive_avg_pool";
   if (x.defined() && is_single(x, output_size.size())) return adaptive_avg_pool(x.unsqueeze(0), output_size, saving).squeeze(0);
   check_map(x, op);
@@ -248,7 +248,7 @@ at::Tensor adaptive_avg_pool(const at::Tensor& x, const std::vector<std::optiona
   const Lift lift{dims == 1};
   if (lift.line) sizes.insert(sizes.begin(), 1);
   const NoAutocast guard;
-  if (is_baseline(saving.method) || !records(x) || x.numel() == 0) return lift.down(torch_adaptive(lift.up(x), sizes));
+  if (is_baseline(saving.method) || !needs_grad(x) || x.numel() == 0) return lift.down(torch_adaptive(lift.up(x), sizes));
   check_float(x, op);
   const auto node = make_node<AdaptivePoolNode>(saving.name, x);
   const at::Tensor values = in_channels_last(lift.up(x.detach()));

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel {
 
@@ -24,11 +24,11 @@ struct PoolOptions {
 
 /// Values, ties and NaN as torch's. Offsets take the fewest bits that the window needs. Of a ReLU's output in a shared method the result is
 /// packed once for all layers that read it.
-at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const Saving& saving = {});
+at::Tensor max_pool(const at::Tensor& x, const PoolOptions& options, const SavePolicy& saving = {});
 
-at::Tensor avg_pool(const at::Tensor& x, const PoolOptions& options, const Saving& saving = {});
+at::Tensor avg_pool(const at::Tensor& x, const PoolOptions& options, const SavePolicy& saving = {});
 
 /// One size, or one a spatial dimension; none: as x's.
-at::Tensor adaptive_avg_pool(const at::Tensor& x, const std::vector<std::optional<int64_t>>& output_size, const Saving& saving = {});
+at::Tensor adaptive_avg_pool(const at::Tensor& x, const std::vector<std::optional<int64_t>>& output_size, const SavePolicy& saving = {});
 
 }  // namespace satchel

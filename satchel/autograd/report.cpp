@@ -23,7 +23,7 @@ Nodes nodes_behind(const at::Tensor& root) {
     if (node != nullptr && seen.insert(node).second) todo.push_back(node);
   };
   if (root.defined()) visit(root.grad_fn().get());
-  if (const auto reader = root.defined() ? std::dynamic_pointer_cast<SavingNode>(root.grad_fn()) : nullptr) reader->settle();
+  if (const auto reader = root.defined() ? std::dynamic_pointer_cast<SavingNode>(root.grad_fn()) : nullptr) reader->pack_deferred();
   Nodes nodes;
   while (!todo.empty()) {
     torch::autograd::Node* node = todo.back();

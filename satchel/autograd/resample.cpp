@@ -71,7 +71,7 @@ class PadNode : public SavingNode {
 
 }  // namespace
 
-at::Tensor upsample(const at::Tensor& x, const UpsampleOptions& options, const Saving& saving) {
+at::Tensor upsample(const at::Tensor& x, const UpsampleOptions& options, const SavePolicy& saving) {
   constexpr const char* op = "upsample";
   check_map(x, op);
   const auto dims = static_cast<size_t>(x.dim()) - 2;
@@ -104,7 +104,7 @@ at::Tensor upsample(const at::Tensor& x, const UpsampleOptions& options, const S
   return dims == 2 ? at::upsample_nearest2d(in, size, scale) : at::upsample_nearest3d(in, size, scale);
 }
 
-at::Tensor pad(const at::Tensor& x, const std::vector<int64_t>& padding, PadMode mode, const Saving& saving) {
+at::Tensor pad(const at::Tensor& x, const std::vector<int64_t>& padding, PadMode mode, const SavePolicy& saving) {
   constexpr const char* op = "pad";
   static constexpr const char* kNames[] = {"constant", "reflect", "replicate", "circular"};
   check_map(x, op);
@@ -112,7 +112,7 @@ at::Tensor pad(const at::Tensor& x, const std::vector<int64_t>& padding, PadMode
   if (padding.size() != wanted) fail(op, "padding must have " + std::to_string(wanted) + " numbers", padding.size());
   const char* name = kNames[static_cast<int>(mode)];
   const bool keeps_input = mode == PadMode::reflect || mode == PadMode::replicate;
-  if (!keeps_input || is_baseline(saving.method) || !records(x) || x.numel() == 0) return at::pad(x, padding, name);
+  if (!keeps_input || is_baseline(saving.method) || !needs_grad(x) || x.numel() == 0) return at::pad(x, padding, name);
   check_float(x, op);
   const auto node = make_node<PadNode>(saving.name, x);
   node->sizes = x.sizes().vec();

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel {
 
@@ -23,12 +23,12 @@ struct UpsampleOptions {
 
 /// As torch::nn::functional::interpolate of N×C×spatial, float32 under CUDA's autocast (but `area`). torch's own functions keep sizes only,
 /// but for `area`, which is adaptive_avg_pool.
-at::Tensor upsample(const at::Tensor& x, const UpsampleOptions& options, const Saving& saving = {});
+at::Tensor upsample(const at::Tensor& x, const UpsampleOptions& options, const SavePolicy& saving = {});
 
 enum class PadMode : uint8_t { zeros, reflect, replicate, circular };
 
 /// As torch::nn::functional::pad of N×C×spatial: two numbers a spatial dimension, the last one's first. torch's own reflection and
 /// replication keep x; these keep its sizes.
-at::Tensor pad(const at::Tensor& x, const std::vector<int64_t>& padding, PadMode mode, const Saving& saving = {});
+at::Tensor pad(const at::Tensor& x, const std::vector<int64_t>& padding, PadMode mode, const SavePolicy& saving = {});
 
 }  // namespace satchel

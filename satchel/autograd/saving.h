@@ -1,28 +1,4 @@
-// What every layer is told about saving: the method, and the name its saves go by in reports.
+// The name of save_policy.h before 0.2: it goes with the next release.
 #pragma once
 
-#include <memory>
-#include <string>
-
-#include "satchel/autograd/seeds.h"
-#include "satchel/core/keep.h"
-
-namespace satchel {
-
-class BitShares;
-
-/// Of who names none: `satchel`, parsed once.
-const Method& default_method();
-
-struct Saving {
-  Method method = default_method();
-  std::string name = {};
-  std::shared_ptr<BitShares> shares = {};  // adaptive methods: who shares bits out between samples and layers; none: samples only
-};
-
-/// Throws `[op] rule, got value` unless 0 ≤ p < 1 − 2^−17: it is rounded to a multiple of 2^−16.
-void check_dropout(double p, const char* op);
-/// What kept values are multiplied with: 1/(1 − p), p rounded.
-double dropout_scale(double p);
-
-}  // namespace satchel
+#include "satchel/autograd/save_policy.h"

@@ -1,6 +1,5 @@
 #include "satchel/autograd/shared.h"
 
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
@@ -8,7 +7,7 @@
 #include <functional>
 #include <numeric>
 
-#include "satchel/autograd/bit_shares.h"
+#include "satchel/autograd/bit_allocator.h"
 #include "satchel/autograd/input.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
@@ -35,7 +34,7 @@ void for_stretches_of(int64_t rows, int64_t width, bool cuda, const std::functio
 namespace {
 
 /// Variance in σ² that a value on the passing side loses when its code has 3 bits in place of 2, on a side 2.8 σ long (theory.md 10).
-double third_bit_gain(Side side) {
+double extra_bit_gain(Side side) {
   static const double two = side_variance(side_levels(3)), six = side_variance(side_levels(6)), seven = side_variance(side_levels(7));
   return two - (side == Side::relu ? seven : six);
 }
@@ -44,55 +43,47 @@ int64_t product_of(at::IntArrayRef sizes) { return std::accumulate(sizes.begin()
 
 }  // namespace
 
-MapShare share_of_map(at::IntArrayRef sizes, at::Device device, const Saving& saving, double mean_bits, CodecSpec& spec, bool splits) {
-  MapShare share;
-  if (saving.shares == nullptr || sizes.size() < 3 || product_of(sizes) == 0) return share;
+ImageBits image_bits(at::IntArrayRef sizes, at::Device device, const SavePolicy& saving, double mean_bits, CodecSpec& spec, bool splits) {
+  ImageBits bits;
+  if (saving.allocator == nullptr || sizes.size() < 3 || product_of(sizes) == 0) return bits;
   const int64_t values = product_of(sizes.slice(1));
-  const BitShare given = saving.shares->map(saving.name, sizes[0], values, mean_bits, device);
-  share.shares = saving.shares;
-  share.layer = given.layer;
+  const BitAllocation given = saving.allocator->image(saving.name, sizes[0], values, mean_bits, device);
+  bits.note.allocator = saving.allocator;
+  bits.note.layer = given.layer;
   if (given.count == sizes[0]) {
     spec.bits = 3;
-  } else if (given.count > 0 && splits && takes_third(spec, values)) {
-    share.third = third_plane(given.slots, given.count, values);
+  } else if (given.count > 0 && splits && takes_extra_bit(spec, values)) {
+    bits.extra = extra_bit_plane(given.slots, given.count, values);
   }
-  return share;
+  return bits;
 }
 
-void watch(MapShare& share, const Packed& code, int64_t samples, const at::Tensor& gamma) {
-  if (share.shares == nullptr || !share.shares->wants_gradient(share.layer)) {
-    share.shares.reset();
+void watch(ImageBits& bits, const Packed& code, int64_t samples, const at::Tensor& gamma) {
+  AllocatorNote& note = bits.note;
+  if (note.allocator == nullptr || !note.allocator->wants_gradient(note.layer)) {
+    note.allocator.reset();
     return;
   }
   // Half of a block's values pass, on a side of half its range; of a ReLU's values on all of it. An error of x̂ is γ times as large in z.
   const double length = gamma.defined() ? 0.5 : 1.0;
   const int64_t pixels = code.shape[0] / samples;
-  share.ranges = squared_ranges(code, samples);
-  if (gamma.defined()) share.ranges.mul_(gamma.detach().square().mean());
-  share.factor = static_cast<double>(code.spec.block) / 2 * third_bit_gain(code.spec.side) * length * length / (2.8 * 2.8) /
-                 static_cast<double>(std::max<int64_t>(pixels, 1));
-}
-
-void gradient_seen(const SharedSave& save, const at::Tensor& g, double reach) {
-  const MapShare& share = save.share;
-  if (share.shares == nullptr || !g.defined() || g.dim() < 2 || g.size(0) != share.ranges.numel()) return;
-  std::vector<int64_t> rest(static_cast<size_t>(g.dim()) - 1);
-  std::iota(rest.begin(), rest.end(), 1);
-  const at::Tensor squares = at::linalg_vector_norm(g.detach(), 2, rest, /*keepdim=*/false, at::kFloat).square_().mul_(reach);
-  share.shares->saw_gradient(share.layer, squares, share.ranges, share.factor);
+  note.ranges = squared_ranges(code, samples);
+  if (gamma.defined()) note.ranges.mul_(gamma.detach().square().mean());
+  note.factor = static_cast<double>(code.spec.block) / 2 * extra_bit_gain(code.spec.side) * length * length / (2.8 * 2.8) /
+                static_cast<double>(std::max<int64_t>(pixels, 1));
 }
 
 SharedRows::SharedRows(const SharedSave& save)
     : save_(save),
       place_(save.code.bytes.device(), "restore"),
-      plan_(check_packed(save.code, "restore")),
-      rows_(plan_, save.code.bytes, place_),
+      layout_(check_packed(save.code, "restore")),
+      rows_(layout_, save.code.bytes, place_),
       fused_(fuses_norm_act(save.code)),
       is_output_(save.code.spec.side == Side::relu && save.chain.dropout == 0 && !save.gamma.defined()) {
   gamma_ = save.gamma;
   beta_ = save.beta;
-  if (save.code.spec.side == Side::none || plan_.channels != save.channels()) return;
-  const at::Tensor table = channel_table(plan_, save.code.bytes);
+  if (save.code.spec.side == Side::none || layout_.channels != save.channels()) return;
+  const at::Tensor table = channel_table(layout_, save.code.bytes);
   gamma_ = table.select(1, 1).contiguous();
   beta_ = table.select(1, 2).contiguous();
 }
@@ -102,11 +93,11 @@ void SharedRows::for_stretches(const std::function<void(int64_t first, int64_t l
 }
 
 at::Tensor SharedRows::values(int64_t first, int64_t last, at::ScalarType type) const {
-  return save_.share.third.defined() ? third_rows(save_.code, save_.share.third, first, last, type) : rows_.read(first, last, type);
+  return save_.bits.extra.defined() ? extra_bit_rows(save_.code, save_.bits.extra, first, last, type) : rows_.read(first, last, type);
 }
 
 at::Tensor SharedRows::bits(int64_t first, int64_t last) const {
-  if (!on_.defined() && save_.share.third.defined()) on_ = third_on_bits(save_.code, save_.share.third);
+  if (!on_.defined() && save_.bits.extra.defined()) on_ = extra_bit_on(save_.code, save_.bits.extra);
   if (!on_.defined()) on_ = save_.code.spec.side == Side::none ? save_.mask : on_bits(save_.code);
   if (!on_.defined()) return {};
   const int64_t begin = first * save_.channels() / 8;
@@ -116,10 +107,10 @@ at::Tensor SharedRows::bits(int64_t first, int64_t last) const {
 at::Tensor SharedRows::input(int64_t first, int64_t last, at::ScalarType type) const {
   // Bits are found, and dropout is redrawn, from multiples of 8 on; a sample of a map may start in between.
   if (const int64_t odd = first % kGroup; odd != 0) return input(first - odd, last, type).narrow(0, odd, last - first);
-  if (fused_) return norm_act_input(save_.code, save_.seed, save_.chain, first, last, type, save_.share.third);
+  if (fused_) return norm_act_input(save_.code, save_.seed, save_.chain, first, last, type, save_.bits.extra);
   if (is_output_) return values(first, last, type);
   // Third bits on CUDA that no fused kernel reads are a ReLU's: its own values tell what is on.
-  const at::Tensor on = place_.cuda() && save_.share.third.defined() ? at::Tensor() : bits(first, last);
+  const at::Tensor on = place_.cuda() && save_.bits.extra.defined() ? at::Tensor() : bits(first, last);
   return apply_chain(values(first, last), gamma_, beta_, on, save_.seed, save_.chain, first * save_.channels()).to(type);
 }
 
@@ -148,14 +139,11 @@ std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::v
 
 void report(const SharedSave& save, const std::string& name, const char* kind, std::vector<SavedTensor>& lines) {
   report(save.code, name, kind, lines);
-  if (const ThirdPlane& third = save.share.third; third.defined()) {
-    const int64_t rows = third.plane.numel() * 8 / save.channels();
-    lines.push_back({name, "third bits", {rows, save.channels()}, 1, third.bytes(), 0});
+  if (const ExtraBit& extra = save.bits.extra; extra.defined()) {
+    const int64_t rows = extra.plane.numel() * 8 / save.channels();
+    lines.push_back({name, "extra bit", {rows, save.channels()}, 1, extra.bytes(), 0});
   }
-  if (save.share.ranges.defined()) {
-    const auto bytes = static_cast<int64_t>(save.share.ranges.nbytes());
-    lines.push_back({name, "statistics", {save.share.ranges.numel()}, 64, bytes, bytes});
-  }
+  save.bits.note.report(name, lines);
   if (save.mask.defined()) lines.push_back({name, "mask", save.code.shape, 1, save.mask.numel(), save.rows() * save.channels()});
   if (save.gamma.defined()) {
     const int64_t bytes = 2 * static_cast<int64_t>(save.gamma.nbytes());

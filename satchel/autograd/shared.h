@@ -11,24 +11,22 @@
 #include <vector>
 
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/saved.h"
 #include "satchel/core/saved.h"
 #include "satchel/core/spec.h"
 #include "satchel/tensor/chain.h"
+#include "satchel/tensor/codec_layout.h"
 #include "satchel/tensor/device.h"
+#include "satchel/tensor/extra_bit.h"
 #include "satchel/tensor/packed.h"
-#include "satchel/tensor/plan.h"
 #include "satchel/tensor/rows.h"
-#include "satchel/tensor/third.h"
 
 namespace satchel {
 
-/// What a map is given where bits are shared out (Method::mean), and who is told of its readers' gradients.
-struct MapShare {
-  ThirdPlane third;                   // samples of 3 bits among those of 2
-  std::shared_ptr<BitShares> shares;  // null: nobody asks
-  int64_t layer = -1;
-  at::Tensor ranges;  // float64[samples]
-  double factor = 0;
+/// What an image is given where samples get 2 or 3 bits (mean_bits=), and who is told of its readers' gradients.
+struct ImageBits {
+  ExtraBit extra;  // samples of 3 bits among those of 2
+  AllocatorNote note = {};
 };
 
 struct SharedSave {
@@ -38,19 +36,18 @@ struct SharedSave {
   at::Tensor seed;         // of the dropout
   ChainOptions chain;
   std::vector<int64_t> sizes;  // N×C×spatial of a map whose rows these are, in channels_last order; empty: rows themselves
-  MapShare share = {};
+  ImageBits bits = {};
 
   int64_t rows() const { return code.shape[0]; }
   int64_t channels() const { return code.shape[1]; }
 };
 
 /// Bits of an image of these sizes (N×C×spatial) that is about to be coded with `spec`, 2 bits, which become 3 where all samples have so
-/// many: `mean_bits` over all such images. `splits`: its coder can give samples bits of their own. Without `saving.shares` all are alike.
-MapShare share_of_map(at::IntArrayRef sizes, at::Device device, const Saving& saving, double mean_bits, CodecSpec& spec, bool splits);
+/// many: `mean_bits` over all such images. `splits`: its coder can give samples bits of their own. Without `saving.allocator` all are
+/// alike.
+ImageBits image_bits(at::IntArrayRef sizes, at::Device device, const SavePolicy& saving, double mean_bits, CodecSpec& spec, bool splits);
 /// … which has been coded, normalised values with γ, a ReLU's without: where gradients are asked for, its ranges are kept.
-void watch(MapShare& share, const Packed& code, int64_t samples, const at::Tensor& gamma);
-/// A reader's output gradient, samples first, for who shares bits out; `reach` as AdaptiveSave has it.
-void gradient_seen(const SharedSave& save, const at::Tensor& g, double reach);
+void watch(ImageBits& bits, const Packed& code, int64_t samples, const at::Tensor& gamma);
 
 /// A node whose output the next layer may rebuild from what the node keeps, instead of packing it once more.
 class SharingNode : public SavingNode {
@@ -108,7 +105,7 @@ class SharedRows {
 
   const SharedSave& save_;
   Place place_;
-  Plan plan_;
+  CodecLayout layout_;
   mutable Rows rows_;
   bool fused_;
   bool is_output_;         // the values are the next layer's input: a ReLU's form, nothing dropped

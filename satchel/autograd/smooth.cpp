@@ -41,9 +41,10 @@ class DerivativeNode : public SavingNode {
 };
 
 /// `function` of x, and its derivative by `derivative`(ones, x, out).
-at::Tensor smooth(const at::Tensor& x, const Saving& saving, const char* op, const std::function<at::Tensor(const at::Tensor&)>& function,
+at::Tensor smooth(const at::Tensor& x, const SavePolicy& saving, const char* op,
+                  const std::function<at::Tensor(const at::Tensor&)>& function,
                   const std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>& derivative) {
-  if (is_baseline(saving.method) || !records(x)) return function(x);
+  if (is_baseline(saving.method) || !needs_grad(x)) return function(x);
   check_float(x, op);
   const NoAutocast no_autocast;
   const at::Tensor in = x.detach(), out = function(in);
@@ -55,7 +56,7 @@ at::Tensor smooth(const at::Tensor& x, const Saving& saving, const char* op, con
 
 }  // namespace
 
-at::Tensor gelu(const at::Tensor& x, std::string_view approximate, const Saving& saving) {
+at::Tensor gelu(const at::Tensor& x, std::string_view approximate, const SavePolicy& saving) {
   const c10::string_view kind(approximate.data(), approximate.size());
   if (approximate != "none" && approximate != "tanh") fail("gelu", "approximate must be none or tanh", approximate);
   return smooth(
@@ -63,19 +64,19 @@ at::Tensor gelu(const at::Tensor& x, std::string_view approximate, const Saving&
       [kind](const at::Tensor& one, const at::Tensor& in, const at::Tensor&) { return at::gelu_backward(one, in, kind); });
 }
 
-at::Tensor silu(const at::Tensor& x, const Saving& saving) {
+at::Tensor silu(const at::Tensor& x, const SavePolicy& saving) {
   return smooth(
       x, saving, "silu", [](const at::Tensor& in) { return at::silu(in); },
       [](const at::Tensor& one, const at::Tensor& in, const at::Tensor&) { return at::silu_backward(one, in); });
 }
 
-at::Tensor sigmoid(const at::Tensor& x, const Saving& saving) {
+at::Tensor sigmoid(const at::Tensor& x, const SavePolicy& saving) {
   return smooth(
       x, saving, "sigmoid", [](const at::Tensor& in) { return at::sigmoid(in); },
       [](const at::Tensor& one, const at::Tensor&, const at::Tensor& out) { return at::sigmoid_backward(one, out); });
 }
 
-at::Tensor tanh(const at::Tensor& x, const Saving& saving) {
+at::Tensor tanh(const at::Tensor& x, const SavePolicy& saving) {
   return smooth(
       x, saving, "tanh", [](const at::Tensor& in) { return at::tanh(in); },
       [](const at::Tensor& one, const at::Tensor&, const at::Tensor& out) { return at::tanh_backward(one, out); });

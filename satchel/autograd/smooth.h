@@ -10,14 +10,14 @@
 
 #include <string_view>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel {
 
 /// `approximate`: "none" or "tanh", as torch's.
-at::Tensor gelu(const at::Tensor& x, std::string_view approximate = "none", const Saving& saving = {});
-at::Tensor silu(const at::Tensor& x, const Saving& saving = {});
-at::Tensor sigmoid(const at::Tensor& x, const Saving& saving = {});
-at::Tensor tanh(const at::Tensor& x, const Saving& saving = {});
+at::Tensor gelu(const at::Tensor& x, std::string_view approximate = "none", const SavePolicy& saving = {});
+at::Tensor silu(const at::Tensor& x, const SavePolicy& saving = {});
+at::Tensor sigmoid(const at::Tensor& x, const SavePolicy& saving = {});
+at::Tensor tanh(const at::Tensor& x, const SavePolicy& saving = {});
 
 }  // namespace satchel

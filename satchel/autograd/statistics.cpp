@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "satchel/autograd/map_rows.h"
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/norm_act.h"
@@ -41,7 +41,7 @@ void check_channels(const at::Tensor& x, const at::Tensor& w, const char* name, 
 }
 
 void check_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, const NormOptions& options, const char* op) {
-  const bool right_shape = x.defined() && (x.dim() == 2 || (norm != Norm::layer && is_map(x)));
+  const bool right_shape = x.defined() && (x.dim() == 2 || (norm != Norm::layer && is_image(x)));
   if (!right_shape) {
     fail(op, norm == Norm::layer ? "x must be rows × channels" : "x must be rows × channels or a map N×C×…",
          x.defined() ? std::to_string(x.dim()) + " dimensions" : "nothing");

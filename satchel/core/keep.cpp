@@ -134,7 +134,7 @@ const char* name_of(Kind kind) {
 }
 
 std::vector<Keep> keeps_of(const Method& method, const Site& site) {
-  if (method.plain) return {};
+  if (method.torch_baseline) return {};
   switch (site.role) {
     case Role::weight_input: return input_keeps(method, Kind::input);
     case Role::data: return method.packs_data ? input_keeps(method, Kind::input) : std::vector<Keep>();
@@ -150,11 +150,11 @@ const Keep* find(const std::vector<Keep>& keeps, Kind kind) {
   return found == keeps.end() ? nullptr : &*found;
 }
 
-bool is_baseline(const Method& method) { return method.plain; }
+bool is_baseline(const Method& method) { return method.torch_baseline; }
 
-bool packs_rows(const Method& method) { return !method.plain && method.input.bits < kKeep && method.norm.bits < kKeep; }
+bool packs_rows(const Method& method) { return !method.torch_baseline && method.input.bits < kKeep && method.norm.bits < kKeep; }
 
-bool reads_producer(const Method& method) { return method.shared && !method.plain; }
+bool reads_producer(const Method& method) { return method.shared && !method.torch_baseline; }
 
 int64_t budget_of(const Method& method) { return method.budget; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
 
 #include "satchel/core/error.h"
@@ -180,6 +181,25 @@ double code_variance(const CodecSpec& spec) {
   return expected_variance(levels, block) / (sigma * sigma);
 }
 
+namespace {
+
+/// Levels of a family on [0, count − 1] for blocks of so many values, and on a side, [0, 1] from the threshold outwards.
+struct LevelFamily {
+  std::vector<double> (*in_block)(int count, double block);
+  std::vector<double> (*on_side)(int count);
+};
+
+/// In the order of Levels.
+constexpr LevelFamily kFamilies[] = {
+    {[](int count, double) { return even_levels(count, count - 1); }, [](int count) { return even_levels(count, 1); }},
+    {optimal_levels, side_levels},
+};
+static_assert(std::size(kFamilies) == std::size(kLevelNames));
+
+const LevelFamily& family_of(Levels levels) { return kFamilies[static_cast<size_t>(levels)]; }
+
+}  // namespace
+
 LevelTable level_table(int bits, Levels levels, int64_t block) {
   if (bits < 1 || bits > 8) fail("levels", "bits must be 1 to 8", bits);
   if (block < 1) fail("levels", "a block has at least 1 value", block);
@@ -188,7 +208,7 @@ LevelTable level_table(int bits, Levels levels, int64_t block) {
   table.even = levels == Levels::even || bits == 1 || bits > 4 || block < 3;
   if (table.even) return table;
   const int top = (1 << bits) - 1;
-  const std::vector<double> exact = optimal_levels(top + 1, static_cast<double>(block));
+  const std::vector<double> exact = family_of(levels).in_block(top + 1, static_cast<double>(block));
   for (int i = 0; 2 * i < top; ++i) {  // the upper half mirrors the rounded lower half
     table.at[i] = static_cast<float>(std::round(exact[static_cast<size_t>(i)] * kGrain) / kGrain);
     table.at[top - i] = static_cast<float>(top) - table.at[i];
@@ -217,12 +237,11 @@ SideTable side_table(int bits, Side side, Levels levels, int64_t block) {
   table.on = (1 << bits) - table.off;
   const auto fill = [&](int count, float* usual, float* large) {
     if (count < 2) return;
-    const bool even = levels == Levels::even;
-    const std::vector<double> half = even ? even_levels(count, 1) : side_levels(count);
+    const LevelFamily& family = family_of(levels);
+    const std::vector<double> half = family.on_side(count);
     fill_side(usual, half);
     // A ReLU's zeros make its side the whole range; what lies on it is a half normal all the same.
-    const bool whole = !even && side != Side::relu;
-    fill_side(large, whole ? optimal_levels(count, static_cast<double>(block)) : half);
+    fill_side(large, side == Side::relu ? half : family.in_block(count, static_cast<double>(block)));
   };
   fill(table.on, table.on_short, table.on_long);
   fill(table.off, table.off_short, table.off_long);

@@ -1,10 +1,10 @@
 #include "satchel/core/method.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "satchel/core/error.h"
 #include "satchel/core/levels.h"
@@ -16,7 +16,7 @@ namespace {
 Method fp32() {
   Method m;
   m.name = "fp32";
-  m.plain = true;
+  m.torch_baseline = true;
   m.input.bits = m.norm.bits = kKeep;
   m.shared = false;
   return m;
@@ -45,10 +45,10 @@ Method projection() {
 }
 
 /// As the papers on images do it: inputs of layers, norm inputs and masks, each by itself.
-Method by_layer(std::string name, bool adaptive) {
+Method by_layer(std::string name, std::string_view spec, bool adaptive) {
   Method m;
   m.name = std::move(name);
-  m.input = m.norm = parse_spec(m.name);
+  m.input = m.norm = parse_spec(spec);
   m.shared = false;
   m.keeps_dropout = true;
   m.adaptive = adaptive;
@@ -95,16 +95,19 @@ void widen_for(CodecSpec& spec, const Method& method, int64_t count, bool by_row
 }  // namespace
 
 std::span<const MethodPreset> method_presets() {
-  static const std::array<MethodPreset, 7> kPresets = {{
+  static const std::vector<MethodPreset> kPresets = {
       {"fp32", "torch's own functions and saves", fp32()},
-      {"exact", "x and A·x projected 8:1 in 2 bits, norm inputs in 2 bits, blocks of a row, two masks",
+      {"exact", "EXACT: x and A·x projected 8:1 in 2 bits, norm inputs in 2 bits, blocks of a row, two masks",
        published("exact", kRow, Levels::even)},
-      {"blockwise", "the same in blocks of 64 rows with optimal levels", published("blockwise", -64, Levels::optimal)},
+      {"blockwise", "the block-wise paper: the same in blocks of 64 rows with optimal levels",
+       published("blockwise", -64, Levels::optimal)},
       {"projection", "inputs projected 8:1, a fresh matrix every 64 rows, in full precision", projection()},
-      {"actnn", "inputs of layers and norms in 2 bits by 256 values, shared out by sample and layer", by_layer("actnn", true)},
-      {"division", "low frequencies in bf16, the rest in 2 bits by feature map (images)", by_layer("division", false)},
+      {"actnn", "ActNN: inputs of layers and norms in 2 bits by 256 values, allocated by sample and layer (images, or adaptive=no)",
+       by_layer("actnn", "actnn", true)},
+      {"division", "DIVISION: low frequencies in bf16, the rest in 2 bits by feature map (images)",
+       by_layer("division", "division", false)},
       {"satchel", "one shared save a layer, one-sided code, 2 bits in all", shared()},
-  }};
+  };
   return kPresets;
 }
 
@@ -155,7 +158,7 @@ CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, in
   return spec;
 }
 
-bool shares_out(const Method& method) { return !method.plain && (method.adaptive || method.mean > 0 || method.budget > 0); }
+bool allocates_bits(const Method& method) { return !method.torch_baseline && (method.adaptive || method.mean > 0 || method.budget > 0); }
 
 int64_t samples_of_three(double mean, int64_t samples) {
   // A mean that is a whole number of samples may stand a rounding below it.
@@ -176,7 +179,7 @@ void validate(const Method& method, const char* op) {
   if (method.longest_block < 0 || method.longest_block > kMostBlock) {
     fail(op, "longest_block must be 1 to 2^40, or 0 for any", method.longest_block);
   }
-  if (method.plain) return;
+  if (method.torch_baseline) return;
   if (!(method.norm_bias >= 0 && method.norm_bias <= 1)) fail(op, "norm_bias must be 0 to 1", method.norm_bias);
   if (method.mean != 0 && !(method.mean >= 2 && method.mean <= 3)) fail(op, "mean must be 2 to 3", method.mean);
   if (method.budget < 0) fail(op, "budget must be 1 byte or more, or 0 for none", method.budget);
@@ -185,7 +188,7 @@ void validate(const Method& method, const char* op) {
   if ((method.mean > 0 || method.budget > 0) && !(method.shared && method.norm.side == Side::one_sided && method.norm.bits == 2)) {
     fail(op, "mean and budget need shared saves in one-sided codes of 2 bits", to_string(method.norm));
   }
-  if (method.swap && !method.adaptive) fail(op, "swapping needs bits that are shared out (adaptive=yes)", method.name);
+  if (method.swap && !method.adaptive) fail(op, "swapping needs bits per sample (adaptive=yes)", method.name);
   if (!method.shared && has_side(method)) fail(op, "side codes need shared saves", to_string(method.norm));
   if (method.shared && projected) fail(op, "shared saves take no projection", to_string(method.input));
   if (method.shared && method.keeps_aggregate) fail(op, "shared saves keep no aggregate", method.name);

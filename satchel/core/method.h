@@ -16,7 +16,7 @@ namespace satchel {
 
 struct Method {
   std::string name;              // as it was given
-  bool plain = false;            // torch's own functions and saves: fp32
+  bool torch_baseline = false;   // torch's own functions and saves: fp32
   CodecSpec input;               // what the gradients of weights read: inputs of linear and graph layers; no side code
   CodecSpec norm;                // what a norm reads: its input (layer by layer) or the normalised values (shared); no transform
   int64_t longest_block = 0;     // norm blocks given in rows are cut to this many values; 0: never
@@ -27,7 +27,7 @@ struct Method {
   double norm_bias = 5e-4;       // shared methods: norms of few values take bits until their gradient's bias is below this; 0: they do not
   int residual = 0;              // bits of a norm that no other layer reads (shared methods); 0: as `norm`
   bool adaptive = false;         // images: bits are shared out by sample and layer, input.bits in the mean (theory.md 5)
-  double mean = 0;               // images: shared maps have 2 or 3 bits, shared out by layer and sample, so many in the mean; 0: all alike
+  double mean = 0;               // images: what layers share has 2 or 3 bits per sample, so many in the mean; 0: all alike
   int64_t budget = 0;            // images: the same, with the mean that so many saved bytes in all allow (plan/image_plan.h); 0: none
   bool swap = false;             // images: packed bytes wait in pinned host memory
   bool operator==(const Method&) const = default;
@@ -39,14 +39,7 @@ struct MethodPreset {
   Method method;
 };
 
-/// fp32, exact, blockwise, projection, actnn, division, satchel: in this order.
-///   fp32        torch's own functions
-///   exact       as the EXACT paper: x and A·x projected 8:1 in 2 bits by row, norm inputs in 2 bits by row, two masks
-///   blockwise   as the block-wise paper: the same in blocks of 64 rows (norms: at most 1024 values), optimal levels
-///   projection  inputs projected 8:1 with a fresh matrix every 64 rows and kept in full precision; norms too
-///   actnn       as the ActNN paper: inputs of layers and norms in 2 bits by 256 values of a sample, shared out by sample and layer
-///   division    as the DIVISION paper: low frequencies in bf16, the rest in 2 bits by feature map (images)
-///   satchel     one shared save a layer, one-sided code, 2 bits in all
+/// The published methods as their papers have them, torch's own (fp32, first) and Satchel's (last).
 std::span<const MethodPreset> method_presets();
 
 /// "blockwise,levels=even,block=16rows": a preset's name and what differs from its `input` spec, as parse_spec() reads it; or
@@ -54,7 +47,7 @@ std::span<const MethodPreset> method_presets();
 /// projection (inputs only) and a side (norms only). fp32 takes no options. A spec with a projection cannot be shared: each
 /// layer keeps its own. The text becomes the method's name. Options of methods alone: norm_bits=1..8 (shared methods; formerly residual=),
 /// mean_bits=2..3 (formerly mean=) or budget=SIZE (satchel: 2.25; 1.2GiB, 900MB, bytes), norm_bias=0..1 (shared methods; off=mean alone
-/// makes it 0), adaptive=yes|no, level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits · 2 bits shared out · + swapped to
+/// makes it 0), adaptive=yes|no, level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits · 2 bits per sample · + swapped to
 /// the host · + an allocator setting against fragmentation, which is the trainer's).
 Method parse_method(std::string_view text);
 
@@ -87,8 +80,8 @@ CodecSpec shared_spec(const Method& method, Norm norm, Activation activation, in
 /// The bias of a norm's gradient, relative to the gradient, that a code of `count` values a statistic makes: its variance over count.
 double norm_bias(const CodecSpec& spec, int64_t count);
 
-/// Are bits shared out between layers or samples? Then layers want a ShareOut (plan/share_out.h).
-bool shares_out(const Method& method);
+/// Are bits allocated by layer or by sample? Then layers want a RunningBitAllocator (plan/bit_allocator.h).
+bool allocates_bits(const Method& method);
 
 /// How many of so many samples have 3 bits where shared maps have `mean` bits: the most that do not exceed it.
 int64_t samples_of_three(double mean, int64_t samples);

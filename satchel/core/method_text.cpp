@@ -112,7 +112,7 @@ int64_t budget_of(std::string_view option, std::string_view text) {
   return *bytes;
 }
 
-/// ActNN's levels, as data: bits of inputs and norms, shared out or not, swapped or not.
+/// ActNN's levels, as data: bits of inputs and norms, per sample or not, in host memory or not.
 void set_level(Method& m, int level) {
   if (level == 0) {
     m = std::ranges::find(method_presets(), "fp32", &MethodPreset::name)->method;
@@ -135,7 +135,7 @@ Method with_own_options(const MethodPreset& preset, const Items& options, std::s
     set_level(m, digit_of(level, 0, 5, text));
   }
   if (const auto adaptive = given(options, "adaptive"); !adaptive.empty()) {
-    if (preset.name != "actnn" || m.plain) refuse("adaptive is an option of actnn", text);
+    if (preset.name != "actnn" || m.torch_baseline) refuse("adaptive is an option of actnn", text);
     if (value_of(adaptive) != "yes" && value_of(adaptive) != "no") refuse("adaptive must be yes or no", text);
     m.adaptive = value_of(adaptive) == "yes";
   }
@@ -205,7 +205,7 @@ Method parse_method(std::string_view given_text) {
     if (!is_option(option)) refuse("after a method's name come options (key=value)", text);
     check_key(option, text);
   }
-  if (preset != known.end() && preset->method.plain && !options.empty()) refuse("fp32 takes no options", text);
+  if (preset != known.end() && preset->method.torch_baseline && !options.empty()) refuse("fp32 takes no options", text);
   Method m = in_words_of(text, [&] {
     if (preset == known.end()) {
       const Method made = alone(parse_spec(text));
@@ -215,7 +215,7 @@ Method parse_method(std::string_view given_text) {
     MethodPreset base = *preset;
     base.method = with_own_options(base, options, text);
     const Items codec_options = without(options, kMethodKeys);
-    if (base.method.plain && !codec_options.empty()) refuse("level=0 takes no other options", text);
+    if (base.method.torch_baseline && !codec_options.empty()) refuse("level=0 takes no other options", text);
     Method made = changed(base, codec_options);
     validate(made, "method");
     return made;

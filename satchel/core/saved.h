@@ -9,7 +9,7 @@ namespace satchel {
 
 struct SavedTensor {
   std::string name;  // of the layer: "layers.0.conv"
-  std::string kind;  // shared, third bits, input, aggregate, norm, activation, mask, dropout, statistics, affine, seed, loss; torch: a
+  std::string kind;  // shared, extra bit, input, aggregate, norm, activation, mask, dropout, statistics, affine, seed, loss; torch: a
                      // function of torch's own
   std::vector<int64_t> shape;  // of what it stands for
   int bits = 32;               // a value, headers not counted

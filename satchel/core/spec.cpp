@@ -69,7 +69,8 @@ void validate(const CodecSpec& spec, const char* op) {
   if (spec.block == 0 || spec.block > kMostBlock || (spec.block < -kMostBlock && spec.block != kMap)) {
     fail(op, "block must be 1 to 2^40, row, Nrows or map", spec.block);
   }
-  if (spec.levels > Levels::optimal) fail(op, "levels must be even or optimal", int(spec.levels));
+  if (static_cast<size_t>(spec.levels) >= std::size(kLevelNames))
+    fail(op, "levels must be " + std::string(kLevelChoices), int(spec.levels));
   if (spec.rounding > Rounding::nearest) fail(op, "rounding must be stochastic or nearest", int(spec.rounding));
   if (spec.header > HeaderType::f32) fail(op, "header must be bf16 or f32", int(spec.header));
   if (spec.side > Side::both) fail(op, "side must be none, one, relu or both", int(spec.side));

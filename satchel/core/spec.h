@@ -11,7 +11,10 @@
 
 namespace satchel {
 
+/// Where a block's codes sit. A family of levels is a name here and a row of functions in core/levels.cpp.
 enum class Levels : uint8_t { even, optimal };
+inline constexpr std::string_view kLevelNames[] = {"even", "optimal"};
+inline constexpr std::string_view kLevelChoices = "even or optimal";
 enum class Rounding : uint8_t { stochastic, nearest };
 enum class HeaderType : uint8_t { bf16, f32 };
 

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "satchel/core/error.h"
@@ -42,18 +43,16 @@ std::string print_block(int64_t block) {
 }
 
 /// Options whose values have names: the name's position is the value.
-using Names = std::array<std::string_view, 4>;
-constexpr Names kLevelNames = {"even", "optimal"};
-constexpr Names kRoundingNames = {"stochastic", "nearest"};
-constexpr Names kHeaderNames = {"bf16", "f32"};
-constexpr Names kSideNames = {"none", "one", "relu", "both"};
-constexpr Names kOffNames = {"mean", "sampled"};
-constexpr Names kYesNames = {"no", "yes"};
-constexpr Names kPartNames = {"both", "low", "high"};
+constexpr std::string_view kRoundingNames[] = {"stochastic", "nearest"};
+constexpr std::string_view kHeaderNames[] = {"bf16", "f32"};
+constexpr std::string_view kSideNames[] = {"none", "one", "relu", "both"};
+constexpr std::string_view kOffNames[] = {"mean", "sampled"};
+constexpr std::string_view kYesNames[] = {"no", "yes"};
+constexpr std::string_view kPartNames[] = {"both", "low", "high"};
 
 template <class T>
-bool choose(T& field, const Names& names, std::string_view text) {
-  for (size_t i = 0; i < names.size() && !text.empty(); ++i) {
+bool choose(T& field, std::span<const std::string_view> names, std::string_view text) {
+  for (size_t i = 0; i < names.size(); ++i) {
     if (text != names[i]) continue;
     field = static_cast<T>(i);
     return true;
@@ -61,12 +60,12 @@ bool choose(T& field, const Names& names, std::string_view text) {
   return false;
 }
 
-template <auto field, const Names& names>
+template <auto field, const auto& names>
 bool set_named(CodecSpec& spec, std::string_view text) {
   return choose(spec.*field, names, text);
 }
 
-template <auto field, const Names& names>
+template <auto field, const auto& names>
 std::string get_named(const CodecSpec& spec) {
   return std::string(names[static_cast<size_t>(spec.*field)]);
 }
@@ -159,7 +158,7 @@ constexpr Option kOptions[] = {
     {"bits", "1 to 8 or 32", set_bits, [](const CodecSpec& spec) { return std::to_string(spec.bits); }},
     {"block", "1 to 2^40, row, Nrows or map", set_block, [](const CodecSpec& spec) { return print_block(spec.block); }},
     {"sample", "yes or no", set_named<&CodecSpec::per_sample, kYesNames>, get_named<&CodecSpec::per_sample, kYesNames>},
-    {"levels", "even or optimal", set_named<&CodecSpec::levels, kLevelNames>, get_named<&CodecSpec::levels, kLevelNames>},
+    {"levels", kLevelChoices, set_named<&CodecSpec::levels, kLevelNames>, get_named<&CodecSpec::levels, kLevelNames>},
     {"round", "stochastic or nearest", set_named<&CodecSpec::rounding, kRoundingNames>, get_named<&CodecSpec::rounding, kRoundingNames>},
     {"header", "bf16 or f32", set_named<&CodecSpec::header, kHeaderNames>, get_named<&CodecSpec::header, kHeaderNames>},
     {"side", "none, one, relu or both", set_named<&CodecSpec::side, kSideNames>, get_named<&CodecSpec::side, kSideNames>},

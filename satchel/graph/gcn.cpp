@@ -106,11 +106,11 @@ at::Tensor plus(const at::Tensor& x, const at::Tensor& bias) { return bias.defin
 
 }  // namespace
 
-at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
+at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const SavePolicy& saving) {
   check_layer(x, a, weight, bias, "gcn");
   if (is_baseline(saving.method)) return plus(spmm(a, at::linear(x, weight.to(x.scalar_type()))), bias);
   const at::Tensor rows = x.detach().contiguous();
-  if (!records(x, weight, bias)) return combine(rows, a, weight, bias);
+  if (!needs_grad(x, weight, bias)) return combine(rows, a, weight, bias);
   const auto node = make_node<GcnNode>(saving.name, x, weight, bias);
   node->transpose = a.transpose;
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
@@ -118,7 +118,7 @@ at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight
   return attach(combine(rows, a, weight, bias), node);
 }
 
-at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const Saving& saving) {
+at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const SavePolicy& saving) {
   check_layer(input, a, weight, bias, "gcn");
   if (input.is_sparse()) return plus(spmm(a, times_transposed(input, weight)), bias);
   if (is_baseline(saving.method) || !keeps_of(saving.method, {Role::data}).empty()) return gcn(input.x, a, weight, bias, saving);
@@ -134,7 +134,7 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
     });
     return out;
   };
-  if (!records(weight, bias)) return forward();
+  if (!needs_grad(weight, bias)) return forward();
   const auto node = make_node<GcnNode>(saving.name, at::Tensor(), weight, bias);
   node->transpose = a.transpose;
   node->x = InputSave::reference(input.x);

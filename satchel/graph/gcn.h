@@ -5,22 +5,23 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/graph/csr.h"
 #include "satchel/graph/input.h"
 
 namespace satchel {
 
 /// x is nodes × in on the adjacency's device, weight out × in, bias out or undefined. Aggregates on the narrower side.
-at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias = {}, const Saving& saving = {});
+at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias = {},
+               const SavePolicy& saving = {});
 /// The first layer: reads the data set (or its A·X, where that stands there), keeps references.
 at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias = {},
-               const Saving& saving = {});
+               const SavePolicy& saving = {});
 
 struct GcnOptions {
   int64_t in = 0, out = 0;
   bool bias = true;
-  Saving saving = {};
+  SavePolicy saving = {};
 };
 
 /// Parameters as PyG's GCNConv names them: lin.weight, bias.

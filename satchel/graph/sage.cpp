@@ -155,7 +155,7 @@ void check_weights(const SageWeights& w, const char* op) {
     fail(op, "both weights must have one shape", "two");
 }
 
-std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const Saving& saving) {
+std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
   auto node = make_node<SageNode>(saving.name, x, w.neighbour, w.self, w.bias);
   node->transpose = a.transpose;
   node->neighbour = SavedVariable(w.neighbour, /*is_output=*/false);
@@ -165,7 +165,7 @@ std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, const Adjacency& a
 
 }  // namespace
 
-at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const Saving& saving) {
+at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
   check_weights(w, "sage");
   check_layer(x, a, w.neighbour, w.bias, "sage");
   const Method& method = saving.method;
@@ -174,7 +174,7 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, c
     return at::linear(spmm(a, x), as_x(w.neighbour), as_x(w.bias)) + at::linear(x, as_x(w.self));
   }
   const at::Tensor rows = x.detach().contiguous();
-  if (!records(x, w.neighbour, w.self, w.bias)) return combine(rows, {}, a, w);
+  if (!needs_grad(x, w.neighbour, w.self, w.bias)) return combine(rows, {}, a, w);
   const auto node = make_sage_node(x, a, w, saving);
   const bool keeps_aggregate = !keeps_of(method, {Role::aggregate}).empty();
   const at::Tensor aggregated = keeps_aggregate ? multiply(a.matrix, rows) : at::Tensor();
@@ -184,7 +184,7 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, c
   return attach(combine(rows, aggregated, a, w), node);
 }
 
-at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& w, const Saving& saving) {
+at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
   check_weights(w, "sage");
   check_layer(input, a, w.neighbour, w.bias, "sage");
   if (input.is_sparse()) {
@@ -194,7 +194,7 @@ at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& 
   }
   const Method& method = saving.method;
   if (is_baseline(method) || !keeps_of(method, {Role::data}).empty()) return sage(input.x, a, w, saving);
-  if (!records(w.neighbour, w.self, w.bias)) return combine(input.x.contiguous(), input.aggregated, a, w);
+  if (!needs_grad(w.neighbour, w.self, w.bias)) return combine(input.x.contiguous(), input.aggregated, a, w);
   const auto node = make_sage_node({}, a, w, saving);
   node->x = InputSave::reference(input.x);
   node->matrix = a.matrix;

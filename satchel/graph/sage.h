@@ -6,7 +6,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/graph/csr.h"
 #include "satchel/graph/input.h"
 
@@ -18,14 +18,14 @@ struct SageWeights {
 };
 
 /// x is nodes × in on the adjacency's device. Aggregates on the narrower side, forward and backward.
-at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& weights, const Saving& saving = {});
+at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& weights, const SavePolicy& saving = {});
 /// The first layer: reads the data set (and its A·X, where that stands there), keeps references.
-at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& weights, const Saving& saving = {});
+at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& weights, const SavePolicy& saving = {});
 
 struct SageOptions {
   int64_t in = 0, out = 0;
   bool bias = true;
-  Saving saving = {};
+  SavePolicy saving = {};
 };
 
 /// Parameters as PyG's SAGEConv names them: lin_l.weight and lin_l.bias (neighbours), lin_r.weight (the node itself).

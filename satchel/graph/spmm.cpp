@@ -20,7 +20,7 @@ class SpmmNode : public SavingNode {
 }  // namespace
 
 at::Tensor spmm(const Adjacency& a, const at::Tensor& x) {
-  if (!records(x)) return multiply(a.matrix, x.contiguous());
+  if (!needs_grad(x)) return multiply(a.matrix, x.contiguous());
   const auto node = make_node<SpmmNode>("", x);
   node->transpose = a.transpose;
   return attach(multiply(a.matrix, x.detach().contiguous()), node);

@@ -51,7 +51,7 @@ SATCHEL_HD OffKey stored_key(const SideCode& code) {
 
 /// Where a one-sided or ReLU code of 2 bits has samples of 3 bits: bits 0 and 1 of all codes stand where those of 2 bits do, bit 2 of the
 /// chosen samples' codes in a plane of its own, eight a byte, a sample after the other.
-struct ThirdBits {
+struct ExtraBitView {
   SideTable table;                 // of 3 bits
   const int32_t* slots = nullptr;  // a sample's place in the plane, −1: it has 2 bits; null: all have
   uint8_t* plane = nullptr;

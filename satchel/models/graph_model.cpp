@@ -49,7 +49,7 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
   for (int64_t i = 0; i < s.layers; ++i) {
     const bool last = i + 1 == s.layers;
     const int64_t in = i == 0 ? s.features : s.hidden, out = last ? s.classes : s.hidden;
-    const Saving saving{options_.method, "convs." + std::to_string(i)};
+    const SavePolicy saving{options_.method, "convs." + std::to_string(i)};
     if (s.conv == Conv::sage) {
       sages_.emplace_back(SageOptions{in, out, true, saving});
       convs->push_back(sages_.back());
@@ -59,7 +59,7 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
     }
     if (last) break;
     norms_.emplace_back(nn::NormActOptions{out, s.norm, s.activation, s.slope, s.alpha, s.dropout, 1e-5, 0.1,
-                                           Saving{options_.method, "norms." + std::to_string(i)}});
+                                           SavePolicy{options_.method, "norms." + std::to_string(i)}});
     norms->push_back(norms_.back());
   }
 }

@@ -11,7 +11,7 @@
 #include "satchel/graph/gcn.h"
 #include "satchel/graph/input.h"
 #include "satchel/graph/sage.h"
-#include "satchel/nn/norm_act.h"
+#include "satchel/nn/norm.h"
 #include "satchel/plan/graph_plan.h"
 
 namespace satchel {

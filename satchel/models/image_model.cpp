@@ -60,7 +60,7 @@ void order_channels_last(torch::nn::Module& model) {
 
 ImageShape shape_of(const ImageModelOptions& o) { return {o.name, o.classes, o.channels, o.small_stem, o.width, o.dropout}; }
 
-Saving ImageModelImpl::saving(const std::string& name) const { return {options_.saving.method, name, options_.saving.shares}; }
+SavePolicy ImageModelImpl::saving(const std::string& name) const { return {options_.saving.method, name, options_.saving.allocator}; }
 
 void ImageModelImpl::check_images(const at::Tensor& x) const {
   if (!x.defined()) fail(kOp, "images must be a tensor", "none");
@@ -86,7 +86,8 @@ at::Tensor ImageModelImpl::drop(const at::Tensor& x) const {
 ImageModel make_image_model(const ImageModelOptions& options) {
   validate(shape_of(options), kOp);
   validate(options.saving.method, kOp);
-  if (budget_of(options.saving.method) > 0) fail(kOp, "a budget must become a mean first, with_mean() of the plan", options.saving.method.name);
+  if (budget_of(options.saving.method) > 0)
+    fail(kOp, "a budget must become a mean first, with_mean() of the plan", options.saving.method.name);
   check_dropout(dropout_of(shape_of(options)), kOp);
   ImageModel model(made(options));
   initialise(*model, family_of(options.name));

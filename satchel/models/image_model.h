@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/plan/image_shape.h"
 
 namespace satchel {
@@ -20,7 +20,7 @@ struct ImageModelOptions {
   bool small_stem = false;             // for small images (CIFAR): 3×3 stride 1 and no pool; VGG: averaged to 1×1, not 7×7
   int64_t width = 64;                  // channels of the first stage
   std::optional<double> dropout = {};  // in front of the classifier's linear layers; not given: VGG's .5, else none
-  Saving saving = {};                  // method and bit shares of every layer; names are the parameters' prefixes
+  SavePolicy saving = {};              // method and bit shares of every layer; names are the parameters' prefixes
 };
 
 /// The sizes in the options, as plan_image() takes them.
@@ -35,7 +35,7 @@ class ImageModelImpl : public torch::nn::Module {
  protected:
   explicit ImageModelImpl(ImageModelOptions options) : options_(std::move(options)) {}
   /// What a layer of this name is told about saving.
-  Saving saving(const std::string& name) const;
+  SavePolicy saving(const std::string& name) const;
   /// Throws unless x is a batch of images of as many channels as the options say.
   void check_images(const at::Tensor& x) const;
   /// Max-pool 3×3 of every second place, but with a small stem x itself.

@@ -13,7 +13,7 @@ torch::nn::Conv2dOptions square(int64_t in, int64_t out, int64_t window, int64_t
 
 }  // namespace
 
-ResNetBlockImpl::ResNetBlockImpl(const Sizes& s, const Saving& saving) : saving_(saving) {
+ResNetBlockImpl::ResNetBlockImpl(const Sizes& s, const SavePolicy& saving) : saving_(saving) {
   if (s.bottleneck) {
     convs_ = {add_conv("conv1", square(s.in, s.planes, 1)), add_conv("conv2", square(s.planes, s.planes, 3, s.stride)),
               add_conv("conv3", square(s.planes, s.out, 1))};
@@ -41,7 +41,7 @@ nn::BatchNorm2d ResNetBlockImpl::add_norm(const std::string& name, int64_t chann
   return register_module(name, nn::BatchNorm2d(torch::nn::BatchNormOptions(channels), named(name)));
 }
 
-Saving ResNetBlockImpl::named(const std::string& name) const { return {saving_.method, saving_.name + "." + name, saving_.shares}; }
+SavePolicy ResNetBlockImpl::named(const std::string& name) const { return {saving_.method, saving_.name + "." + name, saving_.allocator}; }
 
 at::Tensor ResNetBlockImpl::forward(const at::Tensor& x) {
   // First, so that the long branch's maps are not yet there.

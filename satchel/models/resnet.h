@@ -18,16 +18,16 @@ class ResNetBlockImpl : public torch::nn::Module {
     bool bottleneck;
   };
   /// `saving.name` is the block's own: "layer1.0".
-  ResNetBlockImpl(const Sizes& sizes, const Saving& saving);
+  ResNetBlockImpl(const Sizes& sizes, const SavePolicy& saving);
   at::Tensor forward(const at::Tensor& x);
 
  private:
   nn::Conv2d add_conv(const std::string& name, const torch::nn::Conv2dOptions& options);
   nn::BatchNorm2d add_norm(const std::string& name, int64_t channels);
   void add_downsample(const Sizes& sizes);
-  Saving named(const std::string& name) const;
+  SavePolicy named(const std::string& name) const;
 
-  Saving saving_;
+  SavePolicy saving_;
   std::vector<nn::Conv2d> convs_;
   std::vector<nn::BatchNorm2d> norms_;
   nn::Conv2d skip_conv_ = nullptr;  // where the sum needs the input in other sizes

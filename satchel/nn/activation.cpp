@@ -8,13 +8,13 @@
 
 namespace satchel::nn {
 
-ReLUImpl::ReLUImpl(const torch::nn::ReLUOptions& given, Saving how) : options(given), saving(std::move(how)) {}
+ReLUImpl::ReLUImpl(const torch::nn::ReLUOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {}
 
 at::Tensor ReLUImpl::forward(const at::Tensor& x) { return relu(x, saving); }
 
 void ReLUImpl::pretty_print(std::ostream& stream) const { stream << "satchel::nn::ReLU(method=" << saving.method.name << ")"; }
 
-LeakyReLUImpl::LeakyReLUImpl(const torch::nn::LeakyReLUOptions& given, Saving how) : options(given), saving(std::move(how)) {}
+LeakyReLUImpl::LeakyReLUImpl(const torch::nn::LeakyReLUOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {}
 
 at::Tensor LeakyReLUImpl::forward(const at::Tensor& x) { return leaky_relu(x, options.negative_slope(), saving); }
 
@@ -22,7 +22,7 @@ void LeakyReLUImpl::pretty_print(std::ostream& stream) const {
   stream << "satchel::nn::LeakyReLU(negative_slope=" << options.negative_slope() << ", method=" << saving.method.name << ")";
 }
 
-ELUImpl::ELUImpl(const torch::nn::ELUOptions& given, Saving how) : options(given), saving(std::move(how)) {}
+ELUImpl::ELUImpl(const torch::nn::ELUOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {}
 
 at::Tensor ELUImpl::forward(const at::Tensor& x) { return elu(x, options.alpha(), saving); }
 
@@ -30,7 +30,7 @@ void ELUImpl::pretty_print(std::ostream& stream) const {
   stream << "satchel::nn::ELU(alpha=" << options.alpha() << ", method=" << saving.method.name << ")";
 }
 
-GELUImpl::GELUImpl(const torch::nn::GELUOptions& given, Saving how) : options(given), saving(std::move(how)) {}
+GELUImpl::GELUImpl(const torch::nn::GELUOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {}
 
 at::Tensor GELUImpl::forward(const at::Tensor& x) { return gelu(x, options.approximate(), saving); }
 
@@ -38,7 +38,7 @@ void GELUImpl::pretty_print(std::ostream& stream) const {
   stream << "satchel::nn::GELU(approximate=" << options.approximate() << ", method=" << saving.method.name << ")";
 }
 
-SiLUImpl::SiLUImpl(Saving how) : saving(std::move(how)) {}
+SiLUImpl::SiLUImpl(SavePolicy how) : saving(std::move(how)) {}
 
 at::Tensor SiLUImpl::forward(const at::Tensor& x) { return silu(x, saving); }
 

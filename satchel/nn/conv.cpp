@@ -62,7 +62,7 @@ torch::nn::detail::ConvNdOptions<D> common(const Options& o) {
 
 /// What torch prints, under this library's name and with the method.
 template <class Print>
-void print(std::ostream& stream, const Saving& saving, const char* from, const std::string& to, const Print& torchs) {
+void print(std::ostream& stream, const SavePolicy& saving, const char* from, const std::string& to, const Print& torchs) {
   std::ostringstream text;
   torchs(text);
   std::string line = text.str();
@@ -96,7 +96,7 @@ std::vector<int64_t> output_padding_for(const at::Tensor& x, at::IntArrayRef wan
 }  // namespace
 
 template <size_t D, class Derived>
-ConvModule<D, Derived>::ConvModule(const torch::nn::ConvOptions<D>& given, Saving how)
+ConvModule<D, Derived>::ConvModule(const torch::nn::ConvOptions<D>& given, SavePolicy how)
     : torch::nn::ConvNdImpl<D, Derived>(common<D>(given).transposed(false).output_padding(0)), saving(std::move(how)) {}
 
 template <size_t D, class Derived>
@@ -127,7 +127,7 @@ void ConvModule<D, Derived>::pretty_print(std::ostream& stream) const {
 }
 
 template <size_t D, class Derived>
-ConvTransposeModule<D, Derived>::ConvTransposeModule(const torch::nn::ConvTransposeOptions<D>& given, Saving how)
+ConvTransposeModule<D, Derived>::ConvTransposeModule(const torch::nn::ConvTransposeOptions<D>& given, SavePolicy how)
     : torch::nn::ConvNdImpl<D, Derived>(common<D>(given).transposed(true).output_padding(given.output_padding())), saving(std::move(how)) {
   if (mode_of(given.padding_mode()) != PadMode::zeros) fail("conv_transpose", "padding mode must be zeros", "another");
 }

@@ -17,22 +17,22 @@ namespace satchel::nn {
 template <size_t D, class Derived>
 class ConvModule : public torch::nn::ConvNdImpl<D, Derived> {
  public:
-  explicit ConvModule(const torch::nn::ConvOptions<D>& options, Saving saving = {});
+  explicit ConvModule(const torch::nn::ConvOptions<D>& options, SavePolicy saving = {});
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
-  Saving saving;
+  SavePolicy saving;
 };
 
 template <size_t D, class Derived>
 class ConvTransposeModule : public torch::nn::ConvNdImpl<D, Derived> {
  public:
-  explicit ConvTransposeModule(const torch::nn::ConvTransposeOptions<D>& options, Saving saving = {});
+  explicit ConvTransposeModule(const torch::nn::ConvTransposeOptions<D>& options, SavePolicy saving = {});
   /// `output_size`: the spatial sizes wanted, where the stride leaves a choice.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::IntArrayRef>& output_size = std::nullopt);
   void pretty_print(std::ostream& stream) const override;
 
-  Saving saving;
+  SavePolicy saving;
 };
 
 class Conv1dImpl : public ConvModule<1, Conv1dImpl> {

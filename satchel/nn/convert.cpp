@@ -77,7 +77,7 @@ torch::nn::ConvTransposeOptions<D> of_transposed(const torch::nn::detail::ConvNd
 template <class Ours, class Theirs>
 struct Pair {
   /// Empty unless the module is exactly torch's: a class of the user's own derived from it may do something else.
-  static std::shared_ptr<Ours> converted(const Module& module, const Saving& saving) {
+  static std::shared_ptr<Ours> converted(const Module& module, const SavePolicy& saving) {
     if (typeid(module) != typeid(Theirs)) return nullptr;
     const auto& theirs = static_cast<const Theirs&>(module);
     const auto made = make(theirs, saving);
@@ -86,7 +86,7 @@ struct Pair {
   }
 
  private:
-  static std::shared_ptr<Sharing<Ours>> make(const Theirs& theirs, const Saving& saving) {
+  static std::shared_ptr<Sharing<Ours>> make(const Theirs& theirs, const SavePolicy& saving) {
     if constexpr (!requires { theirs.options; }) {
       return std::make_shared<Sharing<Ours>>(saving);
     } else if constexpr (!requires { of_conv(theirs.options); }) {
@@ -101,7 +101,7 @@ struct Pair {
 
 template <class... Pairs>
 struct Table {
-  static bool convert(const std::string& name, const Module& module, const Saving& saving, torch::nn::SequentialImpl& to) {
+  static bool convert(const std::string& name, const Module& module, const SavePolicy& saving, torch::nn::SequentialImpl& to) {
     const auto add = [&](auto made) {
       if (made == nullptr) return false;
       to.push_back(name, std::move(made));
@@ -129,7 +129,7 @@ using Known =
 /// One Sequential after the other, depth first.
 class Conversion {
  public:
-  explicit Conversion(Saving saving) : saving_(std::move(saving)) {}
+  explicit Conversion(SavePolicy saving) : saving_(std::move(saving)) {}
 
   template <class Holder>
   Holder sequence(torch::nn::SequentialImpl& from, const std::string& prefix) {
@@ -155,12 +155,12 @@ class Conversion {
       return;
     }
     const std::string saved_as = saving_.name.empty() ? path : saving_.name + "." + path;
-    const bool known = Known::convert(name, *module, {saving_.method, saved_as, saving_.shares}, to);
+    const bool known = Known::convert(name, *module, {saving_.method, saved_as, saving_.allocator}, to);
     if (!known) to.push_back(name, from);
     (known ? converted : left).push_back(path);
   }
 
-  Saving saving_;
+  SavePolicy saving_;
 };
 
 }  // namespace
@@ -174,7 +174,7 @@ std::shared_ptr<torch::nn::Module> StackImpl::clone(const std::optional<torch::D
   return copy;
 }
 
-Converted convert(const torch::nn::Sequential& model, const Saving& saving) {
+Converted convert(const torch::nn::Sequential& model, const SavePolicy& saving) {
   if (model.is_empty()) fail("convert", "a model must be given", "none");
   validate(saving.method, "convert");
   if (budget_of(saving.method) > 0) fail("convert", "a budget is for image models with a plan: give a mean", saving.method.name);
@@ -183,6 +183,6 @@ Converted convert(const torch::nn::Sequential& model, const Saving& saving) {
   return {std::move(made), std::move(conversion.converted), std::move(conversion.left)};
 }
 
-Converted convert(const torch::nn::Sequential& model, const Method& method) { return convert(model, Saving{method, ""}); }
+Converted convert(const torch::nn::Sequential& model, const Method& method) { return convert(model, SavePolicy{method, ""}); }
 
 }  // namespace satchel::nn

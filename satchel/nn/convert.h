@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel::nn {
 
@@ -30,7 +30,7 @@ struct Converted {
 /// Names and order stay. Converted layers share parameters and buffers with the old ones (an optimizer of the old model trains the new
 /// one) and are in the same mode; Stacks inside are converted too; every other module is left as it is and stands in both. `saving`:
 /// method and bit shares; each layer saves by its own name, after saving.name where that is given.
-Converted convert(const torch::nn::Sequential& model, const Saving& saving);
+Converted convert(const torch::nn::Sequential& model, const SavePolicy& saving);
 Converted convert(const torch::nn::Sequential& model, const Method& method);
 
 }  // namespace satchel::nn

@@ -7,7 +7,7 @@
 
 namespace satchel::nn {
 
-DropoutImpl::DropoutImpl(const torch::nn::DropoutOptions& given, Saving how) : options(given), saving(std::move(how)) {
+DropoutImpl::DropoutImpl(const torch::nn::DropoutOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {
   check_dropout(options.p(), "Dropout");
 }
 

@@ -5,20 +5,20 @@
 #include <torch/nn/options/dropout.h>
 #include <torch/nn/pimpl.h>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel::nn {
 
 /// p = 1, which torch takes, is refused: nothing would be left.
 class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
  public:
-  explicit DropoutImpl(const torch::nn::DropoutOptions& options = {}, Saving saving = {});
+  explicit DropoutImpl(const torch::nn::DropoutOptions& options = {}, SavePolicy saving = {});
   void reset() override {}
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::DropoutOptions options;
-  Saving saving;
+  SavePolicy saving;
 };
 TORCH_MODULE(Dropout);
 

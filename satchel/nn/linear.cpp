@@ -12,7 +12,7 @@
 
 namespace satchel::nn {
 
-LinearImpl::LinearImpl(const torch::nn::LinearOptions& given, Saving how) : options(given), saving(std::move(how)) {
+LinearImpl::LinearImpl(const torch::nn::LinearOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {
   if (options.in_features() < 1) fail("linear", "in_features must be at least 1", options.in_features());
   if (options.out_features() < 1) fail("linear", "out_features must be at least 1", options.out_features());
   LinearImpl::reset();

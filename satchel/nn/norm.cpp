@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "satchel/autograd/norm_add.h"
+#include "satchel/autograd/norm_act.h"
 #include "satchel/core/error.h"
 
 namespace satchel::nn {
@@ -42,7 +42,7 @@ void check_dimensions(const at::Tensor& x) {
 }  // namespace
 
 template <size_t D, class Derived>
-BatchNormImplBase<D, Derived>::BatchNormImplBase(const torch::nn::BatchNormOptions& given, Saving how)
+BatchNormImplBase<D, Derived>::BatchNormImplBase(const torch::nn::BatchNormOptions& given, SavePolicy how)
     : options(given), saving(std::move(how)) {
   BatchNormImplBase::reset();
 }
@@ -108,7 +108,7 @@ template class BatchNormImplBase<1, BatchNorm1dImpl>;
 template class BatchNormImplBase<2, BatchNorm2dImpl>;
 template class BatchNormImplBase<3, BatchNorm3dImpl>;
 
-LayerNormImpl::LayerNormImpl(const torch::nn::LayerNormOptions& given, Saving how) : options(given), saving(std::move(how)) {
+LayerNormImpl::LayerNormImpl(const torch::nn::LayerNormOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {
   LayerNormImpl::reset();
 }
 
@@ -129,7 +129,7 @@ void LayerNormImpl::pretty_print(std::ostream& stream) const {
          << ", elementwise_affine=" << options.elementwise_affine() << ", method=" << saving.method.name << ")";
 }
 
-RMSNormImpl::RMSNormImpl(RMSNormOptions given, Saving how) : options(std::move(given)), saving(std::move(how)) { RMSNormImpl::reset(); }
+RMSNormImpl::RMSNormImpl(RMSNormOptions given, SavePolicy how) : options(std::move(given)), saving(std::move(how)) { RMSNormImpl::reset(); }
 
 void RMSNormImpl::reset() {
   if (options.normalized_shape.empty()) fail("RMSNorm", "normalized_shape must have 1 size or more", 0);
@@ -150,7 +150,7 @@ void RMSNormImpl::pretty_print(std::ostream& stream) const {
          << ", elementwise_affine=" << options.elementwise_affine << ", method=" << saving.method.name << ")";
 }
 
-GroupNormImpl::GroupNormImpl(const torch::nn::GroupNormOptions& given, Saving how) : options(given), saving(std::move(how)) {
+GroupNormImpl::GroupNormImpl(const torch::nn::GroupNormOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {
   GroupNormImpl::reset();
 }
 
@@ -175,6 +175,41 @@ at::Tensor GroupNormImpl::forward(const at::Tensor& x) {
 void GroupNormImpl::pretty_print(std::ostream& stream) const {
   stream << std::boolalpha << "satchel::nn::GroupNorm(" << options.num_groups() << ", " << options.num_channels()
          << ", eps=" << options.eps() << ", affine=" << options.affine() << ", method=" << saving.method.name << ")";
+}
+
+NormActImpl::NormActImpl(const NormActOptions& given) : options(given) {
+  if (options.channels < 1) fail("norm_act", "channels must be at least 1", options.channels);
+  check_dropout(options.dropout, "norm_act");
+  if (options.norm == Norm::none) return;
+  weights_.gamma = register_parameter("weight", at::ones({options.channels}));
+  weights_.beta = register_parameter("bias", at::zeros({options.channels}));
+  if (options.norm != Norm::batch) return;
+  weights_.running_mean = register_buffer("running_mean", at::zeros({options.channels}));
+  weights_.running_var = register_buffer("running_var", at::ones({options.channels}));
+}
+
+void NormActImpl::reset_parameters() {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& t : {weights_.gamma, weights_.running_var}) {
+    if (t.defined()) t.fill_(1);
+  }
+  for (const at::Tensor& t : {weights_.beta, weights_.running_mean}) {
+    if (t.defined()) t.zero_();
+  }
+}
+
+at::Tensor NormActImpl::forward(at::Tensor x) {
+  const satchel::NormActOptions call{options.norm,  options.activation, options.slope,
+                                     options.alpha, options.dropout,    {options.eps, options.momentum, is_training()}};
+  return norm_act(std::move(x), weights_, call, options.saving);
+}
+
+void NormActImpl::pretty_print(std::ostream& stream) const {
+  static constexpr const char* kNorms[] = {"none", "batch", "layer"};
+  static constexpr const char* kActivations[] = {"none", "relu", "leaky_relu", "elu"};
+  stream << "satchel::nn::NormAct(" << options.channels << ", norm=" << kNorms[static_cast<int>(options.norm)]
+         << ", activation=" << kActivations[static_cast<int>(options.activation)] << ", dropout=" << options.dropout
+         << ", method=" << options.saving.method.name << ")";
 }
 
 }  // namespace satchel::nn

@@ -15,7 +15,7 @@ namespace satchel::nn {
 template <size_t D, class Derived>
 class BatchNormImplBase : public torch::nn::Cloneable<Derived> {
  public:
-  explicit BatchNormImplBase(const torch::nn::BatchNormOptions& options, Saving saving = {});
+  explicit BatchNormImplBase(const torch::nn::BatchNormOptions& options, SavePolicy saving = {});
   void reset() override;
   void reset_running_stats();
   void reset_parameters();
@@ -26,7 +26,7 @@ class BatchNormImplBase : public torch::nn::Cloneable<Derived> {
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::BatchNormOptions options;
-  Saving saving;
+  SavePolicy saving;
   at::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
 
  private:
@@ -53,14 +53,14 @@ TORCH_MODULE(BatchNorm3d);
 
 class LayerNormImpl : public torch::nn::Cloneable<LayerNormImpl> {
  public:
-  explicit LayerNormImpl(const torch::nn::LayerNormOptions& options, Saving saving = {});
+  explicit LayerNormImpl(const torch::nn::LayerNormOptions& options, SavePolicy saving = {});
   void reset() override;
   void reset_parameters();
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::LayerNormOptions options;
-  Saving saving;
+  SavePolicy saving;
   at::Tensor weight, bias;
 };
 TORCH_MODULE(LayerNorm);
@@ -73,30 +73,58 @@ struct RMSNormOptions {
 };
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
-  explicit RMSNormImpl(RMSNormOptions options, Saving saving = {});
+  explicit RMSNormImpl(RMSNormOptions options, SavePolicy saving = {});
   void reset() override;
   void reset_parameters();
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
   RMSNormOptions options;
-  Saving saving;
+  SavePolicy saving;
   at::Tensor weight;
 };
 TORCH_MODULE(RMSNorm);
 
 class GroupNormImpl : public torch::nn::Cloneable<GroupNormImpl> {
  public:
-  explicit GroupNormImpl(const torch::nn::GroupNormOptions& options, Saving saving = {});
+  explicit GroupNormImpl(const torch::nn::GroupNormOptions& options, SavePolicy saving = {});
   void reset() override;
   void reset_parameters();
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::GroupNormOptions options;
-  Saving saving;
+  SavePolicy saving;
   at::Tensor weight, bias;
 };
 TORCH_MODULE(GroupNorm);
+
+/// Norm → activation → dropout: what stands between two layers, with one save.
+struct NormActOptions {
+  int64_t channels = 0;
+  Norm norm = Norm::batch;
+  Activation activation = Activation::relu;
+  double slope = 0.01;  // LeakyReLU's
+  double alpha = 1;     // ELU's
+  double dropout = 0;
+  double eps = 1e-5, momentum = 0.1;
+  SavePolicy saving = {};
+};
+
+/// Parameters and buffers as torch's BatchNorm1d and LayerNorm name them: weight, bias, running_mean, running_var.
+class NormActImpl : public torch::nn::Module {
+ public:
+  explicit NormActImpl(const NormActOptions& options);
+  void reset_parameters();
+  /// The next layer's input from rows × channels. forward(std::move(x)) may reuse x's memory.
+  at::Tensor forward(at::Tensor x);
+  void pretty_print(std::ostream& stream) const override;
+
+  NormActOptions options;
+
+ private:
+  NormWeights weights_;
+};
+TORCH_MODULE(NormAct);
 
 }  // namespace satchel::nn

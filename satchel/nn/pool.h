@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel::nn {
 
@@ -15,39 +15,39 @@ namespace satchel::nn {
 template <size_t D, class Derived>
 class MaxPoolModule : public torch::nn::Cloneable<Derived> {
  public:
-  explicit MaxPoolModule(const torch::nn::MaxPoolOptions<D>& given, Saving how = {}) : options(given), saving(std::move(how)) {}
+  explicit MaxPoolModule(const torch::nn::MaxPoolOptions<D>& given, SavePolicy how = {}) : options(given), saving(std::move(how)) {}
   void reset() override {}
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::MaxPoolOptions<D> options;
-  Saving saving;
+  SavePolicy saving;
 };
 
 /// Keeps nothing.
 template <size_t D, class Derived>
 class AvgPoolModule : public torch::nn::Cloneable<Derived> {
  public:
-  explicit AvgPoolModule(const torch::nn::AvgPoolOptions<D>& given, Saving how = {}) : options(given), saving(std::move(how)) {}
+  explicit AvgPoolModule(const torch::nn::AvgPoolOptions<D>& given, SavePolicy how = {}) : options(given), saving(std::move(how)) {}
   void reset() override {}
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::AvgPoolOptions<D> options;
-  Saving saving;
+  SavePolicy saving;
 };
 
 /// Keeps nothing.
 template <size_t D, class Options, class Derived>
 class AdaptiveAvgPoolModule : public torch::nn::Cloneable<Derived> {
  public:
-  explicit AdaptiveAvgPoolModule(const Options& given, Saving how = {}) : options(given), saving(std::move(how)) {}
+  explicit AdaptiveAvgPoolModule(const Options& given, SavePolicy how = {}) : options(given), saving(std::move(how)) {}
   void reset() override {}
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
   Options options;
-  Saving saving;
+  SavePolicy saving;
 };
 
 class MaxPool1dImpl : public MaxPoolModule<1, MaxPool1dImpl> {

@@ -27,7 +27,7 @@ Resample resample_of(const torch::nn::UpsampleOptions& options) {
 
 }  // namespace
 
-UpsampleImpl::UpsampleImpl(const torch::nn::UpsampleOptions& given, Saving how) : options(given), saving(std::move(how)) {}
+UpsampleImpl::UpsampleImpl(const torch::nn::UpsampleOptions& given, SavePolicy how) : options(given), saving(std::move(how)) {}
 
 at::Tensor UpsampleImpl::forward(const at::Tensor& x) {
   const int64_t dims = dimensions_of(options);

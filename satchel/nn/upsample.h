@@ -5,20 +5,20 @@
 #include <torch/nn/options/upsampling.h>
 #include <torch/nn/pimpl.h>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel::nn {
 
 /// Keeps nothing.
 class UpsampleImpl : public torch::nn::Cloneable<UpsampleImpl> {
  public:
-  explicit UpsampleImpl(const torch::nn::UpsampleOptions& options = {}, Saving saving = {});
+  explicit UpsampleImpl(const torch::nn::UpsampleOptions& options = {}, SavePolicy saving = {});
   void reset() override {}
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::UpsampleOptions options;
-  Saving saving;
+  SavePolicy saving;
 };
 TORCH_MODULE(Upsample);
 

@@ -5,7 +5,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/plan/kept_line.h"
-#include "satchel/tensor/plan.h"
+#include "satchel/tensor/codec_layout.h"
 
 namespace satchel {
 namespace {

@@ -21,7 +21,7 @@ ImageMemory memory_of(const ImageShape& shape, const BatchShape& batch, const Me
   ImageMemory memory;
   for (const std::vector<SavedTensor>& layer : saves_by_layer(model, batch, method)) {
     memory.saved += total_bytes(layer);
-    for (const SavedTensor& line : layer) memory.swapped += is_swapped(method, line) ? line.bytes : 0;
+    for (const SavedTensor& line : layer) memory.offloaded += is_offloaded(method, line) ? line.bytes : 0;
   }
   for (const ImageLayer& layer : model.layers) memory.parameters += 4 * kWeightCopies * layer.parameters;
   memory.images = 4 * batch.images * model.maps[0].values();

@@ -9,14 +9,14 @@
 #include "satchel/core/error.h"
 #include "satchel/plan/image_step.h"
 #include "satchel/plan/kept_line.h"
-#include "satchel/tensor/plan.h"
+#include "satchel/tensor/codec_layout.h"
 
 namespace satchel {
 namespace {
 
 constexpr const char* kOp = "plan";
 constexpr int64_t kMostBytes = int64_t{1} << 62, kMostValues = int64_t{1} << 56;
-constexpr int64_t kThirdBlock = 256;  // values that samples with bits of their own are whole blocks of (tensor/third.h)
+constexpr int64_t kExtraBitBlock = 256;  // values that samples with bits of their own are whole blocks of (tensor/third.h)
 
 /// The lines of a model, layer by layer in the order of the forward pass.
 class Lines {
@@ -156,8 +156,8 @@ class Lines {
     const int64_t three = allocated ? samples_of_three(keep.mean_bits, images_) : 0;
     if (three > 0 && three == images_) keep.spec.bits = 3;
     add(kept_line(layer_->name, keep, {coded, masked, map_of(in_).channels, type_}));
-    if (three > 0 && three < images_ && keep.spec.block == kThirdBlock && map.values() % kThirdBlock == 0) {
-      add("third bits", {three * map.height * map.width, map.channels}, 1, three * (map.values() / 8) + 4 * images_, 0);
+    if (three > 0 && three < images_ && keep.spec.block == kExtraBitBlock && map.values() % kExtraBitBlock == 0) {
+      add("extra bit", {three * map.height * map.width, map.channels}, 1, three * (map.values() / 8) + 4 * images_, 0);
     }
     const bool by_sample = keep.kind == Kind::input && has_per_sample_bits(keep);
     if (allocated || by_sample) add("statistics", {images_}, 64, 8 * images_, 8 * images_);
@@ -228,7 +228,7 @@ Method with_mean(const ImageShape& shape, const BatchShape& batch, const Method&
   const auto mean_of = [&](int64_t samples) { return 2 + static_cast<double>(samples) / static_cast<double>(batch.images); };
   const auto pays = [&](int64_t samples) {  // 3 bits for so many of them; a map in one piece of 3 bits may lose 16 bytes at its end
     const std::vector<SavedTensor> kept = lines(mean_of(samples));
-    return total_bytes(kept) + 16 * std::ranges::count(kept, "third bits", &SavedTensor::kind) <= budget;
+    return total_bytes(kept) + 16 * std::ranges::count(kept, "extra bit", &SavedTensor::kind) <= budget;
   };
   int64_t most = budget >= three ? batch.images : 0, least_not = batch.images;
   while (least_not - most > 1) {

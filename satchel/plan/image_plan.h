@@ -18,8 +18,8 @@ struct BatchShape {
 };
 
 /// Each line as the autograd room reports it when the model has run: same names, kinds and bytes, same order. Without the loss.
-/// For fp32: what torch's functions keep, each map once. Where bits are shared out, the lines of a step whose gradients are looked at,
-/// before the first share-out.
+/// For fp32: what torch's functions keep, each map once. Where bits are allocated per sample, the lines of a step whose gradients are
+/// looked at, before the first allocation.
 std::vector<SavedTensor> plan_image(const ImageShape& shape, const BatchShape& batch, const Method& method);
 
 /// The method with the mean in place of its budget: the most bits of shared maps with which plan_image() takes no more bytes; without a
@@ -37,7 +37,7 @@ constexpr int64_t kNoCap = int64_t{1} << 62;
 struct ImageMemory {
   bool fits = true;        // under the cap; else all below but what needs no steps is 0
   int64_t saved = 0;       // plan_image(): all of it, when forward has ended
-  int64_t swapped = 0;     // … of which in host memory
+  int64_t offloaded = 0;   // … of which in host memory
   int64_t parameters = 0;  // weights, gradients and momentum: three times 4 bytes
   int64_t images = 0;      // the batch
   int64_t peak = 0;        // the most that tensors take at once: saves, maps and their gradients, decoded values, and the two lines above

@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "satchel/core/layout.h"
-#include "satchel/core/mixed.h"
+#include "satchel/core/per_sample.h"
 #include "satchel/plan/kept_line.h"
 
 namespace satchel {
@@ -16,10 +16,10 @@ constexpr int64_t kWorkspace = int64_t{32} << 20;      // of cuBLAS on a GPU of 
 constexpr int64_t kSampleStretch = int64_t{64} << 20;  // values decoded at a time by a convolution (autograd/input.cpp)
 constexpr int64_t kRowStretch = int64_t{12} << 20;     // … and by a linear layer or a norm of its own (autograd/shared.cpp)
 constexpr size_t kInFlight = 2;                        // saves on their way to or from host memory at once (autograd/swap.h)
-constexpr int64_t kLeastSwapped = 64 << 10;            // bytes; smaller ones stay on the device (autograd/swap.h)
+constexpr int64_t kLeastOffloaded = 64 << 10;          // bytes; smaller ones stay on the device (autograd/swap.h)
 
 /// Lines of fp32 that are maps which torch holds, not memory of their own.
-bool is_map(const SavedTensor& line) { return line.kind == "input" || line.kind == "norm" || line.kind == "activation"; }
+bool is_image(const SavedTensor& line) { return line.kind == "input" || line.kind == "norm" || line.kind == "activation"; }
 
 /// Samples that a convolution decodes at a time, as InputSave::samples_at_a_time().
 int64_t samples_at_a_time(const ImageMap& map, int64_t images, int64_t most) {
@@ -30,10 +30,10 @@ int64_t samples_at_a_time(const ImageMap& map, int64_t images, int64_t most) {
 
 }  // namespace
 
-bool is_swapped(const Method& method, const SavedTensor& line) {
+bool is_offloaded(const Method& method, const SavedTensor& line) {
   const std::vector<Keep> input = keeps_of(method, {Role::weight_input});
-  return !input.empty() && input.front().offload && (line.kind == "input" || line.kind == "norm") && line.bits <= kMostMixed &&
-         line.bytes >= kLeastSwapped;
+  return !input.empty() && input.front().offload && (line.kind == "input" || line.kind == "norm") && line.bits <= kMostSampleBits &&
+         line.bytes >= kLeastOffloaded;
 }
 
 ImageSteps::How::How(const Method& method) : baseline(is_baseline(method)), shares(reads_producer(method)) {
@@ -90,21 +90,21 @@ void ImageSteps::run() {
     fetch(i);
     backward(i);
     kept_[i].clear();
-    std::erase_if(swapped_, [i](const Swapped& s) { return s.layer == i; });
+    std::erase_if(offloaded_, [i](const HostOffload& s) { return s.layer == i; });
   }
 }
 
 /// Saves of a layer that are no maps.
 void ImageSteps::keep(size_t i) {
   for (const SavedTensor& line : saves_[i]) {
-    if (how_.baseline && is_map(line)) continue;
+    if (how_.baseline && is_image(line)) continue;
     Tensor memory = take(line.bytes);
-    if (!is_swapped(method_, line)) {
+    if (!is_offloaded(method_, line)) {
       kept_[i].push_back(std::move(memory));
       continue;
     }
-    swapped_.push_back({i, line.bytes, std::move(memory)});
-    if (swapped_.size() > kInFlight) swapped_[swapped_.size() - kInFlight - 1].here.reset();
+    offloaded_.push_back({i, line.bytes, std::move(memory)});
+    if (offloaded_.size() > kInFlight) offloaded_[offloaded_.size() - kInFlight - 1].here.reset();
   }
 }
 
@@ -185,10 +185,10 @@ void ImageSteps::loss() {
 }
 
 void ImageSteps::fetch(size_t i) {
-  const auto end = std::ranges::find(swapped_, i, &Swapped::layer);
-  if (end == swapped_.end()) return;
-  const auto ahead = std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(kInFlight), end - swapped_.begin());
-  for (auto s = end - ahead; s != swapped_.end(); ++s) {
+  const auto end = std::ranges::find(offloaded_, i, &HostOffload::layer);
+  if (end == offloaded_.end()) return;
+  const auto ahead = std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(kInFlight), end - offloaded_.begin());
+  for (auto s = end - ahead; s != offloaded_.end(); ++s) {
     if (s->here == nullptr) s->here = take(s->bytes);
   }
 }

@@ -28,7 +28,7 @@ namespace satchel {
 std::vector<std::vector<SavedTensor>> saves_by_layer(const ImageLayers& model, const BatchShape& batch, const Method& method);
 
 /// Does this line of the method wait in host memory?
-bool is_swapped(const Method& method, const SavedTensor& line);
+bool is_offloaded(const Method& method, const SavedTensor& line);
 
 class ImageSteps {
  public:
@@ -89,7 +89,7 @@ class ImageSteps {
   std::vector<size_t> last_;  // of each map: the layer that reads or holds it last
 
   /// A save that waits in host memory, or stands on the device on its way.
-  struct Swapped {
+  struct HostOffload {
     size_t layer;
     int64_t bytes;
     Tensor here;
@@ -101,7 +101,7 @@ class ImageSteps {
   };
   std::vector<Tensor> standing_, weight_gradients_, maps_;
   std::vector<std::vector<Tensor>> kept_;  // by layer
-  std::vector<Swapped> swapped_;           // in the order of the forward pass
+  std::vector<HostOffload> offloaded_;     // in the order of the forward pass
   std::vector<Gradient> gradients_;        // by map
   std::optional<Deferred> deferred_;
   Tensor passed_ranges_;  // of a norm's output, for the convolution that packs it

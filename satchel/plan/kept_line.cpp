@@ -3,8 +3,8 @@
 #include <variant>
 
 #include "satchel/core/error.h"
-#include "satchel/core/mixed.h"
-#include "satchel/tensor/plan.h"
+#include "satchel/core/per_sample.h"
+#include "satchel/tensor/codec_layout.h"
 
 namespace satchel {
 namespace {
@@ -21,7 +21,7 @@ int64_t code_bytes_of(const Keep& keep, const KeptSizes& sizes) {
 
 }  // namespace
 
-bool has_per_sample_bits(const Keep& keep) { return keep.per_sample_bits && keep.spec.bits <= kMostMixed; }
+bool has_per_sample_bits(const Keep& keep) { return keep.per_sample_bits && keep.spec.bits <= kMostSampleBits; }
 
 int64_t per_sample_bytes(const std::vector<int64_t>& shape, const CodecSpec& spec) {
   const bool fits = spec.levels == Levels::even && spec.block > 0 && spec.block % kGroup == 0 && spec.side == Side::none &&
@@ -30,9 +30,9 @@ int64_t per_sample_bytes(const std::vector<int64_t>& shape, const CodecSpec& spe
     fail(kOp, "bits by sample take even levels, blocks of a multiple of 8 values and no transform (adaptive=no takes others)",
          to_string(spec));
   }
-  if (shape[0] > kMostMixedSamples) fail(kOp, "bits by sample take at most 2^25 samples (adaptive=no takes more)", shape[0]);
+  if (shape[0] > kMostSamples) fail(kOp, "bits by sample take at most 2^25 samples (adaptive=no takes more)", shape[0]);
   const int64_t values = count_of(shape, kOp) / shape[0];
-  return MixedCode{shape[0], values, spec.block, mixed_budget(shape[0], spec.bits), spec.header}.total();
+  return PerSampleCode{shape[0], values, spec.block, per_sample_budget(shape[0], spec.bits), spec.header}.total();
 }
 
 SavedTensor kept_line(const std::string& layer, const Keep& keep, const KeptSizes& sizes) {

@@ -4,9 +4,9 @@
 
 namespace satchel {
 
-void encode_block(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
-  const BlockCode& code = plan.block;
-  const Parts to = parts_of(plan, bytes);
+void encode_block(const CodecLayout& layout, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+  const BlockCode& code = layout.block;
+  const Parts to = parts_of(layout, bytes);
   if (place.cuda()) {
     cuda::encode(code, x.data, x.type, seed_pointer(seed), to.codes, to.headers, place.stream());
     return;
@@ -26,8 +26,8 @@ void encode_block(const Plan& plan, Source x, const at::Tensor& seed, const at::
                    [&](int64_t first, int64_t last) { kernels.encode(code, x, number, to.headers, to.codes, first, last); });
 }
 
-void decode_block(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
-  const BlockCode& code = plan.block;
+void decode_block(const CodecLayout& layout, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
+  const BlockCode& code = layout.block;
   if (place.cuda()) {
     BlockCode part = code;
     part.grid = part_of(code.grid, first, last);

@@ -196,21 +196,21 @@ at::Tensor on_bits(const at::Tensor& x, const at::Tensor& gamma, const at::Tenso
 
 at::Tensor on_bits(const Packed& side_code) {
   constexpr const char* op = "on_bits";
-  const Plan plan = check_packed(side_code, op);
-  if (plan.coding != Coding::side) fail(op, "packed tensor must be a side code", to_string(side_code.spec));
+  const CodecLayout layout = check_packed(side_code, op);
+  if (layout.coding != Coding::side) fail(op, "packed tensor must be a side code", to_string(side_code.spec));
   if (side_code.strides != contiguous_strides(side_code.shape))
     fail(op, "packed tensor must be contiguous", at::IntArrayRef(side_code.strides));
   const Place place(side_code.bytes.device(), op);
-  at::Tensor bits = at::empty({ceil_div(plan.values, 8)}, side_code.bytes.options());
-  if (plan.values == 0) return bits;
-  const uint8_t* codes = side_code.bytes.const_data_ptr<uint8_t>() + plan.at.codes;
+  at::Tensor bits = at::empty({ceil_div(layout.values, 8)}, side_code.bytes.options());
+  if (layout.values == 0) return bits;
+  const uint8_t* codes = side_code.bytes.const_data_ptr<uint8_t>() + layout.at.codes;
   auto* to = bits.mutable_data_ptr<uint8_t>();
   if (place.cuda()) {
-    cuda::side_on(plan.side, codes, to, place.stream());
+    cuda::side_on(layout.side, codes, to, place.stream());
     return bits;
   }
-  for_chunks(plan.values, kLongestChunk,
-             [&](int64_t first, int64_t last) { best_cpu_kernel().side_on(plan.side, codes, to, first, last); });
+  for_chunks(layout.values, kLongestChunk,
+             [&](int64_t first, int64_t last) { best_cpu_kernel().side_on(layout.side, codes, to, first, last); });
   return bits;
 }
 

@@ -55,7 +55,7 @@ void check_product(at::IntArrayRef shape, const at::Tensor& g, at::Device device
   }
 }
 
-Plan check_packed(const Packed& packed, const char* op, bool meta) {
+CodecLayout check_packed(const Packed& packed, const char* op, bool meta) {
   check_tensor(packed.bytes, op, meta);
   const at::Tensor& bytes = packed.bytes;
   if (bytes.scalar_type() != at::kByte) fail(op, "bytes must be uint8", c10::toString(bytes.scalar_type()));
@@ -65,13 +65,13 @@ Plan check_packed(const Packed& packed, const char* op, bool meta) {
   if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
     fail(op, "dtype must be float32, float16 or bfloat16", c10::toString(type));
   }
-  const Plan plan = plan_of(packed.shape, dtype_of(type), packed.spec, packed.channels, packed.inner, op);
+  const CodecLayout layout = plan_of(packed.shape, dtype_of(type), packed.spec, packed.channels, packed.inner, op);
   check_strides(packed.shape, packed.strides, op);
-  if (bytes.numel() != plan.at.total) {
-    fail(op, "bytes must be " + std::to_string(plan.at.total) + " for this shape and spec", bytes.numel());
+  if (bytes.numel() != layout.at.total) {
+    fail(op, "bytes must be " + std::to_string(layout.at.total) + " for this shape and spec", bytes.numel());
   }
-  if (plan.projected) check_seed(packed.seed, bytes.device(), op);
-  return plan;
+  if (layout.projected) check_seed(packed.seed, bytes.device(), op);
+  return layout;
 }
 
 }  // namespace satchel

@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "satchel/tensor/codec_layout.h"
 #include "satchel/tensor/packed.h"
-#include "satchel/tensor/plan.h"
 
 namespace satchel {
 
@@ -23,6 +23,6 @@ int64_t check_affine(const at::Tensor& x, const CodecSpec& spec, const at::Tenso
 void check_product(at::IntArrayRef shape, const at::Tensor& g, at::Device device, const char* op);
 
 /// The plan of what is packed; throws unless bytes, seed, shape, strides and spec fit each other.
-Plan check_packed(const Packed& packed, const char* op, bool meta = false);
+CodecLayout check_packed(const Packed& packed, const char* op, bool meta = false);
 
 }  // namespace satchel

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "satchel/core/error.h"
-#include "satchel/tensor/plan.h"
+#include "satchel/tensor/codec_layout.h"
 
 namespace satchel {
 namespace {
@@ -57,12 +57,12 @@ SpecNumbers read_numbers(Numbers& in) {
 }
 
 void check_whole(const FileHeader& h) {
-  const Plan plan = plan_of(h.shape, h.dtype, h.spec, h.channels, h.inner, kOp);
+  const CodecLayout layout = plan_of(h.shape, h.dtype, h.spec, h.channels, h.inner, kOp);
   check_strides(h.shape, h.strides, kOp);
-  if (h.payload != plan.at.total) {
-    fail(kOp, "payload must be " + std::to_string(plan.at.total) + " bytes for this shape and spec", h.payload);
+  if (h.payload != layout.at.total) {
+    fail(kOp, "payload must be " + std::to_string(layout.at.total) + " bytes for this shape and spec", h.payload);
   }
-  if (plan.projected && !h.has_seed) fail(kOp, "a projected tensor must have a seed", "none");
+  if (layout.projected && !h.has_seed) fail(kOp, "a projected tensor must have a seed", "none");
 }
 
 }  // namespace

@@ -14,89 +14,90 @@ namespace {
 constexpr int64_t kLongestRest = int64_t{1} << 18;  // values of the rest that one thread holds: 1 MiB of fp32
 
 /// Splits, measures and encodes a few maps at a time; the rest of a few maps is all that stands beside x.
-void encode_by_maps(const Plan& plan, Source x, uint64_t seed, const Parts& to, int64_t quantum) {
+void encode_by_maps(const CodecLayout& layout, Source x, uint64_t seed, const Parts& to, int64_t quantum) {
   const CpuKernels& kernels = best_cpu_kernel();
-  const BlockCode& code = plan.block;
-  const int64_t map = plan.maps.map_values();
-  for_chunks(plan.values, chunk_of(quantum), [&](int64_t first, int64_t last) {
+  const BlockCode& code = layout.block;
+  const int64_t map = layout.maps.map_values();
+  for_chunks(layout.values, chunk_of(quantum), [&](int64_t first, int64_t last) {
     const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(last - first));
-    kernels.low_pass_split(plan.maps, x, to.means, rest.get(), first / map, last / map);
+    kernels.low_pass_split(layout.maps, x, to.means, rest.get(), first / map, last / map);
     const Source source{rest.get(), DType::f32, first};
-    const int64_t end = last == plan.values ? code.grid.blocks() : code.grid.block_of(last);
+    const int64_t end = last == layout.values ? code.grid.blocks() : code.grid.block_of(last);
     kernels.measure(code, source, to.headers, code.grid.block_of(first), end);
     kernels.encode(code, source, seed, to.headers, to.codes, first, last);
   });
 }
 
 /// For blocks and maps that meet too seldom: the rest of all maps stands beside x, in fp32.
-void encode_at_once(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Parts& to, const Place& place) {
-  const at::Tensor rest = at::empty({plan.values}, bytes.options().dtype(at::kFloat));
-  const int64_t map = plan.maps.map_values();
+void encode_at_once(const CodecLayout& layout, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Parts& to,
+                    const Place& place) {
+  const at::Tensor rest = at::empty({layout.values}, bytes.options().dtype(at::kFloat));
+  const int64_t map = layout.maps.map_values();
   const CpuKernels& kernels = best_cpu_kernel();
   auto* out = rest.mutable_data_ptr<float>();
-  for_chunks(plan.values, chunk_of(map),
-             [&](int64_t first, int64_t last) { kernels.low_pass_split(plan.maps, x, to.means, out + first, first / map, last / map); });
-  encode_block(plan, {out, DType::f32}, seed, bytes, place);
+  for_chunks(layout.values, chunk_of(map),
+             [&](int64_t first, int64_t last) { kernels.low_pass_split(layout.maps, x, to.means, out + first, first / map, last / map); });
+  encode_block(layout, {out, DType::f32}, seed, bytes, place);
 }
 
 /// The low part alone.
-void encode_means(const Plan& plan, Source x, uint16_t* means, const Place& place) {
-  if (place.cuda()) return cuda::low_pass_means(plan.maps, x.data, x.type, means, place.stream());
-  const int64_t map = plan.maps.map_values();
-  for_chunks(plan.values, chunk_of(map), [&](int64_t first, int64_t last) {
+void encode_means(const CodecLayout& layout, Source x, uint16_t* means, const Place& place) {
+  if (place.cuda()) return cuda::low_pass_means(layout.maps, x.data, x.type, means, place.stream());
+  const int64_t map = layout.maps.map_values();
+  for_chunks(layout.values, chunk_of(map), [&](int64_t first, int64_t last) {
     const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(last - first));
-    best_cpu_kernel().low_pass_split(plan.maps, x, means, rest.get(), first / map, last / map);
+    best_cpu_kernel().low_pass_split(layout.maps, x, means, rest.get(), first / map, last / map);
   });
 }
 
-void decode_means(const Plan& plan, const uint16_t* means, Target x, int64_t first, int64_t last, const Place& place) {
-  const int64_t map = plan.maps.map_values();
+void decode_means(const CodecLayout& layout, const uint16_t* means, Target x, int64_t first, int64_t last, const Place& place) {
+  const int64_t map = layout.maps.map_values();
   if (place.cuda()) {
-    LowPassShape maps = plan.maps;
+    LowPassShape maps = layout.maps;
     maps.maps = (last - first) / map;
     return cuda::low_pass_spread(maps, means + first / map * maps.windows(), x.data, x.type, place.stream());
   }
   for_chunks(last - first, chunk_of(map), [&](int64_t begin, int64_t end) {
     const auto rest = std::make_unique<float[]>(static_cast<size_t>(end - begin));
-    best_cpu_kernel().low_pass_join(plan.maps, means, rest.get(), x, (first + begin) / map, (first + end) / map);
+    best_cpu_kernel().low_pass_join(layout.maps, means, rest.get(), x, (first + begin) / map, (first + end) / map);
   });
 }
 
 }  // namespace
 
-Parts low_pass_parts(const Plan& plan, const at::Tensor& bytes, at::Tensor& own) {
-  Parts parts = parts_of(plan, bytes);
-  if (plan.part != Part::high) return parts;
-  own = at::empty({plan.maps.maps * plan.maps.windows() * 2}, bytes.options());
+Parts low_pass_parts(const CodecLayout& layout, const at::Tensor& bytes, at::Tensor& own) {
+  Parts parts = parts_of(layout, bytes);
+  if (layout.part != Part::high) return parts;
+  own = at::empty({layout.maps.maps * layout.maps.windows() * 2}, bytes.options());
   parts.means = reinterpret_cast<uint16_t*>(own.data_ptr());
   return parts;
 }
 
-void encode_low_pass(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+void encode_low_pass(const CodecLayout& layout, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
   at::Tensor own;
-  const Parts to = low_pass_parts(plan, bytes, own);
-  if (plan.part == Part::low) return encode_means(plan, x, to.means, place);
+  const Parts to = low_pass_parts(layout, bytes, own);
+  if (layout.part == Part::low) return encode_means(layout, x, to.means, place);
   if (place.cuda()) {
-    const at::Tensor scratch = at::empty({cuda::low_pass_scratch_bytes(plan.maps, plan.block, x.data)}, bytes.options());
-    cuda::low_pass_encode(plan.maps, plan.block, x.data, x.type, seed_pointer(seed), to.codes, to.headers, to.means, scratch.data_ptr(),
+    const at::Tensor scratch = at::empty({cuda::low_pass_scratch_bytes(layout.maps, layout.block, x.data)}, bytes.options());
+    cuda::low_pass_encode(layout.maps, layout.block, x.data, x.type, seed_pointer(seed), to.codes, to.headers, to.means, scratch.data_ptr(),
                           place.stream());
     return;
   }
-  const int64_t quantum = common_multiple(quantum_of(plan.block.grid), plan.maps.map_values());
-  if (std::min(quantum, plan.values) <= kLongestRest) {
-    encode_by_maps(plan, x, seed_value(seed), to, quantum);
+  const int64_t quantum = common_multiple(quantum_of(layout.block.grid), layout.maps.map_values());
+  if (std::min(quantum, layout.values) <= kLongestRest) {
+    encode_by_maps(layout, x, seed_value(seed), to, quantum);
   } else {
-    encode_at_once(plan, x, seed, bytes, to, place);
+    encode_at_once(layout, x, seed, bytes, to, place);
   }
 }
 
-void decode_low_pass(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
-  if (plan.part == Part::low) return decode_means(plan, from.means, x, first, last, place);
-  if (plan.part == Part::high) return decode_block(plan, from, x, first, last, place);
-  const BlockCode& code = plan.block;
-  const int64_t map = plan.maps.map_values();
+void decode_low_pass(const CodecLayout& layout, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
+  if (layout.part == Part::low) return decode_means(layout, from.means, x, first, last, place);
+  if (layout.part == Part::high) return decode_block(layout, from, x, first, last, place);
+  const BlockCode& code = layout.block;
+  const int64_t map = layout.maps.map_values();
   if (place.cuda()) {
-    LowPassShape maps = plan.maps;
+    LowPassShape maps = layout.maps;
     maps.maps = (last - first) / map;
     BlockCode part = code;
     part.grid = part_of(code.grid, first, last);
@@ -110,7 +111,7 @@ void decode_low_pass(const Plan& plan, const Parts& from, Target x, int64_t firs
     const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(end - begin));
     const Target target{rest.get(), DType::f32, first + begin};
     kernels.decode(code, from.codes, from.headers, target, first + begin, first + end);
-    kernels.low_pass_join(plan.maps, from.means, rest.get(), x, (first + begin) / map, (first + end) / map);
+    kernels.low_pass_join(layout.maps, from.means, rest.get(), x, (first + begin) / map, (first + end) / map);
   });
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kOp = "norm_act";
 
-Plan plan_for(at::IntArrayRef shape, const CodecSpec& spec) { return plan_of(shape, DType::f32, spec, shape[1], 1, kOp); }
+CodecLayout layout_for(at::IntArrayRef shape, const CodecSpec& spec) { return plan_of(shape, DType::f32, spec, shape[1], 1, kOp); }
 
 const uint64_t* seed_or_null(const at::Tensor& seed) { return seed.defined() ? seed_pointer(seed) : nullptr; }
 
@@ -23,24 +23,24 @@ at::TensorOptions floats(const at::Tensor& like) { return like.options().dtype(a
 float* numbers(const at::Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; }
 
 /// The plan's code with its off plane, if any, in `bytes`.
-SideCode code_in(const Plan& plan, const at::Tensor& bytes) { return side_code_of(plan, parts_of(plan, bytes)); }
+SideCode code_in(const CodecLayout& layout, const at::Tensor& bytes) { return side_code_of(layout, parts_of(layout, bytes)); }
 
-at::Tensor scratch_of(const Plan& plan, const at::Tensor& like) {
-  return at::empty({cuda::norm_act_scratch_bytes(plan.side)}, like.options().dtype(at::kByte));
+at::Tensor scratch_of(const CodecLayout& layout, const at::Tensor& like) {
+  return at::empty({cuda::norm_act_scratch_bytes(layout.side)}, like.options().dtype(at::kByte));
 }
 
 }  // namespace
 
 bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec) {
   if (!x.is_cuda() || x.dim() != 2 || x.numel() == 0 || spec.side != Side::one_sided) return false;
-  const Plan plan = plan_for(x.sizes(), spec);
-  return plan.coding == Coding::side && cuda::norm_act_fits(plan.side);
+  const CodecLayout layout = layout_for(x.sizes(), spec);
+  return layout.coding == Coding::side && cuda::norm_act_fits(layout.side);
 }
 
 bool fuses_norm_act(const Packed& code) {
   if (!code.bytes.is_cuda() || code.spec.side != Side::one_sided || code.shape.size() != 2 || code.channels != code.shape[1]) return false;
-  const Plan plan = check_packed(code, kOp);
-  return plan.coding == Coding::side && plan.values > 0 && cuda::norm_act_fits(plan.side);
+  const CodecLayout layout = check_packed(code, kOp);
+  return layout.coding == Coding::side && layout.values > 0 && cuda::norm_act_fits(layout.side);
 }
 
 ColumnMoments column_moments(const at::Tensor& x, const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
@@ -56,55 +56,55 @@ ColumnMoments column_moments(const at::Tensor& x, const at::Tensor& running_mean
 
 NormActResult norm_act_encode(const at::Tensor& x, const ColumnMoments& moments, const at::Tensor& gamma, const at::Tensor& beta,
                               const CodecSpec& spec, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& into,
-                              const ThirdPlane& third) {
+                              const ExtraBit& extra) {
   const Place place(x.device(), kOp);
-  const Plan plan = plan_for(x.sizes(), spec);
+  const CodecLayout layout = layout_for(x.sizes(), spec);
   NormActResult result;
-  result.code.bytes = at::empty({plan.at.total}, x.options().dtype(at::kByte));
+  result.code.bytes = at::empty({layout.at.total}, x.options().dtype(at::kByte));
   result.code.shape = x.sizes().vec();
   result.code.strides = contiguous_strides(x.sizes());
   result.code.spec = spec;
-  result.code.channels = plan.channels;
+  result.code.channels = layout.channels;
   result.z = into.defined() ? into : at::empty(x.sizes(), x.options());
   void* z = result.z.mutable_data_ptr();  // first: it may move memory that x shares with copies
-  const at::Tensor scratch = scratch_of(plan, x);
+  const at::Tensor scratch = scratch_of(layout, x);
   const cuda::NormParameters with{moments.mean.const_data_ptr<float>(), moments.rstd.const_data_ptr<float>(), gamma.const_data_ptr<float>(),
                                   beta.const_data_ptr<float>()};
-  cuda::norm_act_encode(code_in(plan, result.code.bytes), chain_of(x.sizes(), options), x.const_data_ptr(), type_of(x), with,
+  cuda::norm_act_encode(code_in(layout, result.code.bytes), chain_of(x.sizes(), options), x.const_data_ptr(), type_of(x), with,
                         seed_pointer(seed), result.code.bytes.mutable_data_ptr<uint8_t>(), z, scratch.mutable_data_ptr(), place.stream(),
-                        third_bits(result.code, third));
+                        extra_bit_view(result.code, extra));
   return result;
 }
 
 NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options,
-                          const ThirdPlane& third) {
+                          const ExtraBit& extra) {
   const Place place(g.device(), kOp);
-  const Plan plan = plan_for(code.shape, code.spec);
+  const CodecLayout layout = layout_for(code.shape, code.spec);
   const NormActSums sums{at::empty({g.size(1)}, floats(g)), at::empty({g.size(1)}, floats(g))};
-  const at::Tensor scratch = scratch_of(plan, g);
-  cuda::norm_act_sums(code_in(plan, code.bytes), chain_of(code.shape, options), g.const_data_ptr(), type_of(g),
+  const at::Tensor scratch = scratch_of(layout, g);
+  cuda::norm_act_sums(code_in(layout, code.bytes), chain_of(code.shape, options), g.const_data_ptr(), type_of(g),
                       code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), numbers(sums.beta), numbers(sums.gamma),
-                      scratch.mutable_data_ptr(), place.stream(), third_bits(code, third));
+                      scratch.mutable_data_ptr(), place.stream(), extra_bit_view(code, extra));
   return sums;
 }
 
 void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
-                    const NormActSums& sums, bool training, const ThirdPlane& third) {
+                    const NormActSums& sums, bool training, const ExtraBit& extra) {
   const Place place(g.device(), kOp);
-  const Plan plan = plan_for(code.shape, code.spec);
-  cuda::norm_act_back(code_in(plan, code.bytes), chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
+  const CodecLayout layout = layout_for(code.shape, code.spec);
+  cuda::norm_act_back(code_in(layout, code.bytes), chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
                       rstd.const_data_ptr<float>(), training ? sums.beta.const_data_ptr<float>() : nullptr,
                       training ? sums.gamma.const_data_ptr<float>() : nullptr, g.mutable_data_ptr(), type_of(g), place.stream(),
-                      third_bits(code, third));
+                      extra_bit_view(code, extra));
 }
 
 at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
-                          at::ScalarType type, const ThirdPlane& third) {
+                          at::ScalarType type, const ExtraBit& extra) {
   const Place place(code.bytes.device(), kOp);
-  const Plan plan = plan_for(code.shape, code.spec);
+  const CodecLayout layout = layout_for(code.shape, code.spec);
   const at::Tensor z = at::empty({last - first, code.shape[1]}, code.bytes.options().dtype(type));
-  cuda::norm_act_input(code_in(plan, code.bytes), chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
-                       first, last, z.mutable_data_ptr(), dtype_of(type), place.stream(), third_bits(code, third));
+  cuda::norm_act_input(code_in(layout, code.bytes), chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed),
+                       first, last, z.mutable_data_ptr(), dtype_of(type), place.stream(), extra_bit_view(code, extra));
   return z;
 }
 

@@ -55,7 +55,7 @@ std::vector<at::Tensor> norm_act_product(const Packed& code, const at::Tensor& s
                                          const std::vector<at::Tensor>& gs) {
   if (!fuses_norm_act_product(code, gs)) fail(kOp, "fuses_norm_act_product must be true of code and gradients");
   const Place place(code.bytes.device(), kOp);
-  const Plan plan = check_packed(code, kOp);
+  const CodecLayout layout = check_packed(code, kOp);
   cuda::ProductGradients p = gradients_of(gs);
   const at::TensorOptions floats = code.bytes.options().dtype(at::kFloat);
   std::vector<at::Tensor> products;
@@ -63,8 +63,8 @@ std::vector<at::Tensor> norm_act_product(const Packed& code, const at::Tensor& s
     products.push_back(at::empty({p.width, code.shape[1]}, floats));
     p.out[i] = products[i].mutable_data_ptr<float>();
   }
-  const at::Tensor scratch = at::empty({cuda::norm_act_product_scratch_bytes(plan.side, p)}, code.bytes.options());
-  cuda::norm_act_product(plan.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(),
+  const at::Tensor scratch = at::empty({cuda::norm_act_product_scratch_bytes(layout.side, p)}, code.bytes.options());
+  cuda::norm_act_product(layout.side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(),
                          seed.defined() ? seed_pointer(seed) : nullptr, p, scratch.mutable_data_ptr(), place.stream());
   return products;
 }

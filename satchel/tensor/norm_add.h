@@ -16,9 +16,9 @@ bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec&
 
 /// What backward reads, next to γ and rstd.
 struct NormAddCodes {
-  Packed norm;            // of x̂
-  Packed sum;             // of z: Side::relu, whose on bits are ReLU's mask
-  ThirdPlane third = {};  // of the sum's samples of 3 bits
+  Packed norm;          // of x̂
+  Packed sum;           // of z: Side::relu, whose on bits are ReLU's mask
+  ExtraBit extra = {};  // of the sum's samples of 3 bits
 };
 
 struct NormAddResult {
@@ -27,10 +27,10 @@ struct NormAddResult {
 };
 /// x and skip as for_kernels() of tensor/norm_block.h gives them, of one shape and type. γ and β: float32, one value a channel. `into`:
 /// where z is written, of x's shape and type, as for_kernels() gives it, x or skip themselves included; undefined: memory of its own.
-/// `third`: the sum's samples of 3 bits.
+/// `extra`: the sum's samples of 3 bits.
 NormAddResult norm_add_encode(const at::Tensor& x, const ColumnMoments& moments, const at::Tensor& gamma, const at::Tensor& beta,
                               const at::Tensor& skip, const CodecSpec& norm, const CodecSpec& sum, const at::Tensor& seed_norm,
-                              const at::Tensor& seed_sum, const at::Tensor& into = {}, const ThirdPlane& third = {});
+                              const at::Tensor& seed_sum, const at::Tensor& into = {}, const ExtraBit& extra = {});
 
 /// Gradients of β and γ for g, that of z, as for_kernels() gives it.
 NormActSums norm_add_sums(const at::Tensor& g, const NormAddCodes& codes);

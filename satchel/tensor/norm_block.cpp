@@ -12,7 +12,9 @@ namespace {
 
 constexpr const char* kOp = "norm_block";
 
-Plan plan_for(at::IntArrayRef shape, at::ScalarType type, const CodecSpec& spec) { return plan_of(shape, dtype_of(type), spec, 0, 1, kOp); }
+CodecLayout layout_for(at::IntArrayRef shape, at::ScalarType type, const CodecSpec& spec) {
+  return plan_of(shape, dtype_of(type), spec, 0, 1, kOp);
+}
 
 const float* numbers(const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
 
@@ -22,16 +24,16 @@ uint8_t* bits_or_null(const at::Tensor& mask) { return mask.defined() ? static_c
 
 /// The saves and what else both ways need.
 struct Call {
-  Plan plan;
+  CodecLayout layout;
   Chain chain;
   cuda::NormBlockSaves saves;
   cuda::NormParameters with;
 
   Call(const NormBlockSave& s, const at::Tensor& gamma, const at::Tensor& beta)
-      : plan(plan_for(s.code.shape, s.code.dtype, s.code.spec)),
+      : layout(layout_for(s.code.shape, s.code.dtype, s.code.spec)),
         chain(chain_of(s.code.shape, {s.dropout, 0})),
         with{numbers(s.moments.mean), numbers(s.moments.rstd), numbers(gamma), numbers(beta)} {
-    const Parts parts = parts_of(plan, s.code.bytes);
+    const Parts parts = parts_of(layout, s.code.bytes);
     saves = {parts.codes, parts.headers, bits_or_null(s.on), bits_or_null(s.kept)};
   }
 };
@@ -41,8 +43,8 @@ struct Call {
 bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec) {
   const bool floats = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
   if (!x.is_cuda() || !floats || x.dim() != 2 || x.numel() == 0 || spec.side != Side::none) return false;
-  const Plan plan = plan_for(x.sizes(), x.scalar_type(), spec);
-  return plan.coding == Coding::block && !plan.projected && cuda::norm_block_fits(plan.block, x.size(1));
+  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec);
+  return layout.coding == Coding::block && !layout.projected && cuda::norm_block_fits(layout.block, x.size(1));
 }
 
 at::Tensor for_kernels(const at::Tensor& x) {
@@ -60,7 +62,7 @@ NormBlockResult norm_block_encode(const at::Tensor& x, const ColumnMoments& mome
   save.code.strides = contiguous_strides(x.sizes());
   save.code.dtype = x.scalar_type();
   save.code.spec = spec;
-  save.code.bytes = at::empty({plan_for(x.sizes(), x.scalar_type(), spec).at.total}, bytes);
+  save.code.bytes = at::empty({layout_for(x.sizes(), x.scalar_type(), spec).at.total}, bytes);
   save.moments = moments;
   save.on = at::empty({ceil_div(x.numel(), 8)}, bytes);
   save.dropout = dropout;
@@ -69,7 +71,7 @@ NormBlockResult norm_block_encode(const at::Tensor& x, const ColumnMoments& mome
   const at::Tensor z = into.defined() ? into : at::empty(x.sizes(), x.options());
   void* to = z.mutable_data_ptr();  // first: it may move memory that x shares with copies
   const Call call(save, gamma, beta);
-  cuda::norm_block_encode(call.plan.block, call.chain, x.const_data_ptr(), call.plan.type, call.with, seed_pointer(seeds.code),
+  cuda::norm_block_encode(call.layout.block, call.chain, x.const_data_ptr(), call.layout.type, call.with, seed_pointer(seeds.code),
                           seed_or_null(seeds.dropout), call.saves, to, place.stream());
   return {std::move(save), z};
 }
@@ -80,7 +82,7 @@ NormActSums norm_block_sums(const at::Tensor& g, const NormBlockSave& save) {
   const NormActSums sums{at::empty({g.size(1)}, floats), at::empty({g.size(1)}, floats)};
   const at::Tensor scratch = at::empty({cuda::norm_block_scratch_bytes()}, floats.dtype(at::kByte));
   const Call call(save, {}, {});
-  cuda::norm_block_sums(call.plan.block, call.chain, g.const_data_ptr(), dtype_of(g.scalar_type()), call.with, seed_or_null(save.seed),
+  cuda::norm_block_sums(call.layout.block, call.chain, g.const_data_ptr(), dtype_of(g.scalar_type()), call.with, seed_or_null(save.seed),
                         call.saves, sums.beta.mutable_data_ptr<float>(), sums.gamma.mutable_data_ptr<float>(), scratch.mutable_data_ptr(),
                         place.stream());
   return sums;
@@ -90,7 +92,7 @@ void norm_block_back_(const at::Tensor& g, const NormBlockSave& save, const at::
   const Place place(g.device(), kOp);
   void* to = g.mutable_data_ptr();
   const Call call(save, gamma, {});
-  cuda::norm_block_back(call.plan.block, call.chain, call.with, seed_or_null(save.seed), call.saves, numbers(sums.beta),
+  cuda::norm_block_back(call.layout.block, call.chain, call.with, seed_or_null(save.seed), call.saves, numbers(sums.beta),
                         numbers(sums.gamma), to, dtype_of(g.scalar_type()), place.stream());
 }
 

@@ -17,22 +17,24 @@ constexpr const char* kOp = "norm_low_pass";
 const float* numbers(const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
 float* numbers_of(const at::Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; }
 
-Plan plan_for(at::IntArrayRef shape, at::ScalarType type, const CodecSpec& spec) { return plan_of(shape, dtype_of(type), spec, 0, 1, kOp); }
-
-cuda::LowPassParts parts_for(const Plan& plan, const Packed& code) {
-  const Parts at = parts_of(plan, code.bytes);
-  return {plan.maps, plan.block, code.shape[1], at.codes, at.headers, at.means};
+CodecLayout layout_for(at::IntArrayRef shape, at::ScalarType type, const CodecSpec& spec) {
+  return plan_of(shape, dtype_of(type), spec, 0, 1, kOp);
 }
-cuda::LowPassParts parts_for(const Packed& code) { return parts_for(plan_for(code.shape, code.dtype, code.spec), code); }
 
-Packed packed_like(const at::Tensor& x, const CodecSpec& spec, const Plan& plan) {
+cuda::LowPassParts parts_for(const CodecLayout& layout, const Packed& code) {
+  const Parts at = parts_of(layout, code.bytes);
+  return {layout.maps, layout.block, code.shape[1], at.codes, at.headers, at.means};
+}
+cuda::LowPassParts parts_for(const Packed& code) { return parts_for(layout_for(code.shape, code.dtype, code.spec), code); }
+
+Packed packed_like(const at::Tensor& x, const CodecSpec& spec, const CodecLayout& layout) {
   Packed packed;
-  packed.bytes = at::empty({plan.at.total}, at::TensorOptions().device(x.device()).dtype(at::kByte));
+  packed.bytes = at::empty({layout.at.total}, at::TensorOptions().device(x.device()).dtype(at::kByte));
   packed.shape = x.sizes().vec();
   packed.strides = strides_of(x);
   packed.dtype = x.scalar_type();
   packed.spec = spec;
-  zero_gaps(plan, packed.bytes);
+  zero_gaps(layout, packed.bytes);
   return packed;
 }
 
@@ -57,10 +59,10 @@ const uint8_t* bits_of_mask(const at::Tensor& on) { return on.defined() ? on.con
 bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec) {
   const bool floats = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
   if (!x.is_cuda() || !floats || x.dim() != 4 || x.numel() == 0 || !is_channels_last(x) || spec.side != Side::none) return false;
-  const Plan plan = plan_for(x.sizes(), x.scalar_type(), spec);
+  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec);
   const c10::DeviceGuard guard(x.device());  // GPUs differ in the shared memory that a thread block may have
-  return plan.coding == Coding::low_pass && !plan.projected && plan.part == Part::both &&
-         cuda::norm_low_pass_fits({plan.maps, plan.block, x.size(1), nullptr, nullptr, nullptr}, plan.type);
+  return layout.coding == Coding::low_pass && !layout.projected && layout.part == Part::both &&
+         cuda::norm_low_pass_fits({layout.maps, layout.block, x.size(1), nullptr, nullptr, nullptr}, layout.type);
 }
 
 NormLowPassResult norm_low_pass_encode(const at::Tensor& x, const NormLowPassCall& call, const CodecSpec& spec, const at::Tensor& seed,
@@ -69,15 +71,15 @@ NormLowPassResult norm_low_pass_encode(const at::Tensor& x, const NormLowPassCal
   if (into.defined()) check_like(x, into, "the result's memory must be like x");
   const Place place(x.device(), kOp);
   const auto floats = at::TensorOptions().device(x.device()).dtype(at::kFloat);
-  const Plan plan = plan_for(x.sizes(), x.scalar_type(), spec);
+  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec);
   NormLowPassResult result;
   NormLowPassSave& save = result.save;
-  save.code = packed_like(x, spec, plan);
+  save.code = packed_like(x, spec, layout);
   save.moments = {at::empty({x.size(1)}, floats), at::empty({x.size(1)}, floats)};
   if (call.relu) save.on = at::empty({x.numel() / 8}, floats.dtype(at::kByte));  // channels are a multiple of 8
   result.z = into.defined() ? into : at::empty_like(x);
   void* z = result.z.mutable_data_ptr();  // first: it may move memory that x or skip share with copies
-  const cuda::LowPassParts parts = parts_for(plan, save.code);
+  const cuda::LowPassParts parts = parts_for(layout, save.code);
   const cuda::Moments moments{numbers_of(save.moments.mean),
                               numbers_of(save.moments.rstd),
                               nullptr,
@@ -85,8 +87,8 @@ NormLowPassResult norm_low_pass_encode(const at::Tensor& x, const NormLowPassCal
                               numbers_of(call.running_var),
                               call.eps,
                               call.momentum};
-  cuda::norm_low_pass_measure(parts, x.const_data_ptr(), plan.type, moments, scratch_for(parts, x).mutable_data_ptr(), place.stream());
-  cuda::norm_low_pass_encode(parts, x.const_data_ptr(), call.skip.defined() ? call.skip.const_data_ptr() : nullptr, plan.type,
+  cuda::norm_low_pass_measure(parts, x.const_data_ptr(), layout.type, moments, scratch_for(parts, x).mutable_data_ptr(), place.stream());
+  cuda::norm_low_pass_encode(parts, x.const_data_ptr(), call.skip.defined() ? call.skip.const_data_ptr() : nullptr, layout.type,
                              {moments.mean, moments.rstd, numbers(call.gamma), numbers(call.beta)}, seed_pointer(seed),
                              save.on.defined() ? save.on.mutable_data_ptr<uint8_t>() : nullptr, z, place.stream());
   return result;

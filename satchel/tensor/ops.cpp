@@ -33,8 +33,8 @@ at::Tensor pack_op(const at::Tensor& x, const at::Tensor& seed, SATCHEL_SPEC) {
 
 at::Tensor empty_bytes(const at::Tensor& x, const CodecSpec& spec, int64_t channels, const char* op) {
   check_float(x, op, true);
-  const Plan plan = plan_of(x.sizes(), dtype_of(x.scalar_type()), spec, channels, 1, op);
-  return at::empty({plan.at.total}, at::TensorOptions().dtype(at::kByte).device(x.device()));
+  const CodecLayout layout = plan_of(x.sizes(), dtype_of(x.scalar_type()), spec, channels, 1, op);
+  return at::empty({layout.at.total}, at::TensorOptions().dtype(at::kByte).device(x.device()));
 }
 
 at::Tensor pack_meta(const at::Tensor& x, const at::Tensor&, SATCHEL_SPEC) {

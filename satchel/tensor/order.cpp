@@ -2,7 +2,7 @@
 
 #include <variant>
 
-#include "satchel/tensor/plan.h"
+#include "satchel/tensor/codec_layout.h"
 
 namespace satchel {
 namespace {

@@ -11,20 +11,23 @@
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/order.h"
+#include "satchel/tensor/per_sample.h"
 #include "satchel/tensor/project.h"
 #include "satchel/tensor/rows.h"
 
 namespace satchel {
 
-at::Tensor channel_table(const Plan& plan, const at::Tensor& bytes) {
-  return bytes.narrow(0, plan.at.channels, plan.channels * static_cast<int64_t>(sizeof(Channel))).view(at::kFloat).view({plan.channels, 4});
+at::Tensor channel_table(const CodecLayout& layout, const at::Tensor& bytes) {
+  return bytes.narrow(0, layout.at.channels, layout.channels * static_cast<int64_t>(sizeof(Channel)))
+      .view(at::kFloat)
+      .view({layout.channels, 4});
 }
 
 namespace {
 
 /// Without γ and β: one channel with threshold 0.
-void write_channels(const Plan& plan, const at::Tensor& bytes, const at::Tensor& gamma, const at::Tensor& beta) {
-  const at::Tensor table = channel_table(plan, bytes);
+void write_channels(const CodecLayout& layout, const at::Tensor& bytes, const at::Tensor& gamma, const at::Tensor& beta) {
+  const at::Tensor table = channel_table(layout, bytes);
   if (!gamma.defined()) {
     table.zero_();
     table.select(1, 1).fill_(1);
@@ -49,18 +52,18 @@ Packed pack_checked(const at::Tensor& x, const CodecSpec& spec, const at::Tensor
     packed.channels = gamma.numel();
     packed.inner = inner_of(packed.shape, packed.strides, dim);
   }
-  const Plan plan = plan_of(packed.shape, dtype_of(packed.dtype), spec, packed.channels, packed.inner, op);
-  packed.channels = plan.channels;
-  packed.bytes = at::empty({plan.at.total}, x.options().dtype(at::kByte).memory_format(c10::nullopt));
-  if (plan.channels > 0) write_channels(plan, packed.bytes, gamma, beta);
-  if (plan.projected) {
+  const CodecLayout layout = plan_of(packed.shape, dtype_of(packed.dtype), spec, packed.channels, packed.inner, op);
+  packed.channels = layout.channels;
+  packed.bytes = at::empty({layout.at.total}, x.options().dtype(at::kByte).memory_format(c10::nullopt));
+  if (layout.channels > 0) write_channels(layout, packed.bytes, gamma, beta);
+  if (layout.projected) {
     packed.seed = seed.detach().view({1}).clone();
-    const at::Tensor h = flat(in_order).view({plan.projection.rows, plan.projection.columns});
-    encode_projected(plan, h, packed.seed, packed.bytes, place);
-  } else if (plan.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
-    encode_low_pass_last(plan, in_order, seed, packed.bytes, place);
+    const at::Tensor h = flat(in_order).view({layout.projection.rows, layout.projection.columns});
+    encode_projected(layout, h, packed.seed, packed.bytes, place);
+  } else if (layout.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
+    encode_low_pass_last(layout, in_order, seed, packed.bytes, place);
   } else {
-    encode(plan, flat(in_order), seed, packed.bytes, place);
+    encode(layout, flat(in_order), seed, packed.bytes, place);
   }
   return packed;
 }
@@ -108,24 +111,26 @@ Packed pack_side(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& s
 }
 
 at::Tensor unpack(const Packed& packed) {
-  const Plan plan = check_packed(packed, "unpack");
+  if (packed.budget > 0) return unpack_per_sample(packed);
+  const CodecLayout layout = check_packed(packed, "unpack");
   const Place place(packed.bytes.device(), "unpack");
   const at::Tensor out = at::empty_strided(packed.shape, packed.strides, packed.bytes.options().dtype(packed.dtype));
-  if (plan.values == 0) return out;
+  if (layout.values == 0) return out;
   const at::Tensor bytes = aligned(packed.bytes);
-  if (plan.projected) {
-    unpack_projected(plan, packed, flat(out).view({plan.projection.rows, plan.projection.columns}), place);
-  } else if (plan.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
-    decode_low_pass_last(plan, bytes, out, 0, place);
+  if (layout.projected) {
+    unpack_projected(layout, packed, flat(out).view({layout.projection.rows, layout.projection.columns}), place);
+  } else if (layout.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
+    decode_low_pass_last(layout, bytes, out, 0, place);
   } else {
-    decode(plan, bytes, flat(out), 0, plan.values, place);
+    decode(layout, bytes, flat(out), 0, layout.values, place);
   }
   return out;
 }
 
 at::Tensor unpack_samples(const Packed& packed, int64_t first, int64_t last) {
+  if (packed.budget > 0) return unpack_per_sample(packed, first, last);
   constexpr const char* op = "unpack_samples";
-  const Plan plan = check_packed(packed, op);
+  const CodecLayout layout = check_packed(packed, op);
   if (packed.shape.empty()) fail(op, "packed tensor must have one dimension or more", 0);
   const int64_t samples = packed.shape[0];
   if (first < 0 || first > last || last > samples) {
@@ -136,17 +141,17 @@ at::Tensor unpack_samples(const Packed& packed, int64_t first, int64_t last) {
   std::vector<int64_t> shape = packed.shape;
   shape[0] = count;
   const auto options = packed.bytes.options().dtype(packed.dtype);
-  if (plan.values == 0 || count == 0) return at::empty_strided(shape, packed.strides, options);
-  const int64_t sample = plan.values / samples;
-  if (plan.projected || packed.strides[0] != sample) return unpack(packed).narrow(0, first, count);
+  if (layout.values == 0 || count == 0) return at::empty_strided(shape, packed.strides, options);
+  const int64_t sample = layout.values / samples;
+  if (layout.projected || packed.strides[0] != sample) return unpack(packed).narrow(0, first, count);
   const Place place(packed.bytes.device(), op);
   const at::Tensor bytes = aligned(packed.bytes);
-  if (plan.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
+  if (layout.coding == Coding::low_pass && !is_in_shape_order(packed.shape, packed.strides)) {
     const at::Tensor out = at::empty_strided(shape, packed.strides, options);
-    decode_low_pass_last(plan, bytes, out, first * sample / plan.maps.map_values(), place);
+    decode_low_pass_last(layout, bytes, out, first * sample / layout.maps.map_values(), place);
     return out;
   }
-  const at::Tensor line = decoded(plan, bytes, packed.dtype, first * sample, last * sample, place);
+  const at::Tensor line = decoded(layout, bytes, packed.dtype, first * sample, last * sample, place);
   return line.as_strided(shape, packed.strides, line.storage_offset());
 }
 

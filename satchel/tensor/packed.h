@@ -19,6 +19,7 @@ struct Packed {
   CodecSpec spec;
   int64_t channels = 0;  // side codes with a threshold a channel: how many, and
   int64_t inner = 1;     // how many neighbouring values share one
+  int64_t budget = 0;    // bits per sample (per_sample.h): Σ b_n, and the spec's bits are the mean, rounded; 0: all have the spec's
 };
 
 /// Every byte it keeps alive: packed bytes and, where there is one, the seed.

@@ -107,9 +107,9 @@ std::vector<int64_t> with_last(at::IntArrayRef shape, int64_t size) {
 }
 
 /// P·(Zᵀ·g), added to `sum`.
-void add_projected(const Plan& plan, const Packed& packed, const at::Tensor& g, const at::Tensor& sum, const Place& place) {
-  const Projection& p = plan.projection;
-  Rows rows(plan, packed.bytes, place);
+void add_projected(const CodecLayout& layout, const Packed& packed, const at::Tensor& g, const at::Tensor& sum, const Place& place) {
+  const Projection& p = layout.projection;
+  Rows rows(layout, packed.bytes, place);
   for_groups(p, packed.seed, place, [&](const Group& group) {
     const int64_t count = group.matrices.size(0);
     const at::Tensor inner = at::zeros({count, p.width, g.size(1)}, sum.options());
@@ -124,26 +124,26 @@ void add_projected(const Plan& plan, const Packed& packed, const at::Tensor& g, 
 }
 
 /// P·(Zᵀ·g) straight from the codes, where the fused kernel serves; else undefined.
-at::Tensor fused_product(const Plan& plan, const Packed& packed, const at::Tensor& g, const Place& place) {
-  if (!place.cuda() || !plan.projected || plan.coding != Coding::block) return {};
+at::Tensor fused_product(const CodecLayout& layout, const Packed& packed, const at::Tensor& g, const Place& place) {
+  if (!place.cuda() || !layout.projected || layout.coding != Coding::block) return {};
   const at::Tensor rows = g.contiguous();
   const DType type = dtype_of(rows.scalar_type());
   const int64_t columns = rows.size(1);
   if (reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % kAlign != 0) return {};
-  if (!cuda::project_product_fits(plan.projection, plan.block, columns)) return {};
+  if (!cuda::project_product_fits(layout.projection, layout.block, columns)) return {};
   const at::Tensor bytes = aligned(packed.bytes);
-  const at::Tensor out = at::empty({plan.projection.columns, columns}, rows.options().dtype(at::kFloat));
-  const at::Tensor scratch = at::empty({cuda::project_product_scratch_bytes(plan.projection, columns)}, bytes.options());
-  const Parts from = parts_of(plan, bytes);
-  cuda::project_product(plan.projection, plan.block, from.codes, from.headers, seed_pointer(packed.seed), rows.const_data_ptr(), type,
+  const at::Tensor out = at::empty({layout.projection.columns, columns}, rows.options().dtype(at::kFloat));
+  const at::Tensor scratch = at::empty({cuda::project_product_scratch_bytes(layout.projection, columns)}, bytes.options());
+  const Parts from = parts_of(layout, bytes);
+  cuda::project_product(layout.projection, layout.block, from.codes, from.headers, seed_pointer(packed.seed), rows.const_data_ptr(), type,
                         columns, out.mutable_data_ptr<float>(), scratch.mutable_data_ptr(), place.stream());
   return out;
 }
 
 /// Hᵀ·g by stretches of rows, added to `sum`.
-void add_decoded(const Plan& plan, const Packed& packed, const at::Tensor& g, const at::Tensor& sum, const Place& place) {
-  Rows rows(plan, packed.bytes, place);
-  const int64_t some = std::max<int64_t>(kGroup, stretch_values(place.cuda()) / plan.row / kGroup * kGroup);
+void add_decoded(const CodecLayout& layout, const Packed& packed, const at::Tensor& g, const at::Tensor& sum, const Place& place) {
+  Rows rows(layout, packed.bytes, place);
+  const int64_t some = std::max<int64_t>(kGroup, stretch_values(place.cuda()) / layout.row / kGroup * kGroup);
   for (int64_t first = 0; first < g.size(0); first += some) {
     const int64_t last = std::min(first + some, g.size(0));
     sum.addmm_(rows.read(first, last).t(), g.narrow(0, first, last - first).to(at::kFloat));
@@ -173,35 +173,35 @@ at::Tensor project(const Projection& p, const at::Tensor& h, const at::Tensor& s
   return z;
 }
 
-void encode_projected(const Plan& plan, const at::Tensor& h, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
-  if (!place.cuda() || plan.coding != Coding::block) {
-    return encode(plan, flat(project(plan.projection, h, seed, place)), seed, bytes, place);
+void encode_projected(const CodecLayout& layout, const at::Tensor& h, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+  if (!place.cuda() || layout.coding != Coding::block) {
+    return encode(layout, flat(project(layout.projection, h, seed, place)), seed, bytes, place);
   }
-  const int64_t unfused = cuda::project_scratch_bytes(plan.projection, plan.block);
-  if (unfused > 0) zero_gaps(plan, bytes);  // the fused kernel writes the gap itself
+  const int64_t unfused = cuda::project_scratch_bytes(layout.projection, layout.block);
+  if (unfused > 0) zero_gaps(layout, bytes);  // the fused kernel writes the gap itself
   const at::Tensor scratch = at::empty({unfused}, bytes.options());
-  const Parts to = parts_of(plan, bytes);
-  cuda::project_encode(plan.projection, plan.block, h.const_data_ptr(), dtype_of(h.scalar_type()), seed_pointer(seed), to.codes, to.headers,
-                       scratch.mutable_data_ptr(), place.stream());
+  const Parts to = parts_of(layout, bytes);
+  cuda::project_encode(layout.projection, layout.block, h.const_data_ptr(), dtype_of(h.scalar_type()), seed_pointer(seed), to.codes,
+                       to.headers, scratch.mutable_data_ptr(), place.stream());
 }
 
-void unpack_projected(const Plan& plan, const Packed& packed, const at::Tensor& out, const Place& place) {
-  Rows rows(plan, packed.bytes, place);
+void unpack_projected(const CodecLayout& layout, const Packed& packed, const at::Tensor& out, const Place& place) {
+  Rows rows(layout, packed.bytes, place);
   undo(
-      plan.projection, [&](int64_t first, int64_t last) { return rows.read(first, last); }, packed.seed, out, place);
+      layout.projection, [&](int64_t first, int64_t last) { return rows.read(first, last); }, packed.seed, out, place);
 }
 
 at::Tensor apply_projection(const at::Tensor& h, const RandomProjection& transform, const at::Tensor& seed) {
   constexpr const char* op = "apply_projection";
   check_float(h, op);
   check_seed(seed, h.device(), op);
-  const Plan plan = plan_of(h.sizes(), DType::f32, spec_with(transform, op), 0, 1, op);
+  const CodecLayout layout = plan_of(h.sizes(), DType::f32, spec_with(transform, op), 0, 1, op);
   const int64_t width = h.dim() == 0 ? 1 : ceil_div(h.size(-1), transform.ratio);
   const auto shape = with_last(h.sizes(), width);
-  if (plan.values == 0) return at::empty(shape, h.options().dtype(at::kFloat));
+  if (layout.values == 0) return at::empty(shape, h.options().dtype(at::kFloat));
   const Place place(h.device(), op);
-  const at::Tensor rows = h.detach().resolve_neg().contiguous().view({plan.projection.rows, plan.projection.columns});
-  return project(plan.projection, rows, seed, place).view(shape);
+  const at::Tensor rows = h.detach().resolve_neg().contiguous().view({layout.projection.rows, layout.projection.columns});
+  return project(layout.projection, rows, seed, place).view(shape);
 }
 
 at::Tensor undo_projection(const at::Tensor& z, int64_t columns, const RandomProjection& transform, const at::Tensor& seed) {
@@ -210,34 +210,34 @@ at::Tensor undo_projection(const at::Tensor& z, int64_t columns, const RandomPro
   check_seed(seed, z.device(), op);
   if (columns < 0 || (z.dim() == 0 && columns != 1)) fail(op, "columns must be those of the projected rows", columns);
   const auto shape = with_last(z.sizes(), columns);
-  const Plan plan = plan_of(shape, DType::f32, spec_with(transform, op), 0, 1, op);
+  const CodecLayout layout = plan_of(shape, DType::f32, spec_with(transform, op), 0, 1, op);
   if (z.dim() > 0 && z.size(-1) != ceil_div(columns, transform.ratio)) {
     fail(op, "rows must be " + std::to_string(ceil_div(columns, transform.ratio)) + " wide", z.size(-1));
   }
   const at::Tensor out = at::empty(shape, z.options().dtype(at::kFloat));
-  if (plan.values == 0) return out;
+  if (layout.values == 0) return out;
   const Place place(z.device(), op);
-  const at::Tensor rows = z.detach().to(at::kFloat).contiguous().view({plan.projection.rows, plan.projection.width});
+  const at::Tensor rows = z.detach().to(at::kFloat).contiguous().view({layout.projection.rows, layout.projection.width});
   const auto read = [&](int64_t first, int64_t last) { return rows.narrow(0, first, last - first); };
-  undo(plan.projection, read, seed, out.view({plan.projection.rows, columns}), place);
+  undo(layout.projection, read, seed, out.view({layout.projection.rows, columns}), place);
   return out;
 }
 
 at::Tensor transposed_product(const Packed& packed, const at::Tensor& g) {
   constexpr const char* op = "transposed_product";
-  const Plan plan = check_packed(packed, op);
+  const CodecLayout layout = check_packed(packed, op);
   check_product(packed.shape, g, packed.bytes.device(), op);
   const int64_t columns = packed.shape.back();
   const Place place(g.device(), op);
   const auto zeros = [&] { return at::zeros({columns, g.size(-1)}, g.options().dtype(at::kFloat)); };
-  if (plan.values == 0 || g.numel() == 0) return zeros();
+  if (layout.values == 0 || g.numel() == 0) return zeros();
   const at::Tensor rows = g.detach().reshape({-1, g.size(-1)});
-  if (const at::Tensor product = fused_product(plan, packed, rows, place); product.defined()) return product;
+  if (const at::Tensor product = fused_product(layout, packed, rows, place); product.defined()) return product;
   const at::Tensor sum = zeros();
-  if (plan.projected) {
-    add_projected(plan, packed, rows, sum, place);
+  if (layout.projected) {
+    add_projected(layout, packed, rows, sum, place);
   } else if (packed.strides == contiguous_strides(packed.shape)) {
-    add_decoded(plan, packed, rows, sum, place);
+    add_decoded(layout, packed, rows, sum, place);
   } else {
     sum.addmm_(unpack(packed).reshape({-1, columns}).to(at::kFloat).t(), rows.to(at::kFloat));
   }

@@ -3,22 +3,22 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "satchel/tensor/codec_layout.h"
 #include "satchel/tensor/device.h"
 #include "satchel/tensor/packed.h"
-#include "satchel/tensor/plan.h"
 
 namespace satchel {
 
 /// Decodes rows of the coded matrix (H, or Z where it was projected).
 class Rows {
  public:
-  Rows(const Plan& plan, const at::Tensor& bytes, const Place& place);
+  Rows(const CodecLayout& layout, const at::Tensor& bytes, const Place& place);
 
   /// Rows [first, last), (last − first) × plan.row. The caller's own: it may be written over.
   at::Tensor read(int64_t first, int64_t last, at::ScalarType type = at::kFloat);
 
  private:
-  const Plan& plan_;
+  const CodecLayout& layout_;
   at::Tensor bytes_;
   const Place& place_;
   int64_t step_;      // values at whose multiples decoding may start
@@ -35,9 +35,9 @@ at::Tensor aligned(const at::Tensor& bytes);
 at::Tensor project(const Projection& p, const at::Tensor& h, const at::Tensor& seed, const Place& place);
 
 /// The codes of Z = H·P into `bytes`; on CUDA Z itself stands in memory only where no fused kernel serves.
-void encode_projected(const Plan& plan, const at::Tensor& h, const at::Tensor& seed, const at::Tensor& bytes, const Place& place);
+void encode_projected(const CodecLayout& layout, const at::Tensor& h, const at::Tensor& seed, const at::Tensor& bytes, const Place& place);
 
 /// Ĥ = Z·Pᵀ of a projected plan into `out`, rows × columns of any of the three types.
-void unpack_projected(const Plan& plan, const Packed& packed, const at::Tensor& out, const Place& place);
+void unpack_projected(const CodecLayout& layout, const Packed& packed, const at::Tensor& out, const Place& place);
 
 }  // namespace satchel

@@ -33,9 +33,9 @@ void set_off_means(const SideCode& code, Source x, Channel* channels) {
 
 }  // namespace
 
-void encode_side(const Plan& plan, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
-  const Parts to = parts_of(plan, bytes);
-  const SideCode code = side_code_of(plan, to);
+void encode_side(const CodecLayout& layout, Source x, const at::Tensor& seed, const at::Tensor& bytes, const Place& place) {
+  const Parts to = parts_of(layout, bytes);
+  const SideCode code = side_code_of(layout, to);
   if (place.cuda()) {
     const at::Tensor scratch = at::empty({cuda::side_scratch_bytes(code)}, bytes.options());
     cuda::side_encode(code, x.data, x.type, to.channels, seed_pointer(seed), to.codes, to.headers, scratch.data_ptr(), place.stream());
@@ -61,8 +61,8 @@ void encode_side(const Plan& plan, Source x, const at::Tensor& seed, const at::T
   });
 }
 
-void decode_side(const Plan& plan, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
-  const SideCode code = side_code_of(plan, from);
+void decode_side(const CodecLayout& layout, const Parts& from, Target x, int64_t first, int64_t last, const Place& place) {
+  const SideCode code = side_code_of(layout, from);
   if (place.cuda()) {
     SideCode part = code;
     part.grid = part_of(code.grid, first, last);

@@ -76,11 +76,11 @@ ImageTrainOptions parse_options(const std::string& json, ImageShape& shape) {
   });
 }
 
-void add_shares(const ShareOut& shares, TensorMap& optimizer) {
+void add_shares(const RunningBitAllocator& shares, TensorMap& optimizer) {
   for (const auto& [name, tensor] : shares.state()) optimizer[kShares + name] = tensor;
 }
 
-void take_shares(TensorMap& optimizer, ShareOut& shares, at::Device device) {
+void take_shares(TensorMap& optimizer, RunningBitAllocator& shares, at::Device device) {
   TensorMap state;
   for (auto item = optimizer.lower_bound(kShares); item != optimizer.end() && item->first.starts_with(kShares);) {
     state[item->first.substr(kShares.size())] = item->second;

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "satchel/plan/share_out.h"
+#include "satchel/plan/bit_allocator.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/image_train.h"
 
@@ -17,9 +17,9 @@ ImageTrainOptions parse_options(const std::string& json, ImageShape& shape);
 /// Names, sizes, labels and a digest of the content (of files: of their names).
 std::string describe_data(const ImageSets& data);
 
-/// What a run's ShareOut knows, as "shares.…" among the optimizer's tensors.
-void add_shares(const ShareOut& shares, TensorMap& optimizer);
+/// What a run's RunningBitAllocator knows, as "shares.…" among the optimizer's tensors.
+void add_shares(const RunningBitAllocator& shares, TensorMap& optimizer);
 /// … taken out of them again and put into one that has seen no step. Throws `[resume] …` where they do not fit.
-void take_shares(TensorMap& optimizer, ShareOut& shares, at::Device device);
+void take_shares(TensorMap& optimizer, RunningBitAllocator& shares, at::Device device);
 
 }  // namespace satchel

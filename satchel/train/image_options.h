@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "satchel/train/growing_segments.h"
+#include "satchel/train/expandable_segments.h"
 #include "satchel/train/image_train.h"
 #include "satchel/train/names.h"
 
@@ -53,7 +53,7 @@ class ConvolutionSettings {
 
  private:
   bool cuda_, products_ = false, convolutions_ = false, tries_ = false;
-  std::optional<GrowingSegments> segments_;
+  std::optional<ExpandableSegments> segments_;
 };
 
 }  // namespace satchel

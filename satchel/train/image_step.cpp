@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/core/noise.h"
 #include "satchel/train/image_options.h"
 
@@ -38,11 +38,11 @@ AutocastGuard::~AutocastGuard() {
 }
 
 ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape, at::Device device,
-                      const std::shared_ptr<BitShares>& shares) {
+                      const std::shared_ptr<BitAllocator>& allocator) {
   const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
   ImageModelOptions o{shape.name, shape.classes, shape.channels, shape.small_stem, shape.width, shape.dropout, {}};
   o.saving.method = options.method;
-  o.saving.shares = shares;
+  o.saving.allocator = allocator;
   ImageModel model = make_image_model(o);
   model->to(device);
   const at::NoGradGuard guard;

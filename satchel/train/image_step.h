@@ -32,7 +32,7 @@ class AutocastGuard {
 
 /// The model of a run from its seed, on a device: equal weights on every device and for every method.
 ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape, at::Device device,
-                      const std::shared_ptr<BitShares>& shares = {});
+                      const std::shared_ptr<BitAllocator>& allocator = {});
 
 /// The step of a run on images: TrainStep on a batch, under autocast, by SGD.
 class ImageStep {

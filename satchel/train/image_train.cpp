@@ -11,8 +11,8 @@
 
 #include "satchel/core/error.h"
 #include "satchel/core/noise.h"
+#include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/image_plan.h"
-#include "satchel/plan/share_out.h"
 #include "satchel/tensor/output.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/image_checkpoint.h"
@@ -58,7 +58,7 @@ class ImageTraining : public TrainTask {
         device_(device_of(options_.device)),
         train_(data.train, training_options(data, options_), device_, options_.channels_last),
         shape_(checked_shape(options_, data.train, train_.loader())),
-        shares_(shares_out(options_.method) ? std::make_shared<ShareOut>(ShareOutOptions{data.train.count()}) : nullptr),
+        shares_(allocates_bits(options_.method) ? std::make_shared<RunningBitAllocator>(BitAllocatorOptions{data.train.count()}) : nullptr),
         step_(make_model(with_mean(options_, shape_, train_.loader().height(), train_.loader().width()), shape_, device_, shares_),
               options_, device_),
         model_(step_.model()),
@@ -145,7 +145,7 @@ class ImageTraining : public TrainTask {
   at::Device device_;
   ImageFeed train_;
   ImageShape shape_;
-  std::shared_ptr<ShareOut> shares_;
+  std::shared_ptr<RunningBitAllocator> shares_;
   ImageStep step_;
   ImageModel model_;
   std::unique_ptr<ImageFeed> test_;

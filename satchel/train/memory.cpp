@@ -213,11 +213,11 @@ int64_t free_memory(c10::Device device) {
 MemoryCap::MemoryCap(c10::Device device, int64_t bytes) : device_(device) {
   if (!device.is_cuda()) fail("memory", "a cap needs device cuda", device);
   if (bytes < 1) fail("memory", "a cap must be at least 1 byte", bytes);
-  before_ = cuda_share(device);
-  set_cuda_share(device, std::min(1.0, static_cast<double>(bytes) / static_cast<double>(cuda_total_memory(device))));
+  before_ = cuda_fraction(device);
+  set_cuda_fraction(device, std::min(1.0, static_cast<double>(bytes) / static_cast<double>(cuda_total_memory(device))));
 }
 
-MemoryCap::~MemoryCap() { set_cuda_share(device_, before_); }
+MemoryCap::~MemoryCap() { set_cuda_fraction(device_, before_); }
 
 void release_cached_memory(c10::Device device) {
   if (device.is_cuda()) cuda_empty_cache(device);

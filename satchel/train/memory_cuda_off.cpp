@@ -14,9 +14,9 @@ void cuda_empty_cache(c10::Device) { fail("memory", "built without CUDA"); }
 
 void cuda_release_workspaces(c10::Device) { fail("memory", "built without CUDA"); }
 
-double cuda_share(c10::Device) { fail("memory", "built without CUDA"); }
+double cuda_fraction(c10::Device) { fail("memory", "built without CUDA"); }
 
-void set_cuda_share(c10::Device, double) { fail("memory", "built without CUDA"); }
+void set_cuda_fraction(c10::Device, double) { fail("memory", "built without CUDA"); }
 
 int64_t cuda_total_memory(c10::Device) { fail("memory", "built without CUDA"); }
 

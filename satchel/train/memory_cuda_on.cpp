@@ -73,9 +73,9 @@ void cuda_release_workspaces(c10::Device device) {
   at::cuda::clearCublasWorkspaces();
 }
 
-double cuda_share(c10::Device device) { return allocator::getMemoryFraction(started(device)); }
+double cuda_fraction(c10::Device device) { return allocator::getMemoryFraction(started(device)); }
 
-void set_cuda_share(c10::Device device, double share) { allocator::setMemoryFraction(share, started(device)); }
+void set_cuda_fraction(c10::Device device, double fraction) { allocator::setMemoryFraction(fraction, started(device)); }
 
 int64_t cuda_total_memory(c10::Device device) { return memory_of(started(device)).total; }
 

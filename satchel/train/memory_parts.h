@@ -19,8 +19,8 @@ int64_t cuda_free_memory(c10::Device device);
 void cuda_empty_cache(c10::Device device);
 void cuda_release_workspaces(c10::Device device);
 /// The share of a device's memory that torch's allocator may take.
-double cuda_share(c10::Device device);
-void set_cuda_share(c10::Device device, double share);
+double cuda_fraction(c10::Device device);
+void set_cuda_fraction(c10::Device device, double fraction);
 /// All memory of a device, in bytes.
 int64_t cuda_total_memory(c10::Device device);
 

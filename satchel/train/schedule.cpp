@@ -15,16 +15,16 @@ namespace {
 constexpr double kRise = 0.3, kFirst = 1.0 / 25, kLast = kFirst / 1e4, kMostMomentum = 0.95, kLeastMomentum = 0.85;
 
 /// From a (share 0) to b (share 1) by half a cosine.
-double between(double a, double b, double share) { return b + (a - b) / 2 * (1 + std::cos(std::numbers::pi * share)); }
+double between(double a, double b, double fraction) { return b + (a - b) / 2 * (1 + std::cos(std::numbers::pi * fraction)); }
 
 Rates onecycle(const Schedule& s, double step) {
   const double top = kRise * static_cast<double>(s.steps) - 1, end = static_cast<double>(s.steps) - 1;
   if (step <= top) {
-    const double share = top > 0 ? step / top : 1;
-    return {between(s.lr * kFirst, s.lr, share), between(kMostMomentum, kLeastMomentum, share)};
+    const double fraction = top > 0 ? step / top : 1;
+    return {between(s.lr * kFirst, s.lr, fraction), between(kMostMomentum, kLeastMomentum, fraction)};
   }
-  const double share = (step - top) / (end - top);
-  return {between(s.lr, s.lr * kLast, share), between(kLeastMomentum, kMostMomentum, share)};
+  const double fraction = (step - top) / (end - top);
+  return {between(s.lr, s.lr * kLast, fraction), between(kLeastMomentum, kMostMomentum, fraction)};
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "satchel/autograd/report.h"
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/core/error.h"
 #include "satchel/train/memory.h"
 

@@ -8,7 +8,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/core/median.h"
-#include "satchel/train/late_number.h"
+#include "satchel/train/async_scalar.h"
 
 namespace satchel {
 namespace {
@@ -23,7 +23,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 /// A step's loss on its way to the host.
 struct LateLoss {
-  LateNumber loss;
+  AsyncScalar loss;
   int64_t step;  // of the epoch, from 1 on
   bool warms_up;
 };
@@ -109,7 +109,7 @@ class Trainer {
     StepCost cost;
     if (!late_) last_read_ = Clock::now();
     const at::Tensor loss = task_.step(state_.epoch, state_.step, watched ? &cost : nullptr);
-    LateLoss now{LateNumber(loss), state_.step + 1, watched || task_.warms_up(steps_)};
+    LateLoss now{AsyncScalar(loss), state_.step + 1, watched || task_.warms_up(steps_)};
     task_.prefetch();
     read_loss();
     late_.emplace(std::move(now));

@@ -33,7 +33,7 @@ struct WeightedChain {
   std::string name;
   at::Tensor x, target;
   Inputs leaves;
-  std::function<at::Tensor(const at::Tensor& x, const Inputs& in, const Saving*)> run;
+  std::function<at::Tensor(const at::Tensor& x, const Inputs& in, const SavePolicy*)> run;
 };
 
 WeightedChain rows_chain(std::string name, int64_t rows, Norm norm, Activation activation) {
@@ -44,7 +44,7 @@ WeightedChain rows_chain(std::string name, int64_t rows, Norm norm, Activation a
   const Inputs weights = norm_leaves(channels);
   c.leaves = {at::randn({channels, kIn}) / 4, weights[0], weights[1], at::randn({kOut, channels}) / 8};
   c.target = c.x.matmul(at::randn({kIn, kOut})) / 4;
-  c.run = [=](const at::Tensor& x, const Inputs& in, const Saving* s) {
+  c.run = [=](const at::Tensor& x, const Inputs& in, const SavePolicy* s) {
     NormActOptions options;
     options.norm = norm;
     options.activation = activation;
@@ -63,7 +63,7 @@ WeightedChain image_chain() {
   WeightedChain c{"conv, batch, relu, conv", at::randn({20, 6, 8, 8}), at::randn({20, 4, 8, 8}), {}, {}};
   const Inputs weights = norm_leaves(16);
   c.leaves = {at::randn({16, 6, 3, 3}) / 7, weights[0], weights[1], at::randn({4, 16, 3, 3}) / 12};
-  c.run = [](const at::Tensor& x, const Inputs& in, const Saving* s) {
+  c.run = [](const at::Tensor& x, const Inputs& in, const SavePolicy* s) {
     ConvOptions padded;
     padded.padding = {1};
     if (s) return conv(relu(batch_norm(conv(x, in[0], {}, padded, *s), {in[1], in[2], {}, {}}, {}, *s), *s), in[3], {}, padded, *s);
@@ -73,7 +73,7 @@ WeightedChain image_chain() {
   return c;
 }
 
-std::vector<at::Tensor> gradients(const WeightedChain& c, at::ScalarType type, const Saving* saving) {
+std::vector<at::Tensor> gradients(const WeightedChain& c, at::ScalarType type, const SavePolicy* saving) {
   Inputs in;
   for (const at::Tensor& t : c.leaves) in.push_back(t.detach().to(type).requires_grad_());
   const at::Tensor out = c.run(c.x.to(type), in, saving);
@@ -95,7 +95,7 @@ double pair_z(const at::Tensor& errors, double gradient) {
 double worst_z(const WeightedChain& c, const std::string& method, std::string& which) {
   constexpr int kPasses = 60;
   const char* const names[] = {"weight before", "gamma", "beta", "weight after"};
-  const Saving saving{parse_method(method), "layer"};
+  const SavePolicy saving{parse_method(method), "layer"};
   const std::vector<at::Tensor> want = gradients(c, at::kDouble, nullptr);
   std::vector<std::vector<at::Tensor>> errors(want.size());
   for (uint64_t pass = 0; pass < kPasses; ++pass) {

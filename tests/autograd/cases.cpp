@@ -37,7 +37,7 @@ GradientCase linear_case(at::Device device, const std::string& name, const std::
                        [x] {
                          return Inputs{leaf(x), leaf({24, 32}), leaf({24})};
                        }),
-                 [](const Inputs& in, const Saving& s) { return linear(in[0], in[1], in[2], s); },
+                 [](const Inputs& in, const SavePolicy& s) { return linear(in[0], in[1], in[2], s); },
                  [](const Inputs& in, const at::Tensor&) { return at::linear(in[0], in[1], in[2]); },
                  kKeep,
                  {"satchel", "actnn", "division", "exact"},
@@ -48,7 +48,8 @@ GradientCase linear_case(at::Device device, const std::string& name, const std::
   return c;
 }
 
-GradientCase activation_case(at::Device device, const std::string& name, std::function<at::Tensor(const at::Tensor&, const Saving&)> ours,
+GradientCase activation_case(at::Device device, const std::string& name,
+                             std::function<at::Tensor(const at::Tensor&, const SavePolicy&)> ours,
                              std::function<at::Tensor(const at::Tensor&)> torchs) {
   return {device,
           name,
@@ -56,7 +57,7 @@ GradientCase activation_case(at::Device device, const std::string& name, std::fu
                 [] {
                   return Inputs{leaf({30, 17})};
                 }),
-          [ours](const Inputs& in, const Saving& s) { return ours(in[0], s); },
+          [ours](const Inputs& in, const SavePolicy& s) { return ours(in[0], s); },
           [torchs](const Inputs& in, const at::Tensor&) { return torchs(in[0]); },
           kKeep,
           {"satchel", "exact"},
@@ -70,7 +71,7 @@ GradientCase dropout_case(at::Device device) {
                 [] {
                   return Inputs{leaf({30, 17})};
                 }),
-          [](const Inputs& in, const Saving& s) { return dropout(in[0], 0.3, true, s); },
+          [](const Inputs& in, const SavePolicy& s) { return dropout(in[0], 0.3, true, s); },
           [](const Inputs& in, const at::Tensor& seed) {
             return in[0] * dropout_factors(seed, {30, 17}, 0.3);
           },
@@ -182,7 +183,7 @@ GradientCase chain_case(at::Device device, const ChainCase& k, bool with_next) {
     if (with_next) in.push_back(leaf({8, k.channels}));
     return in;
   });
-  c.ours = [options, with_next](const Inputs& in, const Saving& s) {
+  c.ours = [options, with_next](const Inputs& in, const SavePolicy& s) {
     const at::Tensor z = norm_act(in[0], {in[1], in[2], {}, {}}, options(true), s);
     return with_next ? linear(z, in[3], {}, s) : z;
   };
@@ -222,7 +223,7 @@ GradientCase sage_case(at::Device device, int64_t in, int64_t out) {
                 [in, out] {
                   return Inputs{leaf({48, in}), leaf({out, in}), leaf({out, in}), leaf({out})};
                 }),
-          [a](const Inputs& v, const Saving& s) {
+          [a](const Inputs& v, const SavePolicy& s) {
             return sage(v[0], a, {v[1], v[2], v[3]}, s);
           },
           [a](const Inputs& v, const at::Tensor&) { return at::linear(dense(a.matrix).matmul(v[0]), v[1], v[3]) + at::linear(v[0], v[2]); },
@@ -239,7 +240,7 @@ GradientCase gcn_case(at::Device device, int64_t in, int64_t out) {
                 [in, out] {
                   return Inputs{leaf({48, in}), leaf({out, in}), leaf({out})};
                 }),
-          [a](const Inputs& v, const Saving& s) { return gcn(v[0], a, v[1], v[2], s); },
+          [a](const Inputs& v, const SavePolicy& s) { return gcn(v[0], a, v[1], v[2], s); },
           [a](const Inputs& v, const at::Tensor&) { return dense(a.matrix).matmul(at::linear(v[0], v[1])) + v[2]; },
           kKeep,
           kPacked,
@@ -254,7 +255,7 @@ GradientCase spmm_case(at::Device device) {
                 [] {
                   return Inputs{leaf({48, 20})};
                 }),
-          [a](const Inputs& v, const Saving&) { return spmm(a, v[0]); },
+          [a](const Inputs& v, const SavePolicy&) { return spmm(a, v[0]); },
           [a](const Inputs& v, const at::Tensor&) { return dense(a.matrix).matmul(v[0]); },
           {"satchel"},
           {"satchel"},
@@ -268,12 +269,13 @@ std::vector<GradientCase> autograd_cases(at::Device device) {
       linear_case(device, "linear", {40, 32}),
       linear_case(device, "linear of sequences", {5, 8, 32}),
       activation_case(
-          device, "relu", [](const at::Tensor& x, const Saving& s) { return relu(x, s); }, [](const at::Tensor& x) { return at::relu(x); }),
+          device, "relu", [](const at::Tensor& x, const SavePolicy& s) { return relu(x, s); },
+          [](const at::Tensor& x) { return at::relu(x); }),
       activation_case(
-          device, "leaky_relu", [](const at::Tensor& x, const Saving& s) { return leaky_relu(x, 0.1, s); },
+          device, "leaky_relu", [](const at::Tensor& x, const SavePolicy& s) { return leaky_relu(x, 0.1, s); },
           [](const at::Tensor& x) { return at::leaky_relu(x, 0.1); }),
       activation_case(
-          device, "elu", [](const at::Tensor& x, const Saving& s) { return elu(x, 0.8, s); },
+          device, "elu", [](const at::Tensor& x, const SavePolicy& s) { return elu(x, 0.8, s); },
           [](const at::Tensor& x) { return at::elu(x, 0.8); }),
       dropout_case(device),
       sage_case(device, 32, 12),

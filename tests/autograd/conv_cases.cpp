@@ -52,7 +52,7 @@ GradientCase conv_case(at::Device device, const ConvCase& k) {
   return {device,
           k.name,
           leaves(device, {k.x, k.weight, {out}}, k.order),
-          [k](const Inputs& in, const Saving& s) { return conv(in[0], in[1], in[2], k.options, s); },
+          [k](const Inputs& in, const SavePolicy& s) { return conv(in[0], in[1], in[2], k.options, s); },
           [k](const Inputs& in, const at::Tensor&) { return torch_conv(in[0], in[1], in[2], k.options); },
           kKeep,
           k.name == "conv2d" ? kPacked : kSome,
@@ -65,12 +65,12 @@ ConvOptions transposed(std::vector<int64_t> stride, std::vector<int64_t> padding
 
 /// A pool, whose methods differ in nothing but a name.
 GradientCase pool_case(at::Device device, const std::string& name, std::vector<int64_t> x,
-                       std::function<at::Tensor(const at::Tensor&, const Saving&)> ours,
+                       std::function<at::Tensor(const at::Tensor&, const SavePolicy&)> ours,
                        std::function<at::Tensor(const at::Tensor&)> torchs) {
   return {device,
           name,
           leaves(device, {std::move(x)}),
-          [ours](const Inputs& in, const Saving& s) { return ours(in[0], s); },
+          [ours](const Inputs& in, const SavePolicy& s) { return ours(in[0], s); },
           [torchs](const Inputs& in, const at::Tensor&) { return torchs(in[0]); },
           {"satchel", "actnn", "fp32"},
           {"satchel"},
@@ -106,7 +106,7 @@ GradientCase pooled_case(at::Device device) {
   return {device,
           "relu, max_pool, two convs",
           leaves(device, {{3, 4, 8, 6}, {5, 4, 3, 3}, {2, 4, 1, 1}}),
-          [](const Inputs& in, const Saving& s) {
+          [](const Inputs& in, const SavePolicy& s) {
             const at::Tensor pooled = max_pool(relu(in[0], s), {{2}}, s);
             const at::Tensor a = conv(pooled, in[1], {}, {{1}, {1}}, s), b = conv(pooled, in[2], {}, {}, s);
             return at::cat({a, b}, 1);
@@ -124,7 +124,7 @@ void add_max_pools(at::Device device, std::vector<GradientCase>& cases) {
   const auto add = [&](const std::string& name, std::vector<int64_t> x, const PoolOptions& o,
                        std::function<at::Tensor(const at::Tensor&)> torchs) {
     cases.push_back(pool_case(
-        device, name, std::move(x), [o](const at::Tensor& t, const Saving& s) { return max_pool(t, o, s); }, std::move(torchs)));
+        device, name, std::move(x), [o](const at::Tensor& t, const SavePolicy& s) { return max_pool(t, o, s); }, std::move(torchs)));
   };
   PoolOptions line{{3}, {2}, {1}}, overlap{{3, 2}, {2, 1}, {1, 0}}, apart{{2}, {2}, {0}, {2}}, cube{{2, 3, 2}, {2}, {0, 1, 0}};
   overlap.ceil_mode = true;
@@ -138,7 +138,8 @@ void add_max_pools(at::Device device, std::vector<GradientCase>& cases) {
 }
 
 void add_average_pools(at::Device device, std::vector<GradientCase>& cases) {
-  const auto add = [&](const std::string& name, std::vector<int64_t> x, std::function<at::Tensor(const at::Tensor&, const Saving&)> ours,
+  const auto add = [&](const std::string& name, std::vector<int64_t> x,
+                       std::function<at::Tensor(const at::Tensor&, const SavePolicy&)> ours,
                        std::function<at::Tensor(const at::Tensor&)> torchs) {
     cases.push_back(pool_case(device, name, std::move(x), std::move(ours), std::move(torchs)));
   };
@@ -147,36 +148,36 @@ void add_average_pools(at::Device device, std::vector<GradientCase>& cases) {
   divided.divisor = 3;
   add(
       "avg_pool1d", {3, 5, 11},
-      [](const at::Tensor& x, const Saving& s) {
+      [](const at::Tensor& x, const SavePolicy& s) {
         return avg_pool(x, {{3}, {2}, {1}}, s);
       },
       [](const at::Tensor& x) { return at::avg_pool1d(x, {3}, {2}, {1}); });
   add(
-      "avg_pool2d", {3, 5, 8, 7}, [overlap](const at::Tensor& x, const Saving& s) { return avg_pool(x, overlap, s); },
+      "avg_pool2d", {3, 5, 8, 7}, [overlap](const at::Tensor& x, const SavePolicy& s) { return avg_pool(x, overlap, s); },
       [](const at::Tensor& x) {
         return at::avg_pool2d(x, {3, 2}, {2, 1}, {1, 0}, false, false);
       });
   add(
-      "avg_pool2d, divisor", {3, 5, 8, 7}, [divided](const at::Tensor& x, const Saving& s) { return avg_pool(x, divided, s); },
+      "avg_pool2d, divisor", {3, 5, 8, 7}, [divided](const at::Tensor& x, const SavePolicy& s) { return avg_pool(x, divided, s); },
       [](const at::Tensor& x) {
         return at::avg_pool2d(x, {2, 2}, {2, 2}, {0, 0}, false, true, 3);
       });
   add(
-      "avg_pool3d", {2, 3, 6, 5, 4}, [](const at::Tensor& x, const Saving& s) { return avg_pool(x, {{2}}, s); },
+      "avg_pool3d", {2, 3, 6, 5, 4}, [](const at::Tensor& x, const SavePolicy& s) { return avg_pool(x, {{2}}, s); },
       [](const at::Tensor& x) {
         return at::avg_pool3d(x, {2, 2, 2});
       });
   add(
-      "adaptive_avg_pool1d", {3, 5, 11}, [](const at::Tensor& x, const Saving& s) { return adaptive_avg_pool(x, {4}, s); },
+      "adaptive_avg_pool1d", {3, 5, 11}, [](const at::Tensor& x, const SavePolicy& s) { return adaptive_avg_pool(x, {4}, s); },
       [](const at::Tensor& x) { return at::adaptive_avg_pool1d(x, {4}); });
   add(
-      "adaptive_avg_pool2d to 1", {3, 5, 8, 7}, [](const at::Tensor& x, const Saving& s) { return adaptive_avg_pool(x, {1}, s); },
+      "adaptive_avg_pool2d to 1", {3, 5, 8, 7}, [](const at::Tensor& x, const SavePolicy& s) { return adaptive_avg_pool(x, {1}, s); },
       [](const at::Tensor& x) {
         return at::adaptive_avg_pool2d(x, {1, 1});
       });
   add(
       "adaptive_avg_pool2d", {3, 5, 8, 7},
-      [](const at::Tensor& x, const Saving& s) {
+      [](const at::Tensor& x, const SavePolicy& s) {
         return adaptive_avg_pool(x, {3, std::nullopt}, s);
       },
       [](const at::Tensor& x) {
@@ -184,7 +185,7 @@ void add_average_pools(at::Device device, std::vector<GradientCase>& cases) {
       });
   add(
       "adaptive_avg_pool3d", {2, 3, 6, 5, 4},
-      [](const at::Tensor& x, const Saving& s) {
+      [](const at::Tensor& x, const SavePolicy& s) {
         return adaptive_avg_pool(x, {2, 3, 4}, s);
       },
       [](const at::Tensor& x) {
@@ -197,7 +198,7 @@ void add_upsamples(at::Device device, std::vector<GradientCase>& cases) {
   const auto add = [&](const std::string& name, std::vector<int64_t> x, const UpsampleOptions& o,
                        std::function<at::Tensor(const at::Tensor&)> torchs) {
     GradientCase c = pool_case(
-        device, name, std::move(x), [o](const at::Tensor& t, const Saving& s) { return upsample(t, o, s); }, std::move(torchs));
+        device, name, std::move(x), [o](const at::Tensor& t, const SavePolicy& s) { return upsample(t, o, s); }, std::move(torchs));
     c.noisy_methods.clear();
     cases.push_back(std::move(c));
   };
@@ -230,7 +231,7 @@ void add_pads(at::Device device, std::vector<GradientCase>& cases) {
       padding.resize(2 * (x.size() - 2));
       cases.push_back(pool_case(
           device, "pad " + word + " of " + std::to_string(x.size()), x,
-          [padding, mode = mode](const at::Tensor& t, const Saving& s) { return pad(t, padding, mode, s); },
+          [padding, mode = mode](const at::Tensor& t, const SavePolicy& s) { return pad(t, padding, mode, s); },
           [padding, word = word](const at::Tensor& t) { return at::pad(t, padding, word); }));
       if (mode == PadMode::zeros || mode == PadMode::circular) cases.back().noisy_methods.clear();  // torch's own functions
     }

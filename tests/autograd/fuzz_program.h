@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel::test {
 
@@ -18,7 +18,7 @@ namespace satchel::test {
 struct FuzzRun {
   bool ours = false;
   at::ScalarType type = at::kDouble;
-  Saving saving;
+  SavePolicy saving;
   std::vector<at::Tensor> values, weights;
   std::vector<at::Tensor> masks;                   // by step: what dropout multiplied with; our run writes them, torch's reads them
   size_t step = 0;                                 // the step that runs

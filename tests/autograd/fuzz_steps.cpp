@@ -7,9 +7,9 @@
 
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/conv.h"
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/linear.h"
-#include "satchel/autograd/map_rows.h"
-#include "satchel/autograd/norm_add.h"
+#include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/pool.h"
 #include "satchel/autograd/resample.h"
 #include "satchel/autograd/smooth.h"
@@ -170,13 +170,13 @@ at::Tensor torch_activation(const at::Tensor& x, Activation activation, double s
 Step activation_step(FuzzDice& dice, const Values& values) {
   const size_t x = pick(dice, values);
   const int64_t kind = dice.below(10);
-  using Function = std::function<at::Tensor(const at::Tensor&, const Saving*)>;
+  using Function = std::function<at::Tensor(const at::Tensor&, const SavePolicy*)>;
   const auto made = [&](const char* what, Function f) {
     return FuzzStep{
         std::string(what) + "(" + name(x) + ")", {}, [x, f](FuzzRun& r, W) { return f(at(r, x), r.ours ? &r.saving : nullptr); }};
   };
   using T = const at::Tensor&;
-  using S = const Saving*;
+  using S = const SavePolicy*;
   switch (kind) {
     case 0: return made("leaky_relu", [](T v, S s) { return s ? leaky_relu(v, 0.1, *s) : at::leaky_relu(v, 0.1); });
     case 1: return made("elu", [](T v, S s) { return s ? elu(v, 0.8, *s) : at::elu(v, 0.8); });
@@ -245,7 +245,7 @@ Step norm_act_step(FuzzDice& dice, const Values& values) {
         if (o.dropout > 0) {
           const int64_t rows = v.numel() / v.size(1);
           const at::Tensor factors = apply_chain(at::ones({rows, v.size(1)}), {}, {}, {}, seeds.narrow(0, 0, 1), {o.dropout, 1});
-          r.masks[r.step] = map_of_rows(factors, map_sizes(v)).to(at::kDouble);
+          r.masks[r.step] = image_of_rows(factors, image_sizes(v)).to(at::kDouble);
         }
         const SeedBank bank(seeds);
         return norm_act(v, n, o, r.saving);

@@ -14,7 +14,7 @@
 namespace satchel::test {
 namespace {
 
-Saving saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
+SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
 
 Inputs in_double(const Inputs& inputs) {
   Inputs copies;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 
 namespace satchel::test {
 
@@ -19,7 +19,7 @@ struct GradientCase {
   /// Leaves that need gradients; fresh ones every call.
   std::function<Inputs()> inputs;
   /// The function under test. It is called right after manual_seed(seed).
-  std::function<at::Tensor(const Inputs&, const Saving&)> ours;
+  std::function<at::Tensor(const Inputs&, const SavePolicy&)> ours;
   /// The same from torch's own functions in float64; `seed` is the one that ours draws first after manual_seed(seed).
   std::function<at::Tensor(const Inputs&, const at::Tensor& seed)> torchs;
   std::vector<std::string> exact_methods;  // at 32 bits: gradients equal torch's

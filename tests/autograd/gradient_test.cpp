@@ -162,7 +162,7 @@ TEST(Loss, RefusesToServeTwiceOrToBeChanged) {
 TEST(Saves, AreGoneFromTheReportAfterBackward) {
   const NormWeights weights{leaf({32}), leaf({32}), {}, {}};
   for (const char* method : {"satchel", "exact"}) {
-    const Saving saving{parse_method(method), ""};
+    const SavePolicy saving{parse_method(method), ""};
     NormActOptions options;
     options.dropout = 0.5;
     const at::Tensor z = satchel::linear(norm_act(leaf({256, 32}), weights, options, saving), leaf({8, 32}), {}, saving);
@@ -176,7 +176,7 @@ TEST(Saves, AreGoneFromTheReportAfterBackward) {
 /// In evaluation with gradients the running statistics are constants.
 TEST(Norms, EvaluationWithGradientsEqualsTorch) {
   for (const char* method : {"satchel,bits=32", "exact,bits=32,project=none"}) {
-    const Saving saving{parse_method(method), ""};
+    const SavePolicy saving{parse_method(method), ""};
     for (const bool frozen : {false, true}) {
       at::manual_seed(8);
       NormWeights weights{leaf({16}), leaf({16}), at::randn({16}), at::rand({16}) + 0.5};
@@ -199,7 +199,7 @@ TEST(Norms, EvaluationWithGradientsEqualsTorch) {
 
 TEST(SharedSave, ServesTwoLayersAndManyStretches) {
   at::manual_seed(6);
-  const Saving saving{parse_method("satchel,bits=32"), ""};
+  const SavePolicy saving{parse_method("satchel,bits=32"), ""};
   const NormWeights weights{leaf({32}), leaf({32}), {}, {}};
   const at::Tensor h = leaf({20000, 32}), a = leaf({4, 32}), b = leaf({5, 32}), g = at::randn({20000, 9});  // 2.4 stretches of 2^18 values
   const Inputs inputs{h, weights.gamma, weights.beta, a, b};

@@ -20,7 +20,7 @@
 namespace satchel::test {
 namespace {
 
-Saving saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
+SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
 
 TEST(Outputs, AreNoViews) {
@@ -33,7 +33,7 @@ TEST(Outputs, AreNoViews) {
 }
 
 TEST(Outputs, OfALinearLayerMayChangeInPlace) {
-  const Saving exact = saving_of("satchel,bits=32");
+  const SavePolicy exact = saving_of("satchel,bits=32");
   for (const bool ours : {false, true}) {
     at::manual_seed(3);
     const at::Tensor x = leaf({2, 5, 8}), w = leaf({8, 8}), b = leaf({8});
@@ -65,10 +65,10 @@ double error_of(const std::function<at::Tensor(const at::Tensor& w)>& ours, cons
 
 TEST(Readers, WithMoreBitsThanTheMakerPackTheirOwn) {
   at::manual_seed(4);
-  const Saving few = saving_of("satchel"), many = saving_of("satchel,bits=8,side=none");
+  const SavePolicy few = saving_of("satchel"), many = saving_of("satchel,bits=8,side=none");
   const at::Tensor x = leaf({256, 32}), w = leaf({8, 32}), g = at::randn({256, 8});
   const at::Tensor want = gradients_of(at::linear(at::relu(x), w), g, {w})[0];
-  const auto through = [&](const Saving& maker, const Saving& reader) {
+  const auto through = [&](const SavePolicy& maker, const SavePolicy& reader) {
     return error_of([&](const at::Tensor& weight) { return satchel::linear(relu(x, maker), weight, {}, reader); }, w, want, g);
   };
   // 8 bits of a range of 4 are off by less than 2^−7 each; 256 of them that meet a gradient of order 1 add up as √256, against 256·0.4 in a
@@ -89,7 +89,7 @@ TEST(Readers, WithMoreBitsThanTheMakerPackTheirOwn) {
 
 TEST(Readers, OfAMaxPoolThatWasChangedTakeItsValuesAsTheyAre) {
   at::manual_seed(5);
-  const Saving s = saving_of("satchel");
+  const SavePolicy s = saving_of("satchel");
   const at::Tensor x = leaf({2, 8, 8, 8}), w = leaf({4, 8, 1, 1});
   const at::Tensor first = max_pool(relu(x, s), {.kernel = {2}}, s);
   first.detach().sub_(3);  // no ReLU's output any more: negative, and its gradient unchanged
@@ -104,7 +104,7 @@ TEST(Readers, OfAMaxPoolThatWasChangedTakeItsValuesAsTheyAre) {
 /// The same numbers as rows and as images of one pixel are the same problem. An offset of 100 deviations widens the range of x, not of x̂.
 TEST(Norms, OfRowsAreAsExactAsOfImages) {
   for (const char* method : {"actnn", "division", "actnn,adaptive=no"}) {
-    const Saving s = saving_of(method);
+    const SavePolicy s = saving_of(method);
     std::vector<double> errors;
     for (const bool rows : {true, false}) {
       at::manual_seed(6);

@@ -17,7 +17,7 @@ namespace satchel::test {
 namespace {
 
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
-Saving saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
+SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
 
 /// Whatever a forward pass leaves allocated beside its result is in the report, and nothing else is.
 void expect_counted(const std::function<at::Tensor()>& forward, const std::string& what) {
@@ -35,8 +35,8 @@ TEST(Report, CountsTorchsOwnSaves) {
   at::manual_seed(1);
   const at::Tensor x = at::randn({64, 32}), w = leaf({16, 32}), b = leaf({16}), v = leaf({8, 16}), map = leaf({4, 3, 8, 8}),
                    kernel = leaf({5, 3, 3, 3}), labels = at::randint(8, {64});
-  const Saving plain = saving_of("fp32");
-  const auto net = [&](const Saving& s) { return satchel::linear(relu(satchel::linear(x, w, b, s), s), v, {}, s); };
+  const SavePolicy plain = saving_of("fp32");
+  const auto net = [&](const SavePolicy& s) { return satchel::linear(relu(satchel::linear(x, w, b, s), s), v, {}, s); };
   expect_counted([&] { return net(plain); }, "linear, relu, linear");
   expect_counted([&] { return net(saving_of("satchel")); }, "the same packed");
   expect_counted([&] { return at::cross_entropy_loss(net(plain), labels); }, "cross-entropy");
@@ -62,7 +62,7 @@ TEST(Report, OfAPackedNetIsBelowTorchsOwn) {
   at::manual_seed(1);
   const at::Tensor x = leaf({512, 64}), w = leaf({64, 64}), labels = at::randint(64, {512});
   const auto bytes = [&](const std::string& method) {
-    const Saving s = saving_of(method);
+    const SavePolicy s = saving_of(method);
     const at::Tensor logits = satchel::linear(relu(satchel::linear(x, w, {}, s), s), w, {}, s);
     return total_bytes(saved_tensors(cross_entropy_(logits, labels)));
   };

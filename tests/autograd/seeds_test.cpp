@@ -16,7 +16,7 @@
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/linear.h"
 #include "satchel/nn/linear.h"
-#include "satchel/nn/norm_act.h"
+#include "satchel/nn/norm.h"
 #include "tests/autograd/gradient.h"
 
 namespace satchel::test {
@@ -148,8 +148,8 @@ struct Net {
   at::Tensor x, target;
 
   explicit Net(const std::string& method)
-      : first(torch::nn::LinearOptions(12, 24), Saving{parse_method(method), "first"}),
-        second(torch::nn::LinearOptions(24, 3), Saving{parse_method(method), "second"}),
+      : first(torch::nn::LinearOptions(12, 24), SavePolicy{parse_method(method), "first"}),
+        second(torch::nn::LinearOptions(24, 3), SavePolicy{parse_method(method), "second"}),
         between(nn::NormActOptions{.channels = 24, .dropout = 0.3, .saving = {parse_method(method), "between"}}),
         x(at::randn({96, 12})),
         target(at::randn({96, 3})) {}

@@ -9,7 +9,7 @@ int main() {
   const satchel::Packed packed = satchel::pack(x, satchel::CodecSpec{}, /*seed=*/1);
   if (satchel::unpack(packed).sizes() != x.sizes()) return 1;
 
-  const satchel::Saving saving{satchel::parse_method("satchel"), "layer"};
+  const satchel::SavePolicy saving{satchel::parse_method("satchel"), "layer"};
   satchel::nn::Linear layer(torch::nn::LinearOptions(256, 16), saving);
   const at::Tensor y = layer->forward(x);
   int64_t kept = 0;

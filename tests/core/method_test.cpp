@@ -27,7 +27,7 @@ std::string parse_error(std::string_view text) {
 /// The flags that are set.
 std::string flags_of(const Method& m) {
   std::string text;
-  if (m.plain) text += " plain";
+  if (m.torch_baseline) text += " plain";
   if (m.shared) text += " shared";
   if (m.keeps_aggregate) text += " aggregate";
   if (m.packs_data) text += " data";
@@ -130,7 +130,7 @@ TEST(Method, ImageMethodsKeepLayerByLayer) {
 }
 
 TEST(Method, ActnnHasLevels) {
-  EXPECT_TRUE(parse_method("actnn,level=0").plain);
+  EXPECT_TRUE(parse_method("actnn,level=0").torch_baseline);
   const Method l1 = parse_method("actnn,level=1"), l2 = parse_method("actnn,level=2"), l4 = parse_method("actnn,level=4");
   EXPECT_EQ(l1.input.bits, 4);
   EXPECT_EQ(l1.norm.bits, kKeep);
@@ -145,7 +145,7 @@ TEST(Method, ActnnHasLevels) {
   EXPECT_EQ(parse_error("actnn,level=1,level=2"), "[method] level is given twice, got 'actnn,level=1,level=2'");
   EXPECT_EQ(parse_error("actnn,level=0,bits=2"), "[method] level=0 takes no other options, got 'actnn,level=0,bits=2'");
   EXPECT_EQ(parse_error("actnn,level=4,adaptive=no"),
-            "[method] swapping needs bits that are shared out (adaptive=yes), got 'actnn,level=4,adaptive=no'");
+            "[method] swapping needs bits per sample (adaptive=yes), got 'actnn,level=4,adaptive=no'");
   EXPECT_EQ(parse_error("actnn,adaptive=maybe"), "[method] adaptive must be yes or no, got 'actnn,adaptive=maybe'");
 }
 
@@ -171,8 +171,9 @@ TEST(Method, SharedMapsMayHaveAMeanOrABudget) {
   EXPECT_EQ(parse_method("satchel,budget=7").budget, 7);
   EXPECT_EQ(parse_method("satchel,budget=1TiB").budget, int64_t{1} << 40);
   EXPECT_EQ(parse_method("satchel,budget=32768TiB").budget, int64_t{1} << 55);
-  EXPECT_TRUE(shares_out(parse_method("satchel,mean=2")) && shares_out(parse_method("satchel,budget=1GB")));
-  EXPECT_TRUE(shares_out(parse_method("actnn")) && !shares_out(parse_method("satchel")) && !shares_out(parse_method("actnn,level=0")));
+  EXPECT_TRUE(allocates_bits(parse_method("satchel,mean=2")) && allocates_bits(parse_method("satchel,budget=1GB")));
+  EXPECT_TRUE(allocates_bits(parse_method("actnn")) && !allocates_bits(parse_method("satchel")) &&
+              !allocates_bits(parse_method("actnn,level=0")));
   for (const char* text :
        {"satchel,mean=1.9", "satchel,mean=3.5", "satchel,mean=two", "satchel,mean=2.5x", "satchel,mean=", "satchel,mean=nan"}) {
     EXPECT_EQ(parse_error(text), "[method] mean must be 2 to 3, got '" + std::string(text) + "'");

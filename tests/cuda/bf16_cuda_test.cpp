@@ -111,7 +111,7 @@ TEST_F(Cuda, Bf16NormActRebuildsTheNextInput) {
 
 TEST_F(Cuda, Bf16NormActWritesWithinItsRows) {
   const Layer layer(normal({1001, 40}, 83), {0.5, 0});
-  const Plan plan = check_packed(layer.f32.code, "test");
+  const CodecLayout plan = check_packed(layer.f32.code, "test");
   const Place place(layer.h.device(), "test");
   Chain chain;
   for (const auto& [first, last] : {std::pair<int64_t, int64_t>{3, 500}, {8, 1001}, {1000, 1001}}) {

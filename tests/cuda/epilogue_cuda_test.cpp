@@ -7,7 +7,7 @@
 
 #include "cuda_fixture.h"
 #include "satchel/autograd/epilogue_kernel.h"
-#include "satchel/autograd/norm_add.h"
+#include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 
 namespace satchel {
@@ -51,7 +51,7 @@ Outcome run(const Case& c, at::ScalarType type) {
   NormActOptions options;
   options.activation = c.activation;
   options.dropout = c.dropout;
-  const Saving saving{parse_method(c.method), "layer"};
+  const SavePolicy saving{parse_method(c.method), "layer"};
   const SeedRun seeds(5);
   Outcome r;
   r.out = c.skip ? norm_add_act(x, {gamma, beta, {}, {}}, skip, options, saving) : norm_act(x, {gamma, beta, {}, {}}, options, saving);

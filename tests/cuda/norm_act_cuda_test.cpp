@@ -55,7 +55,7 @@ struct Layer {
 
   /// The code with its off plane in these bytes.
   SideCode code_in(const at::Tensor& bytes) const {
-    const Plan plan = check_packed(packed, "test");
+    const CodecLayout plan = check_packed(packed, "test");
     return side_code_of(plan, parts_of(plan, bytes));
   }
 

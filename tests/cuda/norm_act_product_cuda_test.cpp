@@ -183,7 +183,7 @@ TEST_F(Cuda, NormActProductTakesRowsAsTheyStand) {
 
 TEST_F(Cuda, NormActProductWritesNothingElse) {
   const Layer layer(1001, 104, 0.5);
-  const Plan plan = check_packed(layer.code, "test");
+  const CodecLayout plan = check_packed(layer.code, "test");
   const Place place(layer.code.bytes.device(), "test");
   const int64_t columns = 47, values = columns * 104, guard = 64;
   const at::Tensor g = gaussian(1001, columns, 71);

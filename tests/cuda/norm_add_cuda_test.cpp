@@ -60,7 +60,7 @@ struct Layer {
   /// Runs the fused pass into guarded buffers and compares everything.
   void expect_same(Into into) const {
     const Place place(x.device(), "test");
-    const Plan a = check_packed(packed_norm, "test"), b = check_packed(packed_sum, "test");
+    const CodecLayout a = check_packed(packed_norm, "test"), b = check_packed(packed_sum, "test");
     const int64_t size = x.numel() * x.element_size();
     const at::Tensor norm_bytes = filled(packed_norm.bytes.numel()), sum_bytes = filled(packed_sum.bytes.numel()), out = filled(size);
     const at::Tensor& over = into == Into::skip ? skip : x;

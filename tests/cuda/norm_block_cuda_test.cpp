@@ -73,7 +73,7 @@ struct Layer {
   /// Runs the fused pass into guarded buffers and compares everything; `over`: z is written over h.
   void expect_same(bool over, bool keeps_mask) const {
     const Place place(h.device(), "test");
-    const Plan plan = check_packed(packed, "test");
+    const CodecLayout plan = check_packed(packed, "test");
     const int64_t bytes = packed.bytes.numel(), bits = on.numel(), size = h.numel() * h.element_size();
     const at::Tensor code = filled(bytes), on_bits = filled(bits), kept_bits = filled(bits), out = filled(size);
     const at::Tensor input = over ? out : h;
@@ -253,7 +253,7 @@ TEST_F(Cuda, NormBlockIsTheThreeFunctions) {
       SCOPED_TRACE(std::string(method) + (p > 0 ? " with dropout" : ""));
       NormActOptions options;
       options.dropout = p;
-      const Saving saving{parse_method(method), "layer"};
+      const SavePolicy saving{parse_method(method), "layer"};
       Leaves a(3001, 128), b(3001, 128);
       at::manual_seed(5);
       const at::Tensor fused = norm_act(a.x, a.weights, options, saving);

@@ -11,8 +11,8 @@
 #include "cuda_fixture.h"
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/epilogue_kernel.h"
-#include "satchel/autograd/map_rows.h"
-#include "satchel/autograd/norm_add.h"
+#include "satchel/autograd/image_rows.h"
+#include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/norm_low_pass.h"
@@ -61,7 +61,7 @@ struct Layer {
     EXPECT_TRUE(over || same(own, x)) << "x was written";
   }
 
-  at::Tensor rows(const at::Tensor& t) const { return rows_of_map(t); }
+  at::Tensor rows(const at::Tensor& t) const { return rows_of_image(t); }
   const at::Tensor& mean() const { return result.save.moments.mean; }
   const at::Tensor& rstd() const { return result.save.moments.rstd; }
 
@@ -239,7 +239,7 @@ struct Leaves {
     weights = {leaf(normal({sizes[1]}, 53).abs() + 0.5), leaf(normal({sizes[1]}, 54) * 0.3), at::zeros({sizes[1]}, floats),
                at::ones({sizes[1]}, floats)};
   }
-  at::Tensor run(After after, const Saving& saving) const {
+  at::Tensor run(After after, const SavePolicy& saving) const {
     NormActOptions options;
     if (after == After::add) return norm_add_act(x, weights, skip, options, saving);
     return after == After::relu ? norm_act(x, weights, options, saving) : batch_norm(x, weights, options.statistics, saving);
@@ -248,7 +248,7 @@ struct Leaves {
 
 /// A map in channels_last order against the same in the shape's, which the functions of their own serve.
 TEST_F(NormLowPassCuda, IsTheFunctionsOfTheirOwn) {
-  const Saving saving{parse_method("division"), "layer"};
+  const SavePolicy saving{parse_method("division"), "layer"};
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{2, 64, 56, 56}, {4, 64, 14, 14}, {3, 128, 7, 7}}) {
     for (const After after : {After::nothing, After::relu, After::add}) {
       SCOPED_TRACE(c10::str(at::IntArrayRef(sizes)) + " " + std::to_string(static_cast<int>(after)));
@@ -271,15 +271,15 @@ TEST_F(NormLowPassCuda, IsTheFunctionsOfTheirOwn) {
       // A value this close to 0 may fall on either side of the ReLU: its gradient is not compared, and may be missing in a sum.
       const at::Tensor near =
           after == After::nothing ? at::zeros_like(g, at::kBool) : (apart.detach() < 1e-2) & ((apart > 0) != (fused > 0));
-      const at::Tensor missing = rows_of_map(at::where(near, g.abs(), at::zeros_like(g))).sum(0);
+      const at::Tensor missing = rows_of_image(at::where(near, g.abs(), at::zeros_like(g))).sum(0);
       // Sums in fp32: below 4,100 units of Σ|g| and of Σ|g·x̂|, |x̂| < 8, for each of the two; x̂ itself within 2,064 units of 8.
-      const at::Tensor size = rows_of_map(g.abs()).sum(0) * (2 * 8 * (4100 + 2064) * kUnit) + missing * 8;
+      const at::Tensor size = rows_of_image(g.abs()).sum(0) * (2 * 8 * (4100 + 2064) * kUnit) + missing * 8;
       EXPECT_TRUE(((a.weights.beta.grad() - b.weights.beta.grad()).abs() <= size).all().item<bool>());
       EXPECT_TRUE(((a.weights.gamma.grad() - b.weights.gamma.grad()).abs() <= size).all().item<bool>());
       // γ·rstd < 3, from the statistics within 2,064 units; the sums' part: their difference over N, times |x̂| < 8.
       const double n = static_cast<double>(g.numel() / sizes[1]);
-      const at::Tensor bound = (rows_of_map(g.abs()) * (8 * 2064 * kUnit) + size * (9.0 / n) + 8 * 2064 * kUnit) * 3;
-      const at::Tensor fits = (rows_of_map(a.x.grad() - b.x.grad()).abs() <= bound) | rows_of_map(near);
+      const at::Tensor bound = (rows_of_image(g.abs()) * (8 * 2064 * kUnit) + size * (9.0 / n) + 8 * 2064 * kUnit) * 3;
+      const at::Tensor fits = (rows_of_image(a.x.grad() - b.x.grad()).abs() <= bound) | rows_of_image(near);
       EXPECT_TRUE(fits.all().item<bool>()) << (~fits).sum().item<int64_t>() << " values differ";
       if (after == After::add) {
         EXPECT_TRUE(same(at::where(near, at::zeros_like(g), a.skip.grad() + 0.0), at::where(near, at::zeros_like(g), b.skip.grad() + 0.0)));

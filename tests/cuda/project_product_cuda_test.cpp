@@ -54,7 +54,7 @@ void expect_products(std::initializer_list<int64_t> row_counts) {
             const at::Tensor seed = seed_tensor(35, at::kCUDA);
             const CodecSpec spec = parse_spec(text);
             const Packed packed = pack(h, spec, seed);
-            const Plan plan = check_packed(packed, "test");
+            const CodecLayout plan = check_packed(packed, "test");
             // Blockwise of few rows: the only block has another number of values. Blocks of 8: a row has several headers.
             const bool straight = std::string(text) == "exact" || (text[0] == 'b' && (rows >= 64 || rows == 1));
             ASSERT_EQ(cuda::project_product_fits(plan.projection, plan.block, columns), straight);

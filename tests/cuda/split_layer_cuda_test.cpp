@@ -59,7 +59,7 @@ struct Step {
   Tensors weight_gradients;
 
   Step(const LayerCase& c, at::Device device) {
-    const Saving saving{parse_method(c.method), "layer"};
+    const SavePolicy saving{parse_method(c.method), "layer"};
     const Adjacency a = to_device(c.a, device);
     const auto leaf = [&](const at::Tensor& t) { return t.clone().to(device).requires_grad_(); };
     const at::Tensor x = leaf(c.x), bias = leaf(c.bias);
@@ -155,7 +155,7 @@ TEST_F(SplitProduct, StepsOfGraphLayersAreRightWithinRounding) {
 }
 
 TEST_F(SplitProduct, LinearLayersTakeItToo) {
-  const Saving saving{parse_method("satchel"), "layer"};
+  const SavePolicy saving{parse_method("satchel"), "layer"};
   const at::Tensor x = normal({2, 1500, 100}, 71).cuda().requires_grad_(), g = normal({2, 1500, 128}, 72).cuda();
   const at::Tensor w = normal({128, 100}, 73).cuda().requires_grad_(), bias = normal({128}, 74).cuda().requires_grad_();
   const at::Tensor y = linear(x, w, bias, saving), rows = x.detach().reshape({3000, 100}), g_rows = g.reshape({3000, 128});
@@ -166,7 +166,7 @@ TEST_F(SplitProduct, LinearLayersTakeItToo) {
 }
 
 TEST_F(SplitProduct, WhatFollowsALinearLayerMayWorkInPlace) {
-  const Saving saving{parse_method("satchel"), "layer"};
+  const SavePolicy saving{parse_method("satchel"), "layer"};
   for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{{3000, 100}, {2, 1500, 100}}) {
     const at::Tensor x = normal(sizes, 75).cuda().requires_grad_(), w = normal({128, 100}, 76).cuda().requires_grad_();
     const at::Tensor y = linear(x, w, {}, saving), passed = (y.detach() > 0).to(at::kFloat);

@@ -16,8 +16,8 @@
 #include "satchel/autograd/pool.h"
 #include "satchel/autograd/report.h"
 #include "satchel/autograd/resample.h"
-#include "satchel/train/growing_segments.h"
-#include "satchel/train/late_number.h"
+#include "satchel/train/async_scalar.h"
+#include "satchel/train/expandable_segments.h"
 #include "tests/autograd/gradient.h"
 #include "tests/cuda/cuda_fixture.h"
 
@@ -32,7 +32,7 @@ Kinds kinds_of(const at::Tensor& out) {
   return kinds;
 }
 
-Saving saving_of(const char* method) { return {parse_method(method), "layer"}; }
+SavePolicy saving_of(const char* method) { return {parse_method(method), "layer"}; }
 
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).cuda().requires_grad_(); }
 
@@ -51,23 +51,23 @@ at::Tensor on_other_stream(const std::function<at::Tensor()>& run) {
 
 TEST_F(Cuda, InputsArePackedOnceAStream) {
   at::manual_seed(1);
-  const Saving s = saving_of("actnn");
+  const SavePolicy s = saving_of("actnn");
   const at::Tensor x = leaf({4, 8, 16, 16}), a = leaf({8, 8, 3, 3}), b = leaf({8, 8, 3, 3});
   const auto conv3 = [&](const at::Tensor& w) { return conv(x, w, {}, {{1}, {1}}, s); };
   const at::Tensor first = conv3(a), second = conv3(b);
   const size_t lines = kinds_of(first).size();
   EXPECT_GE(lines, 1U);
   EXPECT_EQ(kinds_of(first + second).size(), lines) << "one save for both";
-  const at::Tensor third = on_other_stream([&] { return conv3(b); });
-  EXPECT_EQ(kinds_of(third).size(), lines) << "its own";
+  const at::Tensor extra = on_other_stream([&] { return conv3(b); });
+  EXPECT_EQ(kinds_of(extra).size(), lines) << "its own";
   // The same values, coded twice: both give the weight's gradient.
-  const auto got = gradients_of(first + third, at::ones_like(first), {a, b});
+  const auto got = gradients_of(first + extra, at::ones_like(first), {a, b});
   EXPECT_TRUE(got[0].isfinite().all().item<bool>() && got[1].isfinite().all().item<bool>());
 }
 
 TEST_F(Cuda, SavesAreSharedWithinAStream) {
   at::manual_seed(1);
-  const Saving s = saving_of("satchel");
+  const SavePolicy s = saving_of("satchel");
   const NormWeights w{leaf({8}), leaf({8}), {}, {}};
   const at::Tensor x = leaf({4, 8, 16, 16}), kernel = leaf({8, 8, 3, 3});
   const auto conv3 = [&](const at::Tensor& z) { return conv(z, kernel, {}, {{1}, {1}}, s); };
@@ -102,7 +102,7 @@ TEST_F(Cuda, AutocastGivesTorchsTypes) {
   const at::Tensor x = at::randn({3, 8, 6, 8}).cuda().to(at::kBFloat16).requires_grad_(), gamma = leaf({8}), beta = leaf({8});
   const Autocasting on;
   for (const char* method : {"satchel", "satchel,bits=32", "actnn", "fp32"}) {
-    const Saving s = saving_of(method);
+    const SavePolicy s = saving_of(method);
     struct Pair {
       at::Tensor ours, torchs;
     };
@@ -127,7 +127,7 @@ TEST_F(Cuda, AutocastGivesTorchsTypes) {
 TEST_F(Cuda, LateNumberWaitsForItselfAlone) {
   at::Tensor slow = at::ones({4096, 4096}, at::kCUDA);
   slow = slow.mm(slow) * 1e-4;
-  const LateNumber number(slow.narrow(0, 0, 1).narrow(1, 0, 1).sum());
+  const AsyncScalar number(slow.narrow(0, 0, 1).narrow(1, 0, 1).sum());
   for (int i = 0; i < 200; ++i) slow = slow.mm(slow) * 1e-4;  // 27 TFLOP: more than a tenth of a second
   EXPECT_NEAR(number.read(), 0.4096, 1e-6);
   EXPECT_FALSE(c10::cuda::getCurrentCUDAStream().query()) << "the device is still at work";
@@ -138,7 +138,7 @@ TEST_F(Cuda, GrowingSegmentsServeAndGo) {
   const c10::Device device(c10::kCUDA, 0);
   const at::Tensor before = at::ones({1 << 20}, device);
   {
-    const GrowingSegments segments(device);
+    const ExpandableSegments segments(device);
     const auto expandable = [] {
       for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
         if (segment.is_expandable) return true;

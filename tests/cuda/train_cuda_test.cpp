@@ -54,7 +54,7 @@ class Training {
     optimizer_ = std::make_unique<ParameterStep>(options_, model_->parameters(), scale);
     step_ = std::make_unique<TrainStep>(
         StepParts{[this] { return model_->logits(task_.input, task_.a); },
-                  [this, scale](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.plain, scale); }},
+                  [this, scale](const at::Tensor& logits) { return loss_of(task_, logits, options_.method.torch_baseline, scale); }},
         *optimizer_, at::Device(at::kCUDA, 0), options_.cuda_graph);
   }
 

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "satchel/core/error.h"
-#include "satchel/tensor/plan.h"
+#include "satchel/tensor/codec_layout.h"
 
 namespace satchel {
 namespace {

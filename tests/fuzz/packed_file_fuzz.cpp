@@ -1,8 +1,8 @@
 // The header of a packed file.
 #include <algorithm>
 
+#include "satchel/tensor/codec_layout.h"
 #include "satchel/tensor/file_format.h"
-#include "satchel/tensor/plan.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace satchel::fuzz {

@@ -1,23 +1,22 @@
-// Mixed bits: bytes against core/code.h value by value, the share-out against all others that a budget allows.
-#include "satchel/kernels/cpu/mixed.h"
-
+// Bits per sample: bytes against core/code.h value by value, the allocation against all others that a budget allows.
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "satchel/core/allocate.h"
+#include "satchel/kernels/cpu/per_sample.h"
 #include "tests/kernels/common.h"
 
 namespace satchel::test {
 namespace {
 
-MixedCode mixed_code(int64_t samples, int64_t values, int64_t block, double mean, HeaderType header = HeaderType::bf16,
-                     Rounding rounding = Rounding::stochastic) {
-  MixedCode code;
+PerSampleCode mixed_code(int64_t samples, int64_t values, int64_t block, double mean, HeaderType header = HeaderType::bf16,
+                         Rounding rounding = Rounding::stochastic) {
+  PerSampleCode code;
   code.samples = samples;
   code.values = values;
   code.block = std::min(block, code.groups() * kGroup);
-  code.budget = mixed_budget(samples, mean);
+  code.budget = per_sample_budget(samples, mean);
   code.header = header;
   code.rounding = rounding;
   return code;
@@ -25,15 +24,15 @@ MixedCode mixed_code(int64_t samples, int64_t values, int64_t block, double mean
 
 std::vector<int> shared_bits(const std::vector<double>& squares, int64_t budget, const float* weights = nullptr) {
   const auto n = static_cast<int64_t>(squares.size());
-  MixedCode code = mixed_code(n, 8, 8, 1);
+  PerSampleCode code = mixed_code(n, 8, 8, 1);
   code.budget = budget;
   std::vector<uint32_t> shares(squares.size());
-  mixed_share(code, squares, weights, shares.data());
+  per_sample_allocate(code, squares, weights, shares.data());
   std::vector<int> bits;
   int64_t before = 0;
   for (const uint32_t s : shares) {
-    EXPECT_EQ(share_before(s), before);
-    bits.push_back(share_bits(s));
+    EXPECT_EQ(entry_before(s), before);
+    bits.push_back(entry_bits(s));
     before += bits.back();
   }
   EXPECT_EQ(before, budget);
@@ -73,7 +72,7 @@ TEST(MixedShare, PredictsWhatAllocateBitsDoes) {
     for (double& v : c) v = random.one_in(8) ? 0 : std::exp(3.0 * random.normal());
     const std::vector<int64_t> ones(c.size(), 1);
     for (const double mean : {1.0, 1.5, 2.0, 3.7, 8.0}) {
-      const int64_t budget = mixed_budget(n, mean);
+      const int64_t budget = per_sample_budget(n, mean);
       const Allocation other = allocate_bits(c, ones, budget);
       // Sums of n numbers: n roundings of 2^−53 at most.
       EXPECT_NEAR(predicted_variance(c, shared_bits(c, budget)), other.predicted, other.predicted * 2 * static_cast<double>(n) * 0x1p-53);
@@ -91,11 +90,12 @@ TEST(MixedShare, EqualOnesGoByIndexAndNothingIsLeftOver) {
 }
 
 TEST(MixedShare, BudgetIsTheFloorOfTheMean) {
-  EXPECT_EQ(mixed_budget(10, 2.39), 23);
-  EXPECT_EQ(mixed_budget(3, 1.0), 3);
-  EXPECT_EQ(mixed_budget(3, 99.0), 24);
+  EXPECT_EQ(per_sample_budget(10, 2.39), 23);
+  EXPECT_EQ(per_sample_budget(3, 1.0), 3);
+  EXPECT_EQ(per_sample_budget(3, 99.0), 24);
   for (int64_t n = 1; n < 100; ++n) {
-    for (double mean = 1; mean <= 8; mean += 0.125) EXPECT_LE(static_cast<double>(mixed_budget(n, mean)), mean * static_cast<double>(n));
+    for (double mean = 1; mean <= 8; mean += 0.125)
+      EXPECT_LE(static_cast<double>(per_sample_budget(n, mean)), mean * static_cast<double>(n));
   }
 }
 
@@ -105,49 +105,51 @@ struct Packed {
 };
 
 /// All samples in one go, or in pieces of `piece`; into guarded memory.
-Packed packed(const MixedCode& code, const Bytes& x, DType type, uint64_t seed, int64_t piece) {
+Packed packed(const PerSampleCode& code, const Bytes& x, DType type, uint64_t seed, int64_t piece) {
   Guarded bytes(code.total());
   std::vector<F32Header> ranges(static_cast<size_t>(code.samples * code.blocks()));
   std::vector<double> squares(static_cast<size_t>(code.samples));
   const auto in_pieces = [&](const auto& run) {
     for (int64_t n = 0; n < code.samples; n += piece) run(n, std::min(code.samples, n + piece));
   };
-  in_pieces([&](int64_t first, int64_t last) { mixed_measure(code, {x.data(), type}, ranges.data(), squares.data(), first, last); });
-  mixed_share(code, squares, nullptr, reinterpret_cast<uint32_t*>(bytes.data() + code.shares_at()));
-  in_pieces([&](int64_t first, int64_t last) { mixed_encode(code, {x.data(), type}, seed, ranges.data(), bytes.data(), first, last); });
+  in_pieces([&](int64_t first, int64_t last) { per_sample_measure(code, {x.data(), type}, ranges.data(), squares.data(), first, last); });
+  per_sample_allocate(code, squares, nullptr, reinterpret_cast<uint32_t*>(bytes.data() + code.entries_at()));
+  in_pieces([&](int64_t first, int64_t last) {
+    per_sample_encode(code, {x.data(), type}, seed, ranges.data(), bytes.data(), first, last);
+  });
   EXPECT_TRUE(bytes.intact()) << "wrote past the bytes";
   return {bytes.bytes(), ranges};
 }
 
-Bytes unpacked(const MixedCode& code, const Bytes& bytes, DType type, int64_t first, int64_t last) {
+Bytes unpacked(const PerSampleCode& code, const Bytes& bytes, DType type, int64_t first, int64_t last) {
   Guarded out((last - first) * code.values * size_of(type));
-  mixed_decode(code, bytes.data(), out.data(), type, first, first, last);
+  per_sample_decode(code, bytes.data(), out.data(), type, first, first, last);
   EXPECT_TRUE(out.intact()) << "wrote past the values";
   return out.bytes();
 }
 
 /// Codes and values as core/code.h has them; the bits are those of the shares.
-void compare(const MixedCode& code, const Bytes& x, DType type, uint64_t seed) {
+void compare(const PerSampleCode& code, const Bytes& x, DType type, uint64_t seed) {
   const Packed p = packed(code, x, type, seed, code.samples);
   ASSERT_EQ(packed(code, x, type, seed, 2).bytes, p.bytes);
   Bytes expected(p.bytes.size());
-  std::copy(p.bytes.begin() + code.shares_at(), p.bytes.end(), expected.begin() + code.shares_at());
+  std::copy(p.bytes.begin() + code.entries_at(), p.bytes.end(), expected.begin() + code.entries_at());
   Floats values;
   for (int64_t n = 0; n < code.samples; ++n) {
     uint32_t share;
-    std::memcpy(&share, &p.bytes[static_cast<size_t>(code.shares_at() + 4 * n)], 4);
+    std::memcpy(&share, &p.bytes[static_cast<size_t>(code.entries_at() + 4 * n)], 4);
     LevelTable levels;
-    levels.bits = share_bits(share);
+    levels.bits = entry_bits(share);
     for (int64_t v = 0; v < code.values; ++v) {
       const int64_t block = n * code.blocks() + v / code.block;
       const F32Header r = p.ranges[static_cast<size_t>(block)];
-      const Header h = mixed_header({r.low, r.step}, levels.bits, code.header);
+      const Header h = per_sample_header({r.low, r.step}, levels.bits, code.header);
       store_header(&expected[static_cast<size_t>(code.headers_at())], code.header, block, h);
       const auto element = static_cast<uint64_t>(n * code.groups() * kGroup + v);
       const uint32_t u = code.rounding == Rounding::nearest ? kNearestNoise : noise(seed, Stream::rounding, element);
       const float in = load(x.data(), type, n * code.values + v);
       const uint32_t c = is_poisoned(h) ? 0 : code_of(position(in, make_ruler(h)), levels, u);
-      put_code(&expected[static_cast<size_t>(code.unit() * share_before(share))], levels.bits, v, c);
+      put_code(&expected[static_cast<size_t>(code.unit() * entry_before(share))], levels.bits, v, c);
       values.push_back(value_of(c, h, levels));
     }
   }
@@ -184,10 +186,10 @@ TEST(Mixed, WiderSamplesGetMoreBits) {
   Floats x(2048);
   for (size_t i = 0; i < x.size(); ++i) x[i] = random.normal() * (i < 512 ? 100.0f : 1.0f);
   const Packed p = packed(code, as_type(x, DType::f32), DType::f32, 1, 4);
-  const auto* shares = reinterpret_cast<const uint32_t*>(p.bytes.data() + code.shares_at());
+  const auto* shares = reinterpret_cast<const uint32_t*>(p.bytes.data() + code.entries_at());
   // C of sample 0 is about 10^4 times the others': 10^4·gain(4) = 34 > gain(1) = 8/9, so all four spare bits are its own.
-  EXPECT_EQ(share_bits(shares[0]), 5);
-  EXPECT_EQ(share_bits(shares[1]) + share_bits(shares[2]) + share_bits(shares[3]), 3);
+  EXPECT_EQ(entry_bits(shares[0]), 5);
+  EXPECT_EQ(entry_bits(shares[1]) + entry_bits(shares[2]) + entry_bits(shares[3]), 3);
 }
 
 TEST(Mixed, NonFiniteValuesPoisonTheirBlockAlone) {

@@ -14,8 +14,8 @@
 #include "satchel/autograd/report.h"
 #include "satchel/core/error.h"
 #include "satchel/nn/conv.h"
+#include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/image_plan.h"
-#include "satchel/plan/share_out.h"
 #include "satchel/train/memory.h"
 
 namespace satchel {
@@ -130,12 +130,12 @@ struct Measured {
 };
 
 Measured measure(ImageModelOptions o, int64_t side) {
-  if (shares_out(o.saving.method)) {  // as a run has it
-    const auto shares = std::make_shared<ShareOut>(ShareOutOptions{kImages});
+  if (allocates_bits(o.saving.method)) {  // as a run has it
+    const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{kImages});
     std::vector<int64_t> samples(kImages);
     std::iota(samples.begin(), samples.end(), 0);
     shares->set_samples(samples);
-    o.saving.shares = shares;
+    o.saving.allocator = shares;
   }
   ImageModel model = make_image_model(o);
   const at::Tensor x = images(side);
@@ -155,7 +155,7 @@ void expect_plan(const ImageModelOptions& o, int64_t side) {
   const Measured got = measure(o, side);
   const auto plan = plan_image(shape_of(o), {kImages, side, side}, o.saving.method);
   const std::string where = o.name + ' ' + o.saving.method.name;
-  if (o.saving.method.plain) {
+  if (o.saving.method.torch_baseline) {
     // The images stood before.
     EXPECT_EQ(got.saved, total_bytes(plan) - plan[0].bytes) << where;
     return;

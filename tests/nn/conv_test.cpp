@@ -21,7 +21,7 @@ namespace {
 
 using torch::nn::Conv2dOptions;
 
-Saving with(const std::string& method) { return {parse_method(method), "layer", {}}; }
+SavePolicy with(const std::string& method) { return {parse_method(method), "layer", {}}; }
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
 
 /// Bytes that a second convolution of `other` keeps after one of x.

@@ -108,7 +108,7 @@ TEST(Convert, ThirtyTwoBitsGiveTheOldGradients) {
 }
 
 TEST(Convert, LayersSaveByTheirNames) {
-  nn::Converted made = nn::convert(network(), Saving{parse_method("satchel"), "net"});
+  nn::Converted made = nn::convert(network(), SavePolicy{parse_method("satchel"), "net"});
   std::set<std::string> names;
   for (const SavedTensor& s : saved_tensors(made.model->forward(at::randn({4, 3, 8, 8})))) names.insert(s.name);
   // stem.2, the ReLU, took over what stem.1 would have kept.

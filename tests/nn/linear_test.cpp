@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "satchel/autograd/bit_shares.h"
+#include "satchel/autograd/bit_allocator.h"
 #include "satchel/autograd/conv.h"
 #include "tests/autograd/gradient.h"
 
@@ -13,19 +13,19 @@ namespace satchel::test {
 namespace {
 
 /// Writes down what one layer tells.
-class Listener : public BitShares {
+class Listener : public BitAllocator {
  public:
   at::Tensor told;  // factor · squares: a sample's sensitivity over ‖R_n‖²
 
-  BitShare input(const std::string&, int64_t, int64_t, double mean_bits, at::Device) override { return share(mean_bits, 0); }
-  BitShare map(const std::string&, int64_t, int64_t, double mean_bits, at::Device) override { return share(mean_bits, -1); }
+  BitAllocation input(const std::string&, int64_t, int64_t, double mean_bits, at::Device) override { return share(mean_bits, 0); }
+  BitAllocation image(const std::string&, int64_t, int64_t, double mean_bits, at::Device) override { return share(mean_bits, -1); }
   double norm(int64_t, double mean_bits) override { return mean_bits; }
   bool wants_gradient(int64_t) const override { return true; }
   void saw_gradient(int64_t, const at::Tensor& squares, const at::Tensor&, double factor) override { told = squares.mul(factor); }
 
  private:
-  static BitShare share(double mean_bits, int64_t layer) {
-    BitShare s;
+  static BitAllocation share(double mean_bits, int64_t layer) {
+    BitAllocation s;
     s.mean_bits = mean_bits;
     s.layer = layer;
     return s;

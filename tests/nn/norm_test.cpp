@@ -12,9 +12,9 @@
 #include <cmath>
 
 #include "satchel/autograd/activation.h"
+#include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/linear.h"
-#include "satchel/autograd/map_rows.h"
-#include "satchel/autograd/norm_add.h"
+#include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 #include "satchel/autograd/smooth.h"
 #include "satchel/core/error.h"
@@ -25,7 +25,7 @@
 namespace satchel::test {
 namespace {
 
-Saving saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
+SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
 
 at::Tensor leaf(at::IntArrayRef shape, at::ScalarType type = at::kFloat) { return at::randn(shape).to(type).requires_grad_(); }
 
@@ -70,7 +70,7 @@ TEST(Modules, HaveTorchsStateAndValues) {
 }
 
 /// RMSNorm → ReLU after a linear layer, its gradients by torch.
-at::Tensor rms_loss(const std::vector<at::Tensor>& in, const Saving* saving) {
+at::Tensor rms_loss(const std::vector<at::Tensor>& in, const SavePolicy* saving) {
   if (saving == nullptr) return at::relu(at::rms_norm(at::linear(in[0], in[1]), {64}, in[2], 1e-6)).mul(in[3]).sum();
   return relu(rms_norm(linear(in[0], in[1], {}, *saving), {64}, in[2], 1e-6, *saving), *saving).mul(in[3]).sum();
 }
@@ -78,7 +78,7 @@ at::Tensor rms_loss(const std::vector<at::Tensor>& in, const Saving* saving) {
 TEST(RmsNorm, IsTorchsAt32Bits) {
   for (const char* method : {"satchel,bits=32", "exact,bits=32,project=none", "actnn,bits=32"}) {
     for (const std::vector<int64_t>& shape : {std::vector<int64_t>{5}, {4, 5}}) {
-      const Saving s = saving_of(method);
+      const SavePolicy s = saving_of(method);
       nn::RMSNorm module(nn::RMSNormOptions{shape}, s);
       {
         const at::NoGradGuard no_grad;
@@ -99,7 +99,7 @@ TEST(RmsNorm, IsTorchsAt32Bits) {
 TEST(RmsNorm, GradientsAreRightOnAverage) {
   at::manual_seed(9);
   const std::vector<at::Tensor> in = {at::randn({256, 32}), leaf({64, 32}), leaf({64}), at::randn({256, 64})};
-  const Saving s = saving_of("satchel");
+  const SavePolicy s = saving_of("satchel");
   const auto exact = torch::autograd::grad({rms_loss(in, nullptr)}, {in[1], in[2]});
   constexpr int kSeeds = 200;
   for (size_t i = 0; i < 2; ++i) {
@@ -118,7 +118,7 @@ TEST(RmsNorm, GradientsAreRightOnAverage) {
 
 TEST(Modules, StandInASequential) {
   at::manual_seed(1);
-  const Saving s = saving_of("satchel");
+  const SavePolicy s = saving_of("satchel");
   torch::nn::Sequential model(nn::BatchNorm2d(torch::nn::BatchNormOptions(8), s), nn::ReLU(torch::nn::ReLUOptions(true), s),
                               nn::Dropout(torch::nn::DropoutOptions(0.1), s), nn::GroupNorm(torch::nn::GroupNormOptions(2, 8), s),
                               nn::LeakyReLU(torch::nn::LeakyReLUOptions(), s), nn::ELU(torch::nn::ELUOptions(), s),
@@ -154,7 +154,7 @@ TEST(Types, HalvesComeBackAsHalves) {
   for (const char* method : {"satchel,bits=32", "satchel", "actnn", "division", "exact"}) {
     for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
       at::manual_seed(4);
-      const Saving s = saving_of(method);
+      const SavePolicy s = saving_of(method);
       const NormWeights w = weights_of(8);
       const at::Tensor x = leaf({4, 8, 6, 6}, type), skip = leaf({4, 8, 6, 6}, type);
       const at::Tensor want = at::relu(at::batch_norm(x.to(at::kFloat), w.gamma, w.beta, {}, {}, true, 0.1, 1e-5, false) + skip);
@@ -190,7 +190,7 @@ TEST(Types, AutocastCastsNothingHere) {
 TEST(Maps, ComeBackInChannelsLastOrder) {
   const NormWeights w = weights_of(8);
   for (const char* method : {"satchel", "actnn"}) {
-    const Saving s = saving_of(method);
+    const SavePolicy s = saving_of(method);
     for (const bool last : {false, true}) {
       at::Tensor x = at::randn({3, 8, 5, 4});
       if (last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
@@ -222,7 +222,7 @@ TEST(Maps, TakeGradientsInAnyOrder) {
 TEST(Maps, NonFiniteValuesAreNotHidden) {
   at::manual_seed(4);
   for (const char* method : {"satchel", "actnn", "division"}) {
-    const Saving s = saving_of(method);
+    const SavePolicy s = saving_of(method);
     const NormWeights w = weights_of(8);
     at::Tensor x = at::randn({3, 8, 5, 5});
     x[1][2][3][3] = std::numeric_limits<float>::infinity();
@@ -236,7 +236,7 @@ TEST(Maps, NonFiniteValuesAreNotHidden) {
 }
 
 TEST(Maps, EmptyBatchesAndOddOnesAreHandled) {
-  const Saving s = saving_of("satchel");
+  const SavePolicy s = saving_of("satchel");
   const NormWeights w = weights_of(8);
   const at::Tensor empty = leaf({0, 8, 4, 4}), one = leaf({1, 8, 1, 1});
   EXPECT_THROW(batch_norm(empty, w, {}, s), Error);

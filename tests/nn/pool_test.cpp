@@ -22,7 +22,7 @@
 namespace satchel::test {
 namespace {
 
-Saving with(const std::string& method) { return {parse_method(method), "layer", {}}; }
+SavePolicy with(const std::string& method) { return {parse_method(method), "layer", {}}; }
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
 
 template <class Ours, class Torchs, class Options>

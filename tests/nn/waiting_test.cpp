@@ -16,7 +16,7 @@
 namespace satchel::test {
 namespace {
 
-Saving saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
+SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
 
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
 
@@ -24,12 +24,14 @@ int64_t kept(const at::Tensor& out) { return total_bytes(saved_tensors(out)); }
 
 NormWeights weights_of(int64_t channels) { return {leaf({channels}), leaf({channels}), {}, {}}; }
 
-at::Tensor conv3(const at::Tensor& x, const at::Tensor& w, const Saving& s) { return conv(x, w, {}, {{1}, {1}, {1}, {0}, false, 1}, s); }
+at::Tensor conv3(const at::Tensor& x, const at::Tensor& w, const SavePolicy& s) {
+  return conv(x, w, {}, {{1}, {1}, {1}, {0}, false, 1}, s);
+}
 
 /// Norm, ReLU and convolution as functions of their own keep the same bytes and give the same gradients, bit for bit, as the fused call.
-TEST(Waiting, NormThenReluIsTheFusedCall) {
+TEST(Deferred, NormThenReluIsTheFusedCall) {
   for (const char* method : {"satchel", "satchel,bits=3", "satchel,side=none", "satchel,residual=1"}) {
-    const Saving s = saving_of(method);
+    const SavePolicy s = saving_of(method);
     std::vector<std::vector<at::Tensor>> runs;
     std::vector<int64_t> bytes;
     for (const bool fused : {false, true}) {
@@ -53,9 +55,9 @@ std::vector<std::string> kinds_of(const at::Tensor& out) {
   return kinds;
 }
 
-TEST(Waiting, OtherReadersMakeTheNormPackForItself) {
+TEST(Deferred, OtherReadersMakeTheNormPackForItself) {
   at::manual_seed(3);
-  const Saving s = saving_of("satchel");
+  const SavePolicy s = saving_of("satchel");
   const NormWeights w = weights_of(16);
   const at::Tensor x = leaf({4, 16, 6, 6}), kernel = leaf({8, 16, 3, 3});
   using Kinds = std::vector<std::string>;
@@ -63,14 +65,14 @@ TEST(Waiting, OtherReadersMakeTheNormPackForItself) {
   EXPECT_EQ(kinds_of(relu(batch_norm(x, w, {}, s) + x, s)), (Kinds{"norm", "statistics", "shared"}));
   // A convolution shares the norm's own values, and γ and β to rebuild its input with.
   EXPECT_EQ(kinds_of(conv3(batch_norm(x, w, {}, s), kernel, s)), (Kinds{"shared", "affine", "statistics"}));
-  const Saving few = saving_of("satchel,residual=1");  // too few for the convolution's weights
+  const SavePolicy few = saving_of("satchel,residual=1");  // too few for the convolution's weights
   EXPECT_EQ(kinds_of(conv3(batch_norm(x, w, {}, few), kernel, few)), (Kinds{"norm", "statistics", "input"}));
   EXPECT_EQ(kinds_of(conv3(relu(batch_norm(x, w, {}, s), s), kernel, s)), (Kinds{"shared", "statistics"}));
   EXPECT_EQ(kinds_of(conv3(dropout(relu(batch_norm(x, w, {}, s), s), 0.2, true, s), kernel, s)), (Kinds{"shared", "statistics", "seed"}));
 }
 
-TEST(Waiting, AnOutputThatIsReadTwiceHasBothGradients) {
-  const Saving s = saving_of("satchel,bits=32");
+TEST(Deferred, AnOutputThatIsReadTwiceHasBothGradients) {
+  const SavePolicy s = saving_of("satchel,bits=32");
   for (const bool relu_first : {false, true}) {
     std::vector<std::vector<at::Tensor>> runs;
     for (const bool ours : {false, true}) {
@@ -89,9 +91,9 @@ TEST(Waiting, AnOutputThatIsReadTwiceHasBothGradients) {
 }
 
 /// A ReLU took over, and y is read once more: two codes of the same values, whose errors have nothing to do with each other.
-TEST(Waiting, ANormThatPacksAfterAllDrawsItsOwnNoise) {
+TEST(Deferred, ANormThatPacksAfterAllDrawsItsOwnNoise) {
   at::manual_seed(7);
-  const Saving s = saving_of("satchel,side=none");
+  const SavePolicy s = saving_of("satchel,side=none");
   const NormWeights w = weights_of(8);
   const at::Tensor x = leaf({3, 8, 5, 5}), y = batch_norm(x, w, {}, s), z = relu(y, s);
   saved_tensors(y);  // packs
@@ -105,9 +107,9 @@ TEST(Waiting, ANormThatPacksAfterAllDrawsItsOwnNoise) {
 }
 
 /// y is held by its name alone when the next norm comes to wait. Nobody would settle the first one after that: it lets go of its input.
-TEST(Waiting, ATakenNormIsLeftWithItsCodesAlone) {
+TEST(Deferred, ATakenNormIsLeftWithItsCodesAlone) {
   at::manual_seed(7);
-  const Saving s = saving_of("satchel");
+  const SavePolicy s = saving_of("satchel");
   const NormWeights w = weights_of(8);
   const MemoryMeter meter(at::kCPU);
   at::Tensor h = leaf({4, 8, 16, 16}) * 1;
@@ -121,8 +123,8 @@ TEST(Waiting, ATakenNormIsLeftWithItsCodesAlone) {
   gradients_of(y + next, at::ones_like(y), {w.gamma});
 }
 
-TEST(Waiting, ChangesInPlaceAreNotOverlooked) {
-  const Saving s = saving_of("satchel");
+TEST(Deferred, ChangesInPlaceAreNotOverlooked) {
+  const SavePolicy s = saving_of("satchel");
   const NormWeights w = weights_of(8);
   const at::Tensor x = leaf({3, 8, 5, 5});
   at::Tensor y = batch_norm(x, w, {}, s);
@@ -136,8 +138,8 @@ TEST(Waiting, ChangesInPlaceAreNotOverlooked) {
 }
 
 /// Running statistics and a frozen γ: the norm keeps nothing, and the ReLU that claims it still scales by γ.
-TEST(Waiting, AClaimedNormInEvaluationScalesByItsFrozenWeight) {
-  const Saving s = saving_of("satchel,bits=32");
+TEST(Deferred, AClaimedNormInEvaluationScalesByItsFrozenWeight) {
+  const SavePolicy s = saving_of("satchel,bits=32");
   const at::Tensor x = leaf({3, 8, 5, 5}), g = at::randn({3, 8, 5, 5}), gamma = at::randn({8});
   const NormWeights w{gamma, leaf({8}), at::randn({8}), at::rand({8}) + 0.5};
   NormOptions evaluation;
@@ -149,17 +151,17 @@ TEST(Waiting, AClaimedNormInEvaluationScalesByItsFrozenWeight) {
 }
 
 /// Blocks of an ELU's code run over pixels: 3 bits and a header of 4 bytes every 256 values, whatever the channels.
-TEST(Waiting, AnElusCodeOfAnImageHasBlocksOfItsOwn) {
+TEST(Deferred, AnElusCodeOfAnImageHasBlocksOfItsOwn) {
   for (const char* method : {"actnn", "actnn,adaptive=no", "satchel"}) {
-    const Saving s = saving_of(method);
+    const SavePolicy s = saving_of(method);
     const at::Tensor y = elu(leaf({4, 3, 16, 16}), 1, s);
     const int64_t values = y.numel(), bytes = saved_tensors(y).front().bytes;
     EXPECT_LE(bytes, values * 3 / 8 + values / 256 * 4 + 64) << method;
   }
 }
 
-TEST(Waiting, WhoListensToTheNormHearsIt) {
-  const Saving s = saving_of("satchel");
+TEST(Deferred, WhoListensToTheNormHearsIt) {
+  const SavePolicy s = saving_of("satchel");
   const NormWeights w = weights_of(8);
   const at::Tensor x = leaf({3, 8, 5, 5}), y = batch_norm(x, w, {}, s);
   y.retain_grad();
@@ -170,11 +172,11 @@ TEST(Waiting, WhoListensToTheNormHearsIt) {
 }
 
 /// grad(), a hook or retain_grad() after the ReLU took over: the norm's output has the gradient that torch gives it.
-TEST(Waiting, TheNormsOutputHasItsGradientOnceAReluTookOver) {
+TEST(Deferred, TheNormsOutputHasItsGradientOnceAReluTookOver) {
   for (const char* method : {"satchel", "satchel,bits=32", "satchel,side=none"}) {
     for (const double slope : {0.0, 0.1}) {
       at::manual_seed(4);
-      const Saving s = saving_of(method);
+      const SavePolicy s = saving_of(method);
       const NormWeights w = weights_of(8);
       const at::Tensor x = leaf({3, 8, 5, 5}), g = at::randn({3, 8, 5, 5});
       const auto activated = [&](const at::Tensor& y) { return slope == 0 ? relu(y, s) : leaky_relu(y, slope, s); };
@@ -197,8 +199,8 @@ TEST(Waiting, TheNormsOutputHasItsGradientOnceAReluTookOver) {
 }
 
 /// Who listens changes nothing: the norm rebuilds its values from the ReLU's save, as the ReLU would.
-TEST(Waiting, AHookOnAnOutputThatIsGoneChangesNoGradient) {
-  const Saving s = saving_of("satchel");
+TEST(Deferred, AHookOnAnOutputThatIsGoneChangesNoGradient) {
+  const SavePolicy s = saving_of("satchel");
   std::vector<std::vector<at::Tensor>> runs;
   for (const bool listens : {false, true}) {
     at::manual_seed(4);
@@ -219,8 +221,8 @@ TEST(Waiting, AHookOnAnOutputThatIsGoneChangesNoGradient) {
 }
 
 /// A ReLU took over, torch reads y as well, and y's name is gone: the norm packs, and its float32 input goes.
-TEST(Waiting, ATakenNormThatTorchReadsKeepsNoFloats) {
-  const Saving s = saving_of("satchel");
+TEST(Deferred, ATakenNormThatTorchReadsKeepsNoFloats) {
+  const SavePolicy s = saving_of("satchel");
   for (const bool read_by_torch : {false, true}) {
     at::manual_seed(7);
     const NormWeights w = weights_of(8);
@@ -243,8 +245,8 @@ TEST(Waiting, ATakenNormThatTorchReadsKeepsNoFloats) {
   }
 }
 
-TEST(Waiting, ANormsWeightsOfTheForwardPassCount) {
-  const Saving s = saving_of("satchel");
+TEST(Deferred, ANormsWeightsOfTheForwardPassCount) {
+  const SavePolicy s = saving_of("satchel");
   const NormWeights w = weights_of(8);
   const at::Tensor y = batch_norm(leaf({3, 8, 5, 5}), w, {}, s);
   {
@@ -254,9 +256,9 @@ TEST(Waiting, ANormsWeightsOfTheForwardPassCount) {
   EXPECT_TRUE(relu(y, s).equal(at::relu(y)));
 }
 
-TEST(Waiting, ALayerNormOfTwoDimensionsIsNoRowOfALinearLayer) {
+TEST(Deferred, ALayerNormOfTwoDimensionsIsNoRowOfALinearLayer) {
   at::manual_seed(6);
-  const Saving s = saving_of("satchel,bits=32");
+  const SavePolicy s = saving_of("satchel,bits=32");
   const at::Tensor x = leaf({4, 6, 5}), gamma = leaf({6, 5}), beta = leaf({6, 5}), weight = leaf({3, 5}), g = at::randn({4, 6, 3});
   const auto run = [&](bool ours) {
     const at::Tensor h = ours ? layer_norm(x, {6, 5}, {gamma, beta, {}, {}}, {}, s) : at::layer_norm(x, {6, 5}, gamma, beta);
@@ -268,7 +270,7 @@ TEST(Waiting, ALayerNormOfTwoDimensionsIsNoRowOfALinearLayer) {
   for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-4)) << i;
 }
 
-TEST(Waiting, BackwardOfANormThatStillWaitsIsExact) {
+TEST(Deferred, BackwardOfANormThatStillWaitsIsExact) {
   at::manual_seed(5);
   const NormWeights w = weights_of(8);
   const at::Tensor x = leaf({3, 8, 5, 5}), g = at::randn({3, 8, 5, 5});

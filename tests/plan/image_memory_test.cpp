@@ -163,7 +163,7 @@ TEST(ImageMemory, GrowsWithTheBatch) {
     EXPECT_EQ(one.parameters, 12 * 25557032) << name;
     EXPECT_EQ(one.saved, total_bytes(plan_image(shape, {1, 64, 64}, method)));
     EXPECT_EQ(one.images, 4 * 3 * 64 * 64) << name;
-    EXPECT_EQ(one.swapped, 0) << name;
+    EXPECT_EQ(one.offloaded, 0) << name;
     EXPECT_GT(one.peak, one.parameters + one.images + kWorkspace) << name;
     EXPECT_GT(many.peak, one.peak) << name;
     EXPECT_GE(many.reserved, many.peak) << name;
@@ -207,8 +207,8 @@ TEST(ImageMemory, SwappedSavesAreNotOnTheDevice) {
   const ImageMemory goes = memory_of(shape, {64, 224, 224}, parse_method("actnn,level=4"));
   EXPECT_EQ(goes.saved, stays.saved);
   // Codes of inputs and norms go but for what is below 64 KiB; masks, offsets and statistics stay: more than half of all goes.
-  EXPECT_GT(goes.swapped, goes.saved / 2);
-  EXPECT_LT(goes.swapped, goes.saved);
+  EXPECT_GT(goes.offloaded, goes.saved / 2);
+  EXPECT_LT(goes.offloaded, goes.saved);
   EXPECT_LT(goes.peak, stays.peak);
   const auto largest = [&](const char* method) { return largest_batch(shape, 224, 224, parse_method(method), 16000000000); };
   EXPECT_GT(largest("actnn,level=4"), largest("actnn"));

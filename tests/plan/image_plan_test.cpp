@@ -160,12 +160,12 @@ TEST(ImagePlan, AMeanAddsThirdBits) {
   // 8 of 32 samples of 64 maps of 56 × 56, an eighth of a byte a value, and 4 bytes a sample.
   const Lines first = lines_of(lines, "layer1.0.bn1");
   ASSERT_EQ(first.size(), 4u);
-  EXPECT_EQ(first[1], (SavedTensor{"layer1.0.bn1", "third bits", {8 * 56 * 56, 64}, 1, 8 * 56 * 56 * 64 / 8 + 4 * 32, 0}));
+  EXPECT_EQ(first[1], (SavedTensor{"layer1.0.bn1", "extra bit", {8 * 56 * 56, 64}, 1, 8 * 56 * 56 * 64 / 8 + 4 * 32, 0}));
   EXPECT_EQ(first[2], (SavedTensor{"layer1.0.bn1", "statistics", {32}, 64, 256, 256}));
   EXPECT_LT(total("satchel"), total("satchel,mean=2.25"));
   EXPECT_LT(total("satchel,mean=2.25"), total("satchel,mean=2.5"));
   EXPECT_LT(total("satchel,mean=2.5"), total("satchel,mean=3"));
-  EXPECT_EQ(by_kind(plan_image(shape, batch, parse_method("satchel,mean=3"))).count("third bits"), 0u)
+  EXPECT_EQ(by_kind(plan_image(shape, batch, parse_method("satchel,mean=3"))).count("extra bit"), 0u)
       << "all samples: one stream of 3 bits";
 }
 

@@ -13,8 +13,8 @@
 #include "satchel/autograd/report.h"
 #include "satchel/models/graph_model.h"
 #include "satchel/models/image_model.h"
+#include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/image_plan.h"
-#include "satchel/plan/share_out.h"
 #include "satchel/train/memory.h"
 
 namespace satchel {
@@ -66,7 +66,7 @@ void expect_graph_plan(const GraphShape& shape, const std::string& name, bool sp
   const MemoryMeter meter(at::kCPU);
   at::Tensor logits = model(input, a);
   EXPECT_EQ(meter.allocated() - static_cast<int64_t>(logits.nbytes()), total_bytes(plan)) << where;
-  if (method.plain) return;
+  if (method.torch_baseline) return;
   expect_lines(saved_tensors(logits), plan, where);
   cross_entropy_(logits, at::randint(shape.classes, {kNodes}), at::arange(30)).backward();
   EXPECT_TRUE(saved_tensors(logits).empty()) << where << ": backward lets go of all";
@@ -138,12 +138,12 @@ void expect_image_plan(const std::string& name, const std::string& method, int64
   o.width = 16;
   o.dropout = dropout;
   o.saving.method = parse_method(method);
-  if (shares_out(o.saving.method)) {  // as a run has it
-    const auto shares = std::make_shared<ShareOut>(ShareOutOptions{kImages});
+  if (allocates_bits(o.saving.method)) {  // as a run has it
+    const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{kImages});
     std::vector<int64_t> samples(kImages);
     std::iota(samples.begin(), samples.end(), 0);
     shares->set_samples(samples);
-    o.saving.shares = shares;
+    o.saving.allocator = shares;
   }
   const Lines plan = plan_image(shape_of(o), {kImages, side, side}, o.saving.method);
   ImageModel model = make_image_model(o);
@@ -153,7 +153,7 @@ void expect_image_plan(const std::string& name, const std::string& method, int64
   const MemoryMeter meter(at::kCPU);
   const at::Tensor logits = model->forward(x);
   const int64_t kept = meter.allocated() - static_cast<int64_t>(logits.nbytes());
-  if (o.saving.method.plain) {
+  if (o.saving.method.torch_baseline) {
     EXPECT_EQ(kept, total_bytes(plan) - plan[0].bytes) << where << ": the images stood before";
     return;
   }

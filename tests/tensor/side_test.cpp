@@ -125,7 +125,7 @@ TEST(Side, BytesAreTheReferencesForEveryMemoryOrder) {
 
 /// The off plane by its definition: key, then a bit a value of each group's drawn block.
 std::vector<uint8_t> plane_of(const at::Tensor& x, const Packed& packed, uint64_t seed) {
-  const Plan plan = check_packed(packed, "test");
+  const CodecLayout plan = check_packed(packed, "test");
   const SideCode& code = plan.side;
   const std::vector<uint8_t> bytes = reference::bytes_of(packed.bytes);
   const std::vector<Channel> channels = channels_of(packed);
@@ -153,7 +153,7 @@ TEST(Side, TheOffPlaneIsTheReferences) {
       const Affine a = affine(channels);
       CodecSpec spec = parse_spec(text);
       const Packed packed = pack_side(x, spec, seed_tensor(14, at::kCPU), a.gamma, a.beta);
-      const Plan plan = check_packed(packed, "test");
+      const CodecLayout plan = check_packed(packed, "test");
       reference::expect_bytes(packed.bytes.slice(0, plan.at.plane), plane_of(x, packed, 14));
       // All before it is what off=mean keeps.
       spec.off = Off::mean;

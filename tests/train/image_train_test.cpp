@@ -20,7 +20,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/data/synthetic_images.h"
-#include "satchel/plan/share_out.h"
+#include "satchel/plan/bit_allocator.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/image_feed.h"
 #include "satchel/train/image_options.h"
@@ -143,7 +143,7 @@ TEST_F(ImageTrain, AMeanIsKept) {
 TEST_F(ImageTrain, BitsGoWhereTheyGainAndNeverAboveTheMean) {
   ImageTrainOptions options = small("satchel,mean=2.5");
   const ImageShape shape = shape_of(options, 4, 3, 16, 16);
-  const auto shares = std::make_shared<ShareOut>(ShareOutOptions{32, 3});
+  const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{32, 3});
   ImageStep step(make_model(options, shape, at::kCPU, shares), options, at::kCPU);
   const at::Tensor x = at::randn({32, 3, 16, 16}).contiguous(at::MemoryFormat::ChannelsLast), y = at::arange(32).remainder(4);
   std::vector<int64_t> numbers(32);
@@ -156,14 +156,14 @@ TEST_F(ImageTrain, BitsGoWhereTheyGainAndNeverAboveTheMean) {
     int64_t bits = 0, values = 0;
     for (const SavedTensor& s : cost.tensors) {
       if (s.kind == "shared") bits += s.bits * s.shape[0] * s.shape[1], values += s.shape[0] * s.shape[1];
-      if (s.kind == "third bits") bits += s.shape[0] * s.shape[1];
+      if (s.kind == "extra bit") bits += s.shape[0] * s.shape[1];
     }
     EXPECT_LE(2 * bits, 5 * values) << i;
     EXPECT_GE(10 * bits, 21 * values) << i;  // few maps of this small model have samples that blocks do not fill
   }
   EXPECT_LE(shares->mean_bits(), 2.5);
   double least = 3, most = 2;
-  for (const LayerShare& l : shares->layers()) least = std::min(least, l.mean_bits), most = std::max(most, l.mean_bits);
+  for (const LayerBits& l : shares->layers()) least = std::min(least, l.mean_bits), most = std::max(most, l.mean_bits);
   EXPECT_LT(least, most) << "layers differ";
 }
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "satchel/autograd/saving.h"
+#include "satchel/autograd/save_policy.h"
 #include "satchel/core/error.h"
 
 namespace satchel {

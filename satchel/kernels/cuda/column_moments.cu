@@ -56,7 +56,7 @@ struct Welford {
 
   /// Takes the first n rows of a batch.
   __device__ inline void add(const float (&v)[kBatch][4], int n) {
-    const float some = static_cast<float>(n), share = some / (count + some), each = 1.0f / some;
+    const float some = static_cast<float>(n), fraction = some / (count + some), each = 1.0f / some;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       float sum = 0.0f, square = 0.0f;
@@ -66,8 +66,8 @@ struct Welford {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) square = u < n ? fmaf(v[u][j] - m, v[u][j] - m, square) : square;
       const float apart = m - mean[j];
-      mean[j] = count == 0.0f ? m : fmaf(apart, share, mean[j]);
-      squares[j] = count == 0.0f ? square : squares[j] + fmaf(apart * share * count, apart, square);
+      mean[j] = count == 0.0f ? m : fmaf(apart, fraction, mean[j]);
+      squares[j] = count == 0.0f ? square : squares[j] + fmaf(apart * fraction * count, apart, square);
     }
     count += some;
   }

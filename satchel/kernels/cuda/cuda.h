@@ -26,8 +26,8 @@ void side_encode(const SideCode&, const void* x, DType, Channel* channels, const
                  void* scratch, StreamHandle);
 void side_decode(const SideCode&, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType, StreamHandle);
 /// Values [first, last), multiples of 8, of a ReLU code of 2 bits with samples of 3; x starts with value `first`, at a multiple of 16.
-void side_decode_third(const SideCode&, const ThirdBits&, const uint8_t* codes, const void* headers, int64_t first, int64_t last, void* x,
-                       DType, StreamHandle);
+void side_decode_extra(const SideCode&, const ExtraBitView&, const uint8_t* codes, const void* headers, int64_t first, int64_t last,
+                       void* x, DType, StreamHandle);
 
 void mask(const void* x, DType, int64_t values, uint8_t* mask, StreamHandle);
 void unmask(const uint8_t* mask, int64_t values, uint8_t* flags, StreamHandle);
@@ -98,23 +98,23 @@ struct NormParameters {
 /// Norm → activation → dropout of rows × channels, with one packed side code as all that backward reads. `bytes` is that packed
 /// tensor as core/layout.h lays it out, at a multiple of 16; of the chain only slope, drop and scale are read; `seed` may be null in
 /// backward where nothing is dropped. `scratch` holds norm_act_scratch_bytes(code) bytes.
-/// `third`: samples of 3 bits among those of 2; then blocks of 256 fill every sample.
+/// `extra`: samples of 3 bits among those of 2; then blocks of 256 fill every sample.
 /// Fits: one-sided codes of 2 or 3 bits in blocks of 256 (so 256 values at least) that start nowhere anew, inner = 1, and channels of which
 /// 528·256 can be a multiple: all up to 528, and more with a large power of two in them. Else, and without CUDA, pack_side and chain serve.
 bool norm_act_fits(const SideCode&);
 int64_t norm_act_scratch_bytes(const SideCode&);
 /// All of `bytes`, the channel table and the gaps included, and z, which may be h: what pack_side() and chain() give of (h − mean)·rstd.
 void norm_act_encode(const SideCode&, const Chain&, const void* h, DType, const NormParameters&, const uint64_t* seed, uint8_t* bytes,
-                     void* z, void* scratch, StreamHandle, const ThirdBits& third = {});
+                     void* z, void* scratch, StreamHandle, const ExtraBitView& extra = {});
 /// Σ gz (β's gradient) and Σ gz·x̂ (γ's) a channel; gz = g where it passes activation and dropout.
 void norm_act_sums(const SideCode&, const Chain&, const void* g, DType, const uint8_t* bytes, const uint64_t* seed, float* sum_g,
-                   float* sum_gx, void* scratch, StreamHandle, const ThirdBits& third = {});
+                   float* sum_gx, void* scratch, StreamHandle, const ExtraBitView& extra = {});
 /// g becomes γ·rstd·(gz − Σgz/N − x̂·Σgz·x̂/N); null sums: γ·rstd·gz, for statistics that are not the batch's.
 void norm_act_back(const SideCode&, const Chain&, const uint8_t* bytes, const uint64_t* seed, const float* rstd, const float* sum_g,
-                   const float* sum_gx, void* g, DType, StreamHandle, const ThirdBits& third = {});
+                   const float* sum_gx, void* g, DType, StreamHandle, const ExtraBitView& extra = {});
 /// Rows [first, last) of the next layer's input: what decode and chain() with the code's own on bits give.
 void norm_act_input(const SideCode&, const Chain&, const uint8_t* bytes, const uint64_t* seed, int64_t first, int64_t last, void* z, DType,
-                    StreamHandle, const ThirdBits& third = {});
+                    StreamHandle, const ExtraBitView& extra = {});
 
 /// *seed = the next seed of the run: for captured graphs, one thread.
 void advance_seed(uint64_t* seed, StreamHandle);

@@ -56,7 +56,7 @@ __device__ inline double block_sum(double v) {
 template <DType type, bool held>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const __grid_constant__ LabelledRows r, void* logits, const int64_t* labels,
                                                                bool write, int lanes, double* partial) {
-  const float share = static_cast<float>(r.scale / static_cast<double>(r.counted));
+  const float fraction = static_cast<float>(r.scale / static_cast<double>(r.counted));
   const int lane = static_cast<int>(threadIdx.x) % lanes, team = static_cast<int>(threadIdx.x) / lanes, teams = kThreads / lanes;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * teams;
   const auto label_of = [&](int64_t row) { return row < r.rows ? __ldg(reinterpret_cast<const long long*>(labels) + row) : kIgnored; };
@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const __grid_cons
     }
     if (known && static_cast<int>(label & (lanes - 1)) == lane) sum += static_cast<double>(logf(total) - own);
     if (!write || row >= r.rows) continue;  // what follows is each thread's own
-    const float scale = share / total;
+    const float scale = fraction / total;
     for_classes<held>(r.classes, lane, lanes, [&](int64_t c, int k) {
-      const float g = counts ? fmaf(power(c, k), scale, c == label ? -share : 0.0f) : 0.0f;
+      const float g = counts ? fmaf(power(c, k), scale, c == label ? -fraction : 0.0f) : 0.0f;
       write1<type>(logits, at + c, g);
     });
   }

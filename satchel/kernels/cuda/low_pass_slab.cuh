@@ -202,13 +202,13 @@ struct Gathered {
   float count = 0.0f, mean[4] = {}, squares[4] = {};
 
   template <bool whole>
-  __device__ inline void add(int k, const float (&v)[8], float sum, int n, float each, float share) {
+  __device__ inline void add(int k, const float (&v)[8], float sum, int n, float each, float fraction) {
     const float m = sum * each, apart = m - mean[k];
     float square = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; ++j) square = whole || j < n ? fmaf(v[j] - m, v[j] - m, square) : square;
-    mean[k] = count == 0.0f ? m : fmaf(apart, share, mean[k]);
-    squares[k] = count == 0.0f ? square : squares[k] + fmaf(apart * share * count, apart, square);
+    mean[k] = count == 0.0f ? m : fmaf(apart, fraction, mean[k]);
+    squares[k] = count == 0.0f ? square : squares[k] + fmaf(apart * fraction * count, apart, square);
   }
 };
 
@@ -216,14 +216,14 @@ struct Gathered {
 template <DType type, bool moments, bool whole>
 __device__ inline void measure_some(const Quad<type> (&q)[8], int n, float (&sum)[4], Extremes (&e)[4], Gathered& gathered) {
   const float some = static_cast<float>(n), each = whole ? 0.125f : 1.0f / some;
-  const float share = moments ? some / (gathered.count + some) : 0.0f;
+  const float fraction = moments ? some / (gathered.count + some) : 0.0f;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     float v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = whole || j < n ? flush_signed(value_of_cell<type>(cell_of<type>(q[j], k))) : 0.0f;
     sum[k] = tree8(v);
-    if constexpr (moments) gathered.add<whole>(k, v, sum[k], n, each, share);
+    if constexpr (moments) gathered.add<whole>(k, v, sum[k], n, each, fraction);
     if constexpr (whole) {
       e[k].add8(v);
     } else {

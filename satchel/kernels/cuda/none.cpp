@@ -3,13 +3,13 @@
 #include "satchel/kernels/cuda/cuda.h"
 #include "satchel/kernels/cuda/loss.h"
 #include "satchel/kernels/cuda/low_pass_last.h"
-#include "satchel/kernels/cuda/mixed.h"
 #include "satchel/kernels/cuda/norm_act_product.h"
 #include "satchel/kernels/cuda/norm_add.h"
 #include "satchel/kernels/cuda/norm_block.h"
+#include "satchel/kernels/cuda/norm_image.h"
 #include "satchel/kernels/cuda/norm_low_pass.h"
-#include "satchel/kernels/cuda/norm_map.h"
 #include "satchel/kernels/cuda/norm_rows.h"
+#include "satchel/kernels/cuda/per_sample.h"
 #include "satchel/kernels/cuda/pool.h"
 #include "satchel/kernels/cuda/project_product.h"
 #include "satchel/kernels/cuda/split_product.h"
@@ -28,7 +28,7 @@ void side_encode(const SideCode&, const void*, DType, Channel*, const uint64_t*,
   missing("side_encode");
 }
 void side_decode(const SideCode&, const uint8_t*, const Channel*, const void*, void*, DType, StreamHandle) { missing("side_decode"); }
-void side_decode_third(const SideCode&, const ThirdBits&, const uint8_t*, const void*, int64_t, int64_t, void*, DType, StreamHandle) {
+void side_decode_extra(const SideCode&, const ExtraBitView&, const uint8_t*, const void*, int64_t, int64_t, void*, DType, StreamHandle) {
   missing("side_decode");
 }
 void mask(const void*, DType, int64_t, uint8_t*, StreamHandle) { missing("mask"); }
@@ -62,19 +62,19 @@ void column_moments(const void*, DType, int64_t, int64_t, const Moments&, void*,
 bool norm_act_fits(const SideCode&) { return false; }
 int64_t norm_act_scratch_bytes(const SideCode&) { missing("norm_act_encode"); }
 void norm_act_encode(const SideCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, uint8_t*, void*, void*,
-                     StreamHandle, const ThirdBits&) {
+                     StreamHandle, const ExtraBitView&) {
   missing("norm_act_encode");
 }
 void norm_act_sums(const SideCode&, const Chain&, const void*, DType, const uint8_t*, const uint64_t*, float*, float*, void*, StreamHandle,
-                   const ThirdBits&) {
+                   const ExtraBitView&) {
   missing("norm_act_sums");
 }
 void norm_act_back(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, const float*, const float*, const float*, void*, DType,
-                   StreamHandle, const ThirdBits&) {
+                   StreamHandle, const ExtraBitView&) {
   missing("norm_act_back");
 }
 void norm_act_input(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, int64_t, int64_t, void*, DType, StreamHandle,
-                    const ThirdBits&) {
+                    const ExtraBitView&) {
   missing("norm_act_input");
 }
 int64_t cross_entropy_scratch_bytes() { missing("cross_entropy"); }
@@ -94,16 +94,20 @@ void norm_block_back(const BlockCode&, const Chain&, const NormParameters&, cons
                      const float*, void*, DType, StreamHandle) {
   missing("norm_block");
 }
-bool norm_map_fits(const NormMapCode&) { return false; }
-int64_t norm_map_scratch_bytes() { missing("norm_map"); }
-void norm_map_measure(const NormMapCode&, const void*, DType, const NormParameters&, F32Header*, StreamHandle) { missing("norm_map"); }
-void norm_map_encode(const NormMapCode&, const NormMapPass&, DType, const NormParameters&, const uint64_t*, StreamHandle) {
-  missing("norm_map");
+bool norm_image_fits(const NormImageCode&) { return false; }
+int64_t norm_image_scratch_bytes() { missing("norm_image"); }
+void norm_image_measure(const NormImageCode&, const void*, DType, const NormParameters&, F32Header*, StreamHandle) {
+  missing("norm_image");
 }
-void norm_map_sums(const NormMapCode&, const uint8_t*, const void*, DType, float*, float*, void*, StreamHandle) { missing("norm_map"); }
-void norm_map_back(const NormMapCode&, const uint8_t*, const void*, DType, const float*, const float*, const float*, const float*,
-                   const NormMapGradients&, StreamHandle) {
-  missing("norm_map");
+void norm_image_encode(const NormImageCode&, const NormImagePass&, DType, const NormParameters&, const uint64_t*, StreamHandle) {
+  missing("norm_image");
+}
+void norm_image_sums(const NormImageCode&, const uint8_t*, const void*, DType, float*, float*, void*, StreamHandle) {
+  missing("norm_image");
+}
+void norm_image_back(const NormImageCode&, const uint8_t*, const void*, DType, const float*, const float*, const float*, const float*,
+                     const NormImageGradients&, StreamHandle) {
+  missing("norm_image");
 }
 bool project_product_fits(const Projection&, const BlockCode&, int64_t) { return false; }
 int64_t project_product_scratch_bytes(const Projection&, int64_t) { missing("project_product"); }
@@ -145,13 +149,13 @@ void low_pass_last_decode(const LowPassShape&, const BlockCode&, int64_t, const 
 }
 void low_pass_means(const LowPassShape&, const void*, DType, uint16_t*, StreamHandle) { missing("low_pass"); }
 void low_pass_spread(const LowPassShape&, const uint16_t*, void*, DType, StreamHandle) { missing("low_pass"); }
-void mixed_measure(const MixedCode&, const void*, DType, F32Header*, double*, StreamHandle) { missing("pack_mixed"); }
-void mixed_squares(const MixedCode&, const F32Header*, double*, StreamHandle) { missing("pack_mixed"); }
-void mixed_share(const MixedCode&, const double*, const float*, uint8_t*, StreamHandle) { missing("pack_mixed"); }
-void mixed_encode(const MixedCode&, const void*, DType, const uint64_t*, const F32Header*, uint8_t*, StreamHandle) {
-  missing("pack_mixed");
+void per_sample_measure(const PerSampleCode&, const void*, DType, F32Header*, double*, StreamHandle) { missing("pack_per_sample"); }
+void per_sample_squares(const PerSampleCode&, const F32Header*, double*, StreamHandle) { missing("pack_per_sample"); }
+void per_sample_allocate(const PerSampleCode&, const double*, const float*, uint8_t*, StreamHandle) { missing("pack_per_sample"); }
+void per_sample_encode(const PerSampleCode&, const void*, DType, const uint64_t*, const F32Header*, uint8_t*, StreamHandle) {
+  missing("pack_per_sample");
 }
-void mixed_decode(const MixedCode&, const uint8_t*, void*, DType, int64_t, int64_t, StreamHandle) { missing("unpack_mixed"); }
+void per_sample_decode(const PerSampleCode&, const uint8_t*, void*, DType, int64_t, int64_t, StreamHandle) { missing("unpack_per_sample"); }
 bool norm_add_fits(const NormAddCode&) { return false; }
 int64_t norm_add_scratch_bytes() { missing("norm_add"); }
 void norm_add_encode(const NormAddCode&, const void*, const void*, DType, const NormParameters&, const uint64_t*, const uint64_t*, void*,

@@ -7,7 +7,7 @@
 // A thread block takes blocks b, b + grid, b + 2·grid, … and 256·grid is a multiple of the channels: whatever the warp and the step,
 // lane l always meets the same eight channels. Their numbers stand in a table in shared memory or in registers.
 //
-// `wide` kernels serve 3 bits, and samples of 3 bits among those of 2 (ThirdBits): a warp's block has one or the other.
+// `wide` kernels serve 3 bits, and samples of 3 bits among those of 2 (ExtraBitView): a warp's block has one or the other.
 #pragma once
 
 #include "satchel/kernels/cuda/side.cuh"
@@ -29,10 +29,10 @@ inline int64_t walk_blocks(int64_t channels, int64_t blocks) {
 }
 
 /// Throws unless blocks fill the samples, of which some have 3 bits in place of 2.
-inline void check_third(const SideCode& code, const ThirdBits& third, const char* op) {
-  if (code.table.bits != 2 || third.table.bits != 3) fail(op, "third bits stand beside codes of 2", code.table.bits);
-  if (third.sample < kBlock || third.sample % kBlock != 0 || code.grid.values % third.sample != 0) {
-    fail(op, "a sample must be whole blocks of 256 values", third.sample);
+inline void check_extra_bit(const SideCode& code, const ExtraBitView& extra, const char* op) {
+  if (code.table.bits != 2 || extra.table.bits != 3) fail(op, "extra bits stand beside codes of 2", code.table.bits);
+  if (extra.sample < kBlock || extra.sample % kBlock != 0 || code.grid.values % extra.sample != 0) {
+    fail(op, "a sample must be whole blocks of 256 values", extra.sample);
   }
 }
 
@@ -49,9 +49,9 @@ inline Parts parts_of(const SideCode& code, const uint8_t* bytes) {
   return {start + at.codes, start + at.headers, reinterpret_cast<Channel*>(start + at.channels)};
 }
 
-inline void check_fit(const SideCode& code, const void* bytes, const char* op, const ThirdBits& third = {}) {
+inline void check_fit(const SideCode& code, const void* bytes, const char* op, const ExtraBitView& extra = {}) {
   if (!norm_act_fits(code)) fail(op, "norm_act_fits must be true of the code");
-  if (third.slots != nullptr) check_third(code, third, op);
+  if (extra.slots != nullptr) check_extra_bit(code, extra, op);
   if (!is_aligned(bytes)) fail(op, "packed bytes must start at a multiple of 16");
 }
 
@@ -87,7 +87,7 @@ __device__ inline uint32_t load_eight(const uint8_t* codes, int64_t group, int64
 
 /// Codes of eight values: bits 0 and 1 of each, two a value, and bit 2 of each.
 struct Codes {
-  uint32_t two = 0, third = 0;
+  uint32_t two = 0, extra = 0;
   bool three = false;  // they have 3 bits
 
   /// The same as a stream of 3 bits a value, and out of one.
@@ -101,8 +101,8 @@ struct Codes {
 #pragma unroll
     for (int j = 0; j < 8; ++j) put(j, eight >> (3 * j) & 7);
   }
-  __device__ inline uint32_t at(int j) const { return (two >> (2 * j) & 3) | (third >> j & 1) << 2; }
-  __device__ inline void put(int j, uint32_t code) { two |= (code & 3) << (2 * j), third |= code >> 2 << j; }
+  __device__ inline uint32_t at(int j) const { return (two >> (2 * j) & 3) | (extra >> j & 1) << 2; }
+  __device__ inline void put(int j, uint32_t code) { two |= (code & 3) << (2 * j), extra |= code >> 2 << j; }
   __device__ inline bool is_on(int j) const { return three ? at(j) >= 2 : (two >> (2 * j) & 3) != 0; }
 };
 
@@ -113,11 +113,11 @@ struct Wide {
   uint8_t* plane;
   uint32_t sample;  // blocks of 256
 
-  __host__ __device__ inline Wide(const SideTable& own, const ThirdBits& third)
-      : table(third.slots == nullptr ? own : third.table),
-        slots(third.slots),
-        plane(third.plane),
-        sample(static_cast<uint32_t>(third.sample / kBlock)) {}
+  __host__ __device__ inline Wide(const SideTable& own, const ExtraBitView& extra)
+      : table(extra.slots == nullptr ? own : extra.table),
+        slots(extra.slots),
+        plane(extra.plane),
+        sample(static_cast<uint32_t>(extra.sample / kBlock)) {}
 
   /// The place of a block's sample; −1: it has 2 bits.
   __device__ inline int32_t slot(uint32_t block) const { return slots == nullptr ? 0 : __ldg(slots + block / sample); }
@@ -139,7 +139,7 @@ struct Wide {
       c.split(eight);
     } else {
       c.two = load_eight(codes, group, values);
-      if (c.three) c.third = __ldg(at(group, block, own));
+      if (c.three) c.extra = __ldg(at(group, block, own));
     }
     return c;
   }
@@ -147,7 +147,7 @@ struct Wide {
   __device__ inline void store(uint8_t* codes, int64_t group, uint32_t block, const Codes& c) const {
     if (slots == nullptr) return store_codes<3>(codes, group, c.joined(), 8);
     store_codes<2>(codes, group, c.two, 8);
-    if (c.three) *at(group, block, slot(block)) = static_cast<uint8_t>(c.third);
+    if (c.three) *at(group, block, slot(block)) = static_cast<uint8_t>(c.extra);
   }
 };
 

@@ -180,14 +180,14 @@ unsigned grid_of(const SideCode& code, int64_t blocks) { return grid_size(walk_b
 }  // namespace norm_act
 
 void norm_act_sums(const SideCode& code, const Chain& chain, const void* g, DType type, const uint8_t* bytes, const uint64_t* seed,
-                   float* sum_g, float* sum_gx, void* scratch, StreamHandle stream, const ThirdBits& third) {
+                   float* sum_g, float* sum_gx, void* scratch, StreamHandle stream, const ExtraBitView& extra) {
   constexpr const char* op = "norm_act_sums";
   using namespace norm_act;
-  check_fit(code, bytes, op, third);
+  check_fit(code, bytes, op, extra);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
   const unsigned blocks = grid_of(code, ceil_div(code.grid.values, kBlock));
-  const Backward a = {code, chain, seed, parts_of(code, bytes), {code.table, third}};
+  const Backward a = {code, chain, seed, parts_of(code, bytes), {code.table, extra}};
   if (blocks > 0) {
     with_kernel(a, type, is_aligned(g),
                 [&](auto t, auto vector, auto wide) { sum_blocks<t(), vector(), wide()><<<blocks, kWarps * 32, 0, s>>>(a, g, partial); });
@@ -198,14 +198,14 @@ void norm_act_sums(const SideCode& code, const Chain& chain, const void* g, DTyp
 }
 
 void norm_act_back(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, const float* rstd,
-                   const float* sum_g, const float* sum_gx, void* g, DType type, StreamHandle stream, const ThirdBits& third) {
+                   const float* sum_g, const float* sum_gx, void* g, DType type, StreamHandle stream, const ExtraBitView& extra) {
   constexpr const char* op = "norm_act_back";
   using namespace norm_act;
-  check_fit(code, bytes, op, third);
+  check_fit(code, bytes, op, extra);
   if (code.grid.values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned blocks = grid_of(code, ceil_div(code.grid.values, kBlock));
-  const Backward a = {code, chain, seed, parts_of(code, bytes), {code.table, third}};
+  const Backward a = {code, chain, seed, parts_of(code, bytes), {code.table, extra}};
   const auto rows = static_cast<double>(code.grid.values / code.channels);
   const ChannelSums sums = {rstd, sum_g, sum_gx, static_cast<float>(1 / rows)};
   with_kernel(a, type, is_aligned(g), [&](auto t, auto vector, auto wide) {
@@ -218,15 +218,15 @@ void norm_act_back(const SideCode& code, const Chain& chain, const uint8_t* byte
 }
 
 void norm_act_input(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, int64_t first, int64_t last,
-                    void* z, DType type, StreamHandle stream, const ThirdBits& third) {
+                    void* z, DType type, StreamHandle stream, const ExtraBitView& extra) {
   constexpr const char* op = "norm_act_input";
   using namespace norm_act;
-  check_fit(code, bytes, op, third);
+  check_fit(code, bytes, op, extra);
   const int64_t begin = first * code.channels, end = last * code.channels;
   if (first < 0 || end > code.grid.values) fail(op, "rows must exist", last);
   if (begin >= end) return;
   const unsigned blocks = grid_of(code, ceil_div(end, kBlock) - begin / kBlock);
-  const Backward a = {code, chain, seed, parts_of(code, bytes), {code.table, third}};
+  const Backward a = {code, chain, seed, parts_of(code, bytes), {code.table, extra}};
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   // A group starts at a multiple of 8 values: so many past an aligned one of the buffer as `begin` lies before it.
   with_kernel(a, type, is_aligned(z) && begin * size_of(type) % 16 == 0, [&](auto t, auto vector, auto wide) {

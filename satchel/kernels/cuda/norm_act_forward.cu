@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     if (is_poisoned(r)) poison8(table, lane, wide && c.three ? 2 : 1, x, poisoned);
     code_and_pass<wide, 0>(table, lane, is_usual, b, a.code.table, a.wide, noise, dropout, kept, x, c, off);
     code_and_pass<wide, 1>(table, lane, is_usual, b, a.code.table, a.wide, noise, dropout, kept, x, c, off);
-    if (is_poisoned(r)) c.two = poisoned.two, c.third = poisoned.third;
+    if (is_poisoned(r)) c.two = poisoned.two, c.extra = poisoned.extra;
     if constexpr (wide)
       a.wide.store(a.to.codes, group, block, c);
     else
@@ -338,18 +338,18 @@ int64_t norm_act_scratch_bytes(const SideCode&) {
 }
 
 void norm_act_encode(const SideCode& code, const Chain& chain, const void* h, DType type, const NormParameters& affine,
-                     const uint64_t* seed, uint8_t* bytes, void* z, void* scratch, StreamHandle stream, const ThirdBits& third) {
+                     const uint64_t* seed, uint8_t* bytes, void* z, void* scratch, StreamHandle stream, const ExtraBitView& extra) {
   constexpr const char* op = "norm_act_encode";
   using namespace norm_act;
-  check_fit(code, bytes, op, third);
+  check_fit(code, bytes, op, extra);
   if (code.grid.values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
   const Layout at = layout_of(code.grid, code.table.bits, code.header, 0, code.channels);
   float* tail = reinterpret_cast<float*>(partial + kCodeBlocks * kBlock);
-  const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail, type, {code.table, third}};
+  const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail, type, {code.table, extra}};
   const int64_t blocks = side::fixed_blocks(code, true, kBlock, kCodeBlocks);
-  const bool wide = code.table.bits == 3 || third.slots != nullptr;
+  const bool wide = code.table.bits == 3 || extra.slots != nullptr;
   with_values(type, is_aligned(h) && is_aligned(z), [&](auto t, auto vector) {
     if (wide)
       encode_blocks<t(), vector(), true><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);

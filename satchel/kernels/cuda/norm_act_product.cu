@@ -11,7 +11,7 @@
 
 #include "satchel/kernels/cuda/norm_act_product.cuh"
 #include "satchel/kernels/cuda/norm_act_product.h"
-#include "satchel/kernels/cuda/shares.cuh"
+#include "satchel/kernels/cuda/partial_sums.cuh"
 
 namespace satchel::cuda {
 namespace norm_act::product {
@@ -100,11 +100,11 @@ void with_math(Math math, F&& f) {
 /// Tiles of a product, and thread blocks a tile.
 struct Split {
   int width;
-  int64_t tiles, shares;
+  int64_t tiles, parts;
 
   Split(const SideCode& code, const ProductGradients& p) : width(width_of(p.count * p.width, math_of(p))) {
     tiles = ceil_div(p.count * p.width, width) * ceil_div(code.channels, kChannels);
-    shares = std::max<int64_t>(1, std::min(kBlocks / tiles, ceil_div(code.grid.values / code.channels, kRows)));
+    parts = std::max<int64_t>(1, std::min(kBlocks / tiles, ceil_div(code.grid.values / code.channels, kRows)));
   }
 };
 
@@ -138,7 +138,7 @@ bool norm_act_product_fits(const SideCode& code, const ProductGradients& p) {
 }
 
 int64_t norm_act_product_scratch_bytes(const SideCode& code, const ProductGradients& p) {
-  return norm_act::product::Split(code, p).shares * p.count * p.width * code.channels * static_cast<int64_t>(sizeof(float));
+  return norm_act::product::Split(code, p).parts * p.count * p.width * code.channels * static_cast<int64_t>(sizeof(float));
 }
 
 void norm_act_product(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, const ProductGradients& p,
@@ -156,7 +156,7 @@ void norm_act_product(const SideCode& code, const Chain& chain, const uint8_t* b
   const Product a = {
       code,    chain,       seed,   norm_act::parts_of(code, bytes), p.g[0], p.g[other], p.stride[0], p.stride[other], rows, p.width,
       columns, chunk_of(p), partial};
-  const dim3 grid(grid_size(split.shares), grid_size(split.tiles));
+  const dim3 grid(grid_size(split.parts), grid_size(split.tiles));
   with_tile(split.width, [&](auto tile) {
     with_math(math_of(p), [&](auto math) {
       using T = decltype(tile);
@@ -167,7 +167,7 @@ void norm_act_product(const SideCode& code, const Chain& chain, const uint8_t* b
     });
   });
   check_launch(op);
-  add_up(partial, split.shares, columns * code.channels, /*add=*/false, each, p.out[0], p.out[other], s, op);
+  add_up(partial, split.parts, columns * code.channels, /*add=*/false, each, p.out[0], p.out[other], s, op);
 }
 
 }  // namespace satchel::cuda

@@ -28,7 +28,7 @@ inline bool is_straight_256(const Grid& g) { return g.block == kBlock && g.is_st
 
 inline void check_fit(const NormAddCode& code, const char* op) {
   if (!norm_add_fits(code)) fail(op, "norm_add_fits must be true of the codes");
-  if (code.third.slots != nullptr) norm_act::check_third(code.sum, code.third, op);
+  if (code.extra.slots != nullptr) norm_act::check_extra_bit(code.sum, code.extra, op);
   for (const CodeParts& at : {code.norm_at, code.sum_at}) {
     if (!is_aligned(at.codes) || !is_aligned(at.headers)) fail(op, "codes and headers must start at a multiple of 16");
   }
@@ -42,7 +42,7 @@ inline void check_values(const void* x, const char* op) {
 template <class F>
 void with_both_bits(const NormAddCode& code, F&& f) {
   const auto with_sum = [&](auto bits) {
-    if (code.sum.table.bits == 2 && code.third.slots == nullptr) return f(bits, std::integral_constant<int, 2>());
+    if (code.sum.table.bits == 2 && code.extra.slots == nullptr) return f(bits, std::integral_constant<int, 2>());
     return f(bits, std::integral_constant<int, 3>());
   };
   switch (code.norm.levels.bits) {

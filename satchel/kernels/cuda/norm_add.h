@@ -20,7 +20,7 @@ struct NormAddCode {
   SideCode sum;    // of z, as it stands in memory
   int64_t channels;
   CodeParts norm_at, sum_at;
-  ThirdBits third = {};  // of the sum: samples of 3 bits among those of 2, whose blocks of 256 fill every sample
+  ExtraBitView extra = {};  // of the sum: samples of 3 bits among those of 2, whose blocks of 256 fill every sample
 };
 
 /// Fits: straight blocks of 256 values, 1 to 4 bits of x̂, Side::relu in 2 or 3 bits of z, and channels of which 396·256 can be a

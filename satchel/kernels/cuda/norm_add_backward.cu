@@ -51,7 +51,7 @@ struct Piece {
       sum = load_codes<2>(a.sum, group, count);
     } else {
       const Codes c = a.wide.load(a.sum, group, static_cast<uint32_t>(group / 32), a.values);
-      sum = c.two | c.third << 16;
+      sum = c.two | c.extra << 16;
     }
     header = load_header(a.headers, a.header, group / 32);
   }
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 Backward backward_of(const NormAddCode& code) {
   Backward a = {
       code.norm.grid.values,       code.channels, code.norm_at.codes, code.sum_at.codes, code.norm_at.headers, code.norm.header, {},
-      {code.sum.table, code.third}};
+      {code.sum.table, code.extra}};
   for (int k = 0; k < kMaxLevels; ++k) a.level[k] = code.norm.levels.even ? static_cast<float>(k) : code.norm.levels.at[k];
   return a;
 }

@@ -231,7 +231,7 @@ void norm_add_encode(const NormAddCode& code, const void* x, const void* skip, D
   using namespace norm_add;
   check_fit(code, op);
   for (const void* p : {x, skip, static_cast<const void*>(z)}) check_values(p, op);
-  const Forward a = {code, with, x, skip, norm_seed, sum_seed, z, {code.sum.table, code.third}};
+  const Forward a = {code, with, x, skip, norm_seed, sum_seed, z, {code.sum.table, code.extra}};
   const unsigned grid = grid_size(walk_blocks(code.norm.grid.values, code.channels, kFewBlocks));
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   with_type(type, [&](auto t) {

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ A
 /// Eight values a thread of a ReLU code of 2 bits with samples of 3.
 template <DType type>
 __global__ void __launch_bounds__(kThreads)
-    decode_third(const __grid_constant__ Args a, const __grid_constant__ norm_act::Wide w, int64_t first, int64_t last, void* x) {
+    decode_extra(const __grid_constant__ Args a, const __grid_constant__ norm_act::Wide w, int64_t first, int64_t last, void* x) {
   const int64_t group = first / 8 + thread_index();
   if (group * 8 >= last) return;
   const uint32_t block = static_cast<uint32_t>(group / 32);
@@ -107,20 +107,20 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 }  // namespace side
 
-void side_decode_third(const SideCode& code, const ThirdBits& third, const uint8_t* codes, const void* headers, int64_t first, int64_t last,
-                       void* x, DType type, StreamHandle stream) {
+void side_decode_extra(const SideCode& code, const ExtraBitView& extra, const uint8_t* codes, const void* headers, int64_t first,
+                       int64_t last, void* x, DType type, StreamHandle stream) {
   constexpr const char* op = "side_decode";
-  norm_act::check_third(code, third, op);
+  norm_act::check_extra_bit(code, extra, op);
   if (code.table.side != Side::relu || code.grid.block != norm_act::kBlock || !code.grid.is_straight()) {
-    fail(op, "third bits are decoded of ReLU codes in blocks of 256", code.grid.block);
+    fail(op, "extra bits are decoded of ReLU codes in blocks of 256", code.grid.block);
   }
   if (first % 8 != 0 || last % 8 != 0 || first < 0 || last > code.grid.values) fail(op, "values must exist, multiples of 8", last);
   if (!is_aligned(x)) fail(op, "values must start at a multiple of 16");
   if (first >= last) return;
   const side::Args a = {code, nullptr, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), nullptr};
-  const norm_act::Wide w(code.table, third);
+  const norm_act::Wide w(code.table, extra);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  with_type(type, [&](auto t) { side::decode_third<t()><<<blocks_for((last - first) / 8), kThreads, 0, s>>>(a, w, first, last, x); });
+  with_type(type, [&](auto t) { side::decode_extra<t()><<<blocks_for((last - first) / 8), kThreads, 0, s>>>(a, w, first, last, x); });
   check_launch(op);
 }
 

@@ -3,7 +3,7 @@
 //   thread block: 128 columns of g × 128 of x, a share of the rows, 32 a step     writer: 8 rows × 4 of these columns
 //
 // A second kernel adds the shares, in order.
-#include "satchel/kernels/cuda/shares.cuh"
+#include "satchel/kernels/cuda/partial_sums.cuh"
 #include "satchel/kernels/cuda/split.cuh"
 #include "satchel/kernels/cuda/split_product.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 struct Product {
   TallPair from;
-  int shares;  // thread blocks a tile, side by side in the grid: it has one dimension, since others end at 65,535
+  int parts;  // thread blocks a tile, side by side in the grid: it has one dimension, since others end at 65,535
   int64_t x_tiles;
   float* partial;
 };
@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_tall(const __grid_c
   __shared__ Ring ring;
   auto* stages = reinterpret_cast<Stage*>(shared);
   const TallPair& from = p.from;
-  const int64_t tile = static_cast<int>(blockIdx.x) / p.shares, share = static_cast<int>(blockIdx.x) % p.shares;
+  const int64_t tile = static_cast<int>(blockIdx.x) / p.parts, part = static_cast<int>(blockIdx.x) % p.parts;
   const int64_t g0 = tile / p.x_tiles * kRows, x0 = tile % p.x_tiles * kWidth;
   const int64_t steps = ceil_div(from.rows, kDepth);
-  const int64_t first = steps * share / p.shares, last = steps * (share + 1) / p.shares;
+  const int64_t first = steps * part / p.parts, last = steps * (part + 1) / p.parts;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) ring.begin();
   __syncthreads();
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_tall(const __grid_c
   for (int h = 0; h < 2; ++h) {
     const int64_t row = g0 + sums.row + 8 * h, at = x0 + sums.column;
     const int columns = static_cast<int>(min(from.x_columns - at, int64_t{kWidth}));
-    float* out = p.partial + (share * from.g_columns + row) * from.x_columns + at;
+    float* out = p.partial + (part * from.g_columns + row) * from.x_columns + at;
     if (row >= from.g_columns) return;
 #pragma unroll
     for (int j = 0; j < kWidth; j += 8) {
@@ -140,14 +140,14 @@ constexpr int64_t kBlocks = 132;  // an H200's multiprocessors; on every GPU, si
 
 int64_t tiles_of(const TallPair& p) { return ceil_div(p.g_columns, kRows) * ceil_div(p.x_columns, kWidth); }
 /// Thread blocks a tile: all multiprocessors, eight steps each at least.
-int64_t shares_of(const TallPair& p) { return std::max<int64_t>(1, std::min(kBlocks / tiles_of(p), ceil_div(p.rows, 8 * kDepth))); }
+int64_t parts_of(const TallPair& p) { return std::max<int64_t>(1, std::min(kBlocks / tiles_of(p), ceil_div(p.rows, 8 * kDepth))); }
 
 }  // namespace
 }  // namespace split
 
 int64_t split_gradient_scratch_bytes(const TallPair& p) {
   if (p.g_columns == 0 || p.x_columns == 0) return 0;
-  return split::shares_of(p) * p.g_columns * p.x_columns * static_cast<int64_t>(sizeof(float));
+  return split::parts_of(p) * p.g_columns * p.x_columns * static_cast<int64_t>(sizeof(float));
 }
 
 void split_gradient(const TallPair& from, bool add, float* out, void* scratch, StreamHandle stream) {
@@ -156,15 +156,15 @@ void split_gradient(const TallPair& from, bool add, float* out, void* scratch, S
   const int64_t values = from.g_columns * from.x_columns;
   if (values == 0) return;
   constexpr int kShared = kStages * sizeof(Stage);
-  const int64_t shares = shares_of(from);
-  const split::Product p = {from, static_cast<int>(shares), ceil_div(from.x_columns, kWidth), static_cast<float*>(scratch)};
+  const int64_t parts = parts_of(from);
+  const split::Product p = {from, static_cast<int>(parts), ceil_div(from.x_columns, kWidth), static_cast<float*>(scratch)};
   const bool quads = from.g_columns % 4 == 0 && from.g_stride % 4 == 0 && is_aligned(from.g) && from.x_columns % 4 == 0 &&
                      from.x_stride % 4 == 0 && is_aligned(from.x);
   const auto kernel = quads ? multiply_tall<true> : multiply_tall<false>;
   allow_shared(kernel, kShared, "split_gradient");
-  kernel<<<grid_size(shares * tiles_of(from)), kBlockThreads, kShared, s>>>(p);
+  kernel<<<grid_size(parts * tiles_of(from)), kBlockThreads, kShared, s>>>(p);
   check_launch("split_gradient");
-  add_up(p.partial, shares, values, add, values, out, nullptr, s, "split_gradient");
+  add_up(p.partial, parts, values, add, values, out, nullptr, s, "split_gradient");
 }
 
 }  // namespace satchel::cuda

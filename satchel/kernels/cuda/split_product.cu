@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_rows(const __grid_c
   if (thread >= kSide) {
     give_registers();
     const auto next = [&](const Step& s) { return s.chunk + 1 == chunks ? Step{s.tile + walkers, 0} : Step{s.tile, s.chunk + 1}; };
-    Step step = {first, 0}, second = next(step), third = next(second);
+    Step step = {first, 0}, second = next(step), extra = next(second);
     Ahead<quads> ahead[2];  // of this step and of the second
     ahead[0].load(p, step);
     ahead[1].load(p, second);
@@ -198,8 +198,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_rows(const __grid_c
         own.cut_into(stages[turn.stage]);                     // empty since the step before, or from the start
         asm volatile("cp.async.wait_group 1;" ::: "memory");  // all but the second step's
         ring.say_full(turn);                                  // waits for reads under way: the next begin after it
-        own.load(p, third);
-        turn = after, step = second, second = third, third = next(third);
+        own.load(p, extra);
+        turn = after, step = second, second = extra, extra = next(extra);
       }
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
