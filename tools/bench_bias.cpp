@@ -39,12 +39,16 @@ std::string names_of_nets() {
 }
 
 std::vector<BiasNet> nets_of(const std::string& text) {
-  const auto all = bias_nets();
-  if (text == "all") return {all.begin(), all.end()};
-  std::vector<BiasNet> chosen;
+  const auto named = bias_nets(), pairs = pair_nets();
+  if (text == "all") return {named.begin(), named.end()};
+  if (text == "pairs") return {pairs.begin(), pairs.end()};
+  std::vector<BiasNet> all(named.begin(), named.end()), chosen;
+  all.insert(all.end(), pairs.begin(), pairs.end());
   for (const std::string_view name : split(text, ',')) {
     const auto net = std::ranges::find(all, name, &BiasNet::name);
-    if (net == all.end()) throw UsageError(fmt::format("[bench] --nets must be all or some of {}, got '{}'", names_of_nets(), name));
+    if (net == all.end()) {
+      throw UsageError(fmt::format("[bench] --nets must be all, pairs, some of the pairs, or some of {}, got '{}'", names_of_nets(), name));
+    }
     chosen.push_back(*net);
   }
   return chosen;
@@ -86,7 +90,7 @@ NetFindings findings_of(const BiasNet& net, NetLoss loss, const std::string& los
   return found;
 }
 
-constexpr const char* kRow = "{:<14} {:<13} {:>7} {:<18} {:>7} {:>7} {:>9} {:>9}  {}\n";
+constexpr const char* kRow = "{:<31} {:<13} {:>7} {:<18} {:>7} {:>7} {:>9} {:>9}  {}\n";
 
 void print_row(const NetFindings& n) {
   const TensorBias& b = n.worst().counts();
@@ -161,7 +165,7 @@ void run_bench_bias(const BenchBiasCommand& c) {
 void add_bench_bias(CLI::App& bench) {
   const auto c = std::make_shared<BenchBiasCommand>();
   CLI::App* bias = bench.add_subcommand("bias", "Are weight gradients right on average? Many nets and seeds beside plain torch");
-  bias->add_option("--nets", c->nets, "all, or names with commas between them")->capture_default_str();
+  bias->add_option("--nets", c->nets, "all, pairs, or names with commas between them")->capture_default_str();
   bias->add_option("--loss", c->loss, "One loss")->check(CLI::IsMember({"all", "cross-entropy", "squares"}))->capture_default_str();
   bias->add_option("--method", c->method, "What the layers keep, see `satchel train --help`")->capture_default_str();
   bias->add_option("--seeds", c->seeds, "Passes with rounding noise of their own")
@@ -185,6 +189,8 @@ void add_bench_bias(CLI::App& bench) {
       "A tensor above is measured again with fresh seeds and counts as biased if it is above again; then the exit code is 1.\n"
       "\nNets:\n" +
       list +
+      "\nPairs are a weight, a norm (batch, layer, group, rms), an activation (none, relu, leaky_relu, elu, gelu, gelu_tanh, silu, tanh,\n"
+      "sigmoid), perhaps dropout, and a weight: layer_gelu_rows, batch_relu_images_dropout; 144 in all.\n"
       "\nExamples:\n  satchel bench bias --json bias.json\n  satchel bench bias --nets batch,sage --seeds 50 --method satchel,bits=3");
   bias->callback([c] { run_bench_bias(*c); });
 }

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kMaskRun = 101, kRoundingRun = 202;
 constexpr int64_t kSeeds = 256;  // of one pass
-constexpr double kSlope = 0.2;
+constexpr double kSlope = 0.2, kRmsEps = 1e-6;
 
 at::Tensor seeds_of(uint64_t run, uint64_t pass, uint32_t first, int64_t count, at::Device device) {
   at::Tensor seeds = at::empty({count}, at::kLong);
@@ -51,12 +51,17 @@ class Torchs final : public NetFunctions {
   at::Tensor batch_norm(T x, const NormWeights& w) override {
     return at::batch_norm(x, w.gamma, w.beta, {}, {}, /*training=*/true, 0.1, 1e-5, /*cudnn_enabled=*/true);
   }
-  at::Tensor layer_norm(T x, const NormWeights& w) override { return at::layer_norm(x, {x.size(-1)}, w.gamma, w.beta); }
+  at::Tensor layer_norm(T x, const NormWeights& w) override { return at::layer_norm(x, w.gamma.sizes(), w.gamma, w.beta); }
+  at::Tensor rms_norm(T x, const NormWeights& w) override { return at::rms_norm(x, w.gamma.sizes(), w.gamma, kRmsEps); }
   at::Tensor group_norm(T x, int64_t groups, const NormWeights& w) override { return at::group_norm(x, groups, w.gamma, w.beta); }
   at::Tensor relu(T x) override { return at::relu(x); }
   at::Tensor leaky_relu(T x) override { return at::leaky_relu(x, kSlope); }
   at::Tensor elu(T x) override { return at::elu(x); }
   at::Tensor gelu(T x) override { return at::gelu(x); }
+  at::Tensor gelu_tanh(T x) override { return at::gelu(x, "tanh"); }
+  at::Tensor silu(T x) override { return at::silu(x); }
+  at::Tensor tanh(T x) override { return at::tanh(x); }
+  at::Tensor sigmoid(T x) override { return at::sigmoid(x); }
   at::Tensor max_pool(T x) override { return at::max_pool2d(x, 2); }
   at::Tensor dropout(T x, double p) override { return dropped(x, p, seeds_.fixed()); }
   at::Tensor norm_act(T x, const NormWeights& w, Norm norm, double p) override {
@@ -93,12 +98,17 @@ class Satchels final : public NetFunctions {
     return satchel::conv(x, weight, {}, options, saving_);
   }
   at::Tensor batch_norm(T x, const NormWeights& w) override { return satchel::batch_norm(x, w, {}, saving_); }
-  at::Tensor layer_norm(T x, const NormWeights& w) override { return satchel::layer_norm(x, w, {}, saving_); }
+  at::Tensor layer_norm(T x, const NormWeights& w) override { return satchel::layer_norm(x, w.gamma.sizes(), w, {}, saving_); }
+  at::Tensor rms_norm(T x, const NormWeights& w) override { return satchel::rms_norm(x, w.gamma.sizes(), w.gamma, kRmsEps, saving_); }
   at::Tensor group_norm(T x, int64_t groups, const NormWeights& w) override { return satchel::group_norm(x, groups, w, {}, saving_); }
   at::Tensor relu(T x) override { return satchel::relu(x, saving_); }
   at::Tensor leaky_relu(T x) override { return satchel::leaky_relu(x, kSlope, saving_); }
   at::Tensor elu(T x) override { return satchel::elu(x, 1.0, saving_); }
   at::Tensor gelu(T x) override { return satchel::gelu(x, "none", saving_); }
+  at::Tensor gelu_tanh(T x) override { return satchel::gelu(x, "tanh", saving_); }
+  at::Tensor silu(T x) override { return satchel::silu(x, saving_); }
+  at::Tensor tanh(T x) override { return satchel::tanh(x, saving_); }
+  at::Tensor sigmoid(T x) override { return satchel::sigmoid(x, saving_); }
   at::Tensor max_pool(T x) override {
     PoolOptions options;
     options.kernel = {2};

@@ -136,6 +136,57 @@ const std::vector<BiasNet>& nets() {
   return kNets;
 }
 
+using NormFunction = at::Tensor (*)(F& f, W& w, const at::Tensor& x);
+
+/// LayerNorm's and RMSNorm's weights: of channels, or of an image's channels and pixels.
+NormWeights sample_weights(W& w, const at::Tensor& x) {
+  const NormWeights line = w.norm("norm", x.numel() / x.size(0));
+  return {line.gamma.view(x.sizes().slice(1)), line.beta.view(x.sizes().slice(1)), {}, {}};
+}
+
+constexpr std::pair<const char*, NormFunction> kNorms[] = {
+    {"batch", [](F& f, W& w, const at::Tensor& x) { return f.batch_norm(x, w.norm("norm", x.size(1))); }},
+    {"layer", [](F& f, W& w, const at::Tensor& x) { return f.layer_norm(x, sample_weights(w, x)); }},
+    {"group", [](F& f, W& w, const at::Tensor& x) { return f.group_norm(x, 4, w.norm("norm", x.size(1))); }},
+    {"rms",
+     [](F& f, W& w, const at::Tensor& x) {
+       const at::Tensor gamma = w.gamma("norm.gamma", x.numel() / x.size(0));
+       return f.rms_norm(x, {gamma.view(x.sizes().slice(1)), {}, {}, {}});
+     }},
+};
+
+using ValueFunction = at::Tensor (*)(F& f, const at::Tensor& x);
+constexpr std::pair<const char*, ValueFunction> kActivations[] = {
+    {"none", [](F&, const at::Tensor& x) { return x; }},
+    {"relu", [](F& f, const at::Tensor& x) { return f.relu(x); }},
+    {"leaky_relu", [](F& f, const at::Tensor& x) { return f.leaky_relu(x); }},
+    {"elu", [](F& f, const at::Tensor& x) { return f.elu(x); }},
+    {"gelu", [](F& f, const at::Tensor& x) { return f.gelu(x); }},
+    {"gelu_tanh", [](F& f, const at::Tensor& x) { return f.gelu_tanh(x); }},
+    {"silu", [](F& f, const at::Tensor& x) { return f.silu(x); }},
+    {"tanh", [](F& f, const at::Tensor& x) { return f.tanh(x); }},
+    {"sigmoid", [](F& f, const at::Tensor& x) { return f.sigmoid(x); }},
+};
+
+/// BatchNorm's rows are as many as make it sample off values (core/method.h); the others' statistics are of each row.
+BiasNet pair_net(const std::string& name, NormFunction norm, ValueFunction activation, bool image, double p) {
+  const auto rest = [=](F& f, W& w, const at::Tensor& x) {
+    const at::Tensor z = activation(f, norm(f, w, x));
+    return p > 0 ? f.dropout(z, p) : z;
+  };
+  BiasNet net{name, image ? NetInput::images : NetInput::rows, 64, false, {}, {}};
+  if (image) {
+    net.forward = [rest](F& f, W& w, D d) {
+      const at::Tensor z = rest(f, w, f.conv(d.x, w.kernel("first", kChannels, 8), 1));
+      return head(f, w, f.conv(z, w.kernel("second", kChannels, kChannels), 2));
+    };
+    return net;
+  }
+  net.rows = name.starts_with("batch") ? 4096 : 512;
+  net.forward = [rest](F& f, W& w, D d) { return last(f, w, rest(f, w, first(f, w, d))); };
+  return net;
+}
+
 at::Tensor normal(at::Generator& generator, at::IntArrayRef shape) { return at::randn(shape, generator, at::TensorOptions(at::kFloat)); }
 
 /// Features whose channels are correlated and of very different size, as hidden layers' are.
@@ -191,6 +242,12 @@ at::Tensor NetWeights::bias(const std::string& name, int64_t out) {
   return add(name, normal({out}) * 0.1);
 }
 
+at::Tensor NetWeights::gamma(const std::string& name, int64_t channels) {
+  if (const at::Tensor known = find(name); known.defined()) return known;
+  const at::Tensor values = 1 + 0.2 * normal({channels}).clamp(-3, 3);
+  return add(name, at::where(at::arange(channels).remainder(4) >= 2, -values, values));
+}
+
 NormWeights NetWeights::norm(const std::string& name, int64_t channels) {
   if (const at::Tensor gamma = find(name + ".gamma"); gamma.defined()) return {gamma, find(name + ".beta"), {}, {}};
   at::Tensor gamma = 1 + 0.2 * normal({channels}).clamp(-3, 3), beta = 0.2 * normal({channels});
@@ -205,6 +262,24 @@ NormWeights NetWeights::norm(const std::string& name, int64_t channels) {
 }
 
 std::span<const BiasNet> bias_nets() { return nets(); }
+
+std::span<const BiasNet> pair_nets() {
+  static const std::vector<BiasNet> kPairs = [] {
+    std::vector<BiasNet> pairs;
+    for (const auto& [norm_name, norm] : kNorms) {
+      for (const auto& [name, activation] : kActivations) {
+        for (const bool image : {false, true}) {
+          for (const double p : {0.0, 0.5}) {
+            const std::string layout = image ? "_images" : "_rows";
+            pairs.push_back(pair_net(std::string(norm_name) + "_" + name + layout + (p > 0 ? "_dropout" : ""), norm, activation, image, p));
+          }
+        }
+      }
+    }
+    return pairs;
+  }();
+  return kPairs;
+}
 
 NetData data_of(const BiasNet& net, at::Device device) {
   at::Generator generator = at::detail::createCPUGenerator(11);

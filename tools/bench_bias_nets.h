@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -31,12 +32,17 @@ class NetFunctions {
   virtual at::Tensor linear(T x, T weight, T bias) = 0;
   virtual at::Tensor conv(T x, T weight, int64_t stride) = 0;  // 3 × 3, padded
   virtual at::Tensor batch_norm(T x, const NormWeights& w) = 0;
-  virtual at::Tensor layer_norm(T x, const NormWeights& w) = 0;
+  virtual at::Tensor layer_norm(T x, const NormWeights& w) = 0;  // over γ's sizes
+  virtual at::Tensor rms_norm(T x, const NormWeights& w) = 0;    // likewise, without β
   virtual at::Tensor group_norm(T x, int64_t groups, const NormWeights& w) = 0;
   virtual at::Tensor relu(T x) = 0;
   virtual at::Tensor leaky_relu(T x) = 0;
   virtual at::Tensor elu(T x) = 0;
   virtual at::Tensor gelu(T x) = 0;
+  virtual at::Tensor gelu_tanh(T x) = 0;
+  virtual at::Tensor silu(T x) = 0;
+  virtual at::Tensor tanh(T x) = 0;
+  virtual at::Tensor sigmoid(T x) = 0;
   virtual at::Tensor max_pool(T x) = 0;  // 2 × 2
   virtual at::Tensor dropout(T x, double p) = 0;
   virtual at::Tensor norm_act(T x, const NormWeights& w, Norm norm, double p) = 0;  // norm → ReLU → dropout
@@ -54,6 +60,7 @@ class NetWeights {
   at::Tensor kernel(const std::string& name, int64_t out, int64_t in);  // 3 × 3
   at::Tensor bias(const std::string& name, int64_t out);
   NormWeights norm(const std::string& name, int64_t channels);
+  at::Tensor gamma(const std::string& name, int64_t channels);  // without β
   const std::vector<std::pair<std::string, at::Tensor>>& all() const { return all_; }
 
  private:
@@ -80,11 +87,15 @@ struct BiasNet {
   NetInput input;
   int64_t rows;     // rows, samples or nodes
   bool mask_moves;  // its dropout's masks differ from pass to pass
-  at::Tensor (*forward)(NetFunctions& f, NetWeights& w, const NetData& d);
+  std::function<at::Tensor(NetFunctions& f, NetWeights& w, const NetData& d)> forward;
   std::string text;  // one line for help
 };
 
+/// Nets of many kinds.
 std::span<const BiasNet> bias_nets();
+/// A weight, a norm, an activation, dropout or none, a weight: every norm × activation × layout × dropout, named so
+/// (`layer_gelu_rows_dropout`). Rows of 64 channels and images of 16 × 8 × 8, over all of which LayerNorm and RMSNorm are taken.
+std::span<const BiasNet> pair_nets();
 NetData data_of(const BiasNet& net, at::Device device);
 
 }  // namespace satchel::tool
