@@ -96,6 +96,8 @@ if(SATCHEL_TORCH)
     tests/autograd/gradient_test.cpp
     tests/autograd/loss_test.cpp
     tests/autograd/image_cases.cpp
+    tests/autograd/pair_test.cpp
+    tests/autograd/pairs.cpp
     tests/autograd/reader_test.cpp
     tests/autograd/report_test.cpp
     tests/autograd/seeds_test.cpp
