@@ -1,10 +1,14 @@
 # One test program a room, each one entry of ctest; pick single tests with --gtest_filter.
 find_package(GTest REQUIRED)
 
+# What tests of many rooms share (tests/support.h). No torch.
+add_library(satchel_test_support STATIC tests/support.cpp)
+target_link_libraries(satchel_test_support PUBLIC satchel_core GTest::gtest PRIVATE satchel_flags)
+
 # satchel_test(NAME LIBRARY SOURCE…); where `launcher` is set, that runs it.
 function(satchel_test name library)
   add_executable(${name} ${ARGN})
-  target_link_libraries(${name} PRIVATE ${library} GTest::gtest GTest::gtest_main satchel_flags)
+  target_link_libraries(${name} PRIVATE ${library} satchel_test_support GTest::gtest GTest::gtest_main satchel_flags)
   target_compile_options(${name} PRIVATE -O1)  # gtest and torch headers compile in half the time of -O3
   add_test(NAME ${name} COMMAND ${launcher} "$<TARGET_FILE:${name}>")
 endfunction()

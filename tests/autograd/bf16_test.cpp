@@ -8,6 +8,7 @@
 #include "satchel/autograd/report.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/pack.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
@@ -81,8 +82,6 @@ TEST(Bf16, SavesAreReportedRetainedAndFreed) {
     }
   }
 }
-
-at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
 
 TEST(Bf16, WeightGradientsAreNotRounded) {
   at::manual_seed(3);

@@ -13,11 +13,10 @@
 
 #include "satchel/autograd/report.h"
 #include "satchel/core/error.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
-
-at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
 
 TEST(MaskedLabels, CountRowsOfTheIndex) {
   const at::Tensor labels = at::arange(6), index = at::tensor({4, 0, 3}, at::kLong);

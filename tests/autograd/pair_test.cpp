@@ -2,12 +2,13 @@
 // planned. One case: --gtest_filter='*layer_gelu_rows_satchel'.
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "satchel/autograd/report.h"
 #include "tests/autograd/pairs.h"
+#include "tests/support.h"
 
 namespace satchel::test {
 namespace {
@@ -17,11 +18,10 @@ struct PairMethod {
   std::string method;
 };
 
+void PrintTo(const PairMethod& p, std::ostream* out) { *out << name_of(p.pair) << ' ' << p.method; }
+
 std::string test_name(const testing::TestParamInfo<PairMethod>& info) {
-  std::string name = name_of(info.param.pair) + "_" + info.param.method;
-  std::ranges::replace_if(
-      name, [](char c) { return c == ',' || c == '='; }, '_');
-  return name;
+  return case_name(name_of(info.param.pair) + "_" + info.param.method);
 }
 
 std::vector<PairMethod> with_methods(const std::vector<std::string>& methods) {
@@ -30,15 +30,6 @@ std::vector<PairMethod> with_methods(const std::vector<std::string>& methods) {
     for (const std::string& method : methods) all.push_back({pair, method});
   }
   return all;
-}
-
-std::string text_of_lines(const std::vector<SavedTensor>& lines) {
-  std::string text;
-  for (const SavedTensor& s : lines) {
-    text += "\n  " + s.name + ' ' + s.kind + ' ' + std::to_string(s.bits) + " bits " + std::to_string(s.bytes) + " bytes";
-    for (const int64_t size : s.shape) text += ' ' + std::to_string(size);
-  }
-  return text;
 }
 
 class PairsAt32Bits : public testing::TestWithParam<PairMethod> {};
@@ -54,7 +45,7 @@ TEST_P(PairsKept, AsPlanned) {
   const Method method = parse_method(text);
   const at::Tensor out = c.ours(in, {method, "layer"});
   const std::vector<SavedTensor> kept = saved_tensors(out), plan = planned_lines(pair, in[0].sizes(), method);
-  EXPECT_TRUE(kept == plan) << "kept" << text_of_lines(kept) << "\nplanned" << text_of_lines(plan);
+  EXPECT_TRUE(kept == plan) << "kept" << text_of(kept) << "\nplanned" << text_of(plan);
   expect_bytes(c, text);
 }
 

@@ -16,12 +16,10 @@
 #include "satchel/autograd/report.h"
 #include "satchel/core/error.h"
 #include "tests/autograd/gradient.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
-
-SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
-at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
 
 TEST(Outputs, AreNoViews) {
   for (const GradientCase& c : all_cases()) {

@@ -12,13 +12,12 @@
 #include "satchel/autograd/loss.h"
 #include "satchel/train/memory.h"
 #include "tests/autograd/gradient.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
 
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
-SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
-
 /// Whatever a forward pass leaves allocated beside its result is in the report, and nothing else is.
 void expect_counted(const std::function<at::Tensor()>& forward, const std::string& what) {
   forward();  // tables and the like are made once

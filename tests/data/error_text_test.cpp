@@ -9,19 +9,12 @@
 #include "satchel/core/spec.h"
 #include "satchel/data/graph_data.h"
 #include "satchel/data/image_data.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
 
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
-}
+using test::error_of;
 
 TEST(ErrorText, ControlCharactersAreSpelledOut) {
   const std::string odd = "a\x1b[31m\n\x7f\tb";

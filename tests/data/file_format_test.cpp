@@ -9,6 +9,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/tensor/codec_layout.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
@@ -54,12 +55,7 @@ Bytes with_number(Bytes bytes, size_t index, int64_t value) {
 }
 
 std::string error_of(const Bytes& bytes) {
-  try {
-    parse_header(bytes);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
+  return test::error_of([&] { parse_header(bytes); });
 }
 
 /// What is accepted must be what unpack() can read.

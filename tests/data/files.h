@@ -1,64 +1,24 @@
 // Files of every layout, whole and damaged, in a folder that goes away again.
 #pragma once
 
-#include <dirent.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zip.h>
 #include <zlib.h>
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "satchel/core/error.h"
+#include "tests/support.h"
 
 namespace satchel::testing_files {
 
-class Scratch {
- public:
-  Scratch() {
-    std::string pattern = ::testing::TempDir() + "satchelXXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    folder_ = pattern;
-  }
-  ~Scratch() { remove_all(folder_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
-  std::string make_folder(const std::string& name) const {
-    ::mkdir(path(name).c_str(), 0700);
-    return path(name);
-  }
-
- private:
-  static void remove_all(const std::string& path) {
-    if (DIR* open = ::opendir(path.c_str())) {
-      while (const dirent* entry = ::readdir(open)) {
-        const std::string name = entry->d_name;
-        if (name != "." && name != "..") remove_all(path + "/" + name);
-      }
-      ::closedir(open);
-    }
-    std::remove(path.c_str());
-  }
-  std::string folder_;
-};
-
-inline void spill(const std::string& path, const std::string& bytes) {
-  std::remove(path.c_str());  // ext4 waits for the disk when a file is written over
-  std::ofstream(path, std::ios::binary | std::ios::trunc).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-
-inline std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+using test::holds;
+using test::Scratch;
+using test::slurp;
+using test::spill;
 
 /// An .npy file; the shape as Python writes it.
 inline std::string npy_text(const std::string& descr, const std::string& shape, const std::string& values, bool fortran = false) {
@@ -110,17 +70,10 @@ inline void write_gzip(const std::string& path, const std::string& text) {
 /// What a call throws, with the scratch folder's own path cut away; "accepted" where it throws nothing.
 template <class Call>
 std::string error_of(const Call& call, const Scratch& scratch) {
-  try {
-    call();
-  } catch (const Error& e) {
-    std::string text = e.what();
-    const std::string folder = scratch.path("");
-    for (size_t at = text.find(folder); at != std::string::npos; at = text.find(folder)) text.erase(at, folder.size());
-    return text;
-  }
-  return "accepted";
+  std::string text = test::error_of(call);
+  const std::string folder = scratch.path("");
+  for (size_t at = text.find(folder); at != std::string::npos; at = text.find(folder)) text.erase(at, folder.size());
+  return text;
 }
-
-inline bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace satchel::testing_files

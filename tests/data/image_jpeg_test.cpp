@@ -5,6 +5,7 @@
 
 #include "satchel/data/jpeg.h"
 #include "tests/data/image_files.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
@@ -14,12 +15,7 @@ using namespace testing_files;
 Image decode(const std::string& bytes) { return decode_jpeg({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, "t.jpg"); }
 
 std::string error_of(const std::string& bytes) {
-  try {
-    decode(bytes);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
+  return test::error_of([&] { decode(bytes); });
 }
 
 /// Left half red, right half blue, with noise where asked: 24 by 32.

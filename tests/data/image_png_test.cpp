@@ -5,6 +5,7 @@
 
 #include "satchel/data/png.h"
 #include "tests/data/image_files.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
@@ -93,12 +94,7 @@ int wanted(const Kind& kind, int i, int c) {
 std::span<const uint8_t> bytes_of_text(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
 
 std::string error_of(const std::string& bytes) {
-  try {
-    decode_png(bytes_of_text(bytes), "t.png");
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
+  return test::error_of([&] { decode_png(bytes_of_text(bytes), "t.png"); });
 }
 
 TEST(Png, EveryKindBecomesEightBitsOfRedGreenAndBlue) {

@@ -9,9 +9,13 @@
 #include <random>
 
 #include "satchel/core/error.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
+
+using test::slurp;
+using test::spill;
 
 std::string scratch(const std::string& name) { return testing::TempDir() + "npy" + std::to_string(getpid()) + name; }
 
@@ -33,21 +37,7 @@ NpyHeader parse(const std::string& bytes) {
 }
 
 std::string error_of(const std::string& bytes) {
-  try {
-    parse(bytes);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
-}
-
-void spill(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-
-std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  return test::error_of([&] { parse(bytes); });
 }
 
 TEST(Npy, WrittenIsReadAgain) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "satchel/core/error.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
@@ -34,12 +35,7 @@ uint64_t hash_of(const GraphData& data) {
 }
 
 std::string error_of(const std::string& where) {
-  try {
-    load_graph(where);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
+  return test::error_of([&] { load_graph(where); });
 }
 
 std::vector<int64_t> degrees(const GraphData& data) {

@@ -15,8 +15,11 @@
 #include "satchel/core/error.h"
 #include "satchel/graph/csr.h"
 #include "satchel/kernels/sparse.h"
+#include "tests/support.h"
 
 namespace satchel::csr_test {
+
+using test::error_of;
 
 using Dense = std::vector<std::vector<double>>;
 using Pairs = std::vector<std::pair<int64_t, int64_t>>;
@@ -77,16 +80,6 @@ inline Csr from(const Pairs& pairs, int64_t rows, int64_t columns, const at::Ten
     column.push_back(j);
   }
   return csr_from_coo(longs(row), longs(column), rows, columns, value);
-}
-
-template <class Function>
-std::string error_of(const Function& run) {
-  try {
-    run();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
 }
 
 inline void expect_long_rows(const Csr& a) {

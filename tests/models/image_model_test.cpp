@@ -17,9 +17,13 @@
 #include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/image_plan.h"
 #include "satchel/train/memory.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
+
+using test::error_of;
+using test::text_of;
 
 // At 8 channels torch's own backward of a strided 1×1 convolution of channels_last maps crashes (2.11, oneDNN, AVX-512, two threads).
 constexpr int64_t kImages = 3, kClasses = 7, kWidth = 16;
@@ -145,12 +149,6 @@ Measured measure(ImageModelOptions o, int64_t side) {
   return {meter.allocated() - static_cast<int64_t>(logits.nbytes()), saved_tensors(logits)};
 }
 
-std::string text_of(const SavedTensor& s) {
-  std::string text = s.name + ' ' + s.kind + ' ' + std::to_string(s.bits) + " bits, " + std::to_string(s.bytes) + " bytes,";
-  for (const int64_t size : s.shape) text += ' ' + std::to_string(size);
-  return text;
-}
-
 void expect_plan(const ImageModelOptions& o, int64_t side) {
   const Measured got = measure(o, side);
   const auto plan = plan_image(shape_of(o), {kImages, side, side}, o.saving.method);
@@ -256,16 +254,6 @@ TEST(ImageModel, WeightsStartAsTorchvisions) {
   const auto dense = named(make_image_model(o));
   // By what it reads: 1024 → 512 channels of 1×1; known to 1/√(2·524288) = 1e-3.
   EXPECT_NEAR(dense.at("features.transition3.conv.weight").std().item<double>() / std::sqrt(2.0 / 1024), 1, 1e-2);
-}
-
-template <class Work>
-std::string error_of(const Work& work) {
-  try {
-    work();
-    return "no error";
-  } catch (const Error& e) {
-    return e.what();
-  }
 }
 
 TEST(ImageModel, BadInput) {

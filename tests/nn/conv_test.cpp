@@ -15,6 +15,8 @@
 #include "satchel/nn/linear.h"
 #include "satchel/train/memory.h"
 #include "tests/autograd/gradient.h"
+#include "tests/support.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
@@ -22,8 +24,6 @@ namespace {
 using torch::nn::Conv2dOptions;
 
 SavePolicy with(const std::string& method) { return {parse_method(method), "layer", {}}; }
-at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
-
 /// Bytes that a second convolution of `other` keeps after one of x.
 int64_t second_bytes(const std::function<at::Tensor(const at::Tensor&)>& other, const std::string& method, const std::string& second = "") {
   at::manual_seed(1);
@@ -246,15 +246,6 @@ TEST(ConvModules, SayWhatTheyAre) {
        {"satchel::nn::Conv2d(4, 6", "method=actnn)", "satchel::nn::ConvTranspose1d(4, 6", "satchel::nn::Linear(in_features=4"}) {
     EXPECT_NE(text.str().find(part), std::string::npos) << text.str();
   }
-}
-
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(ConvRefuses, WhatDoesNotFit) {

@@ -21,13 +21,10 @@
 #include "satchel/nn/activation.h"
 #include "satchel/nn/dropout.h"
 #include "tests/autograd/gradient.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
-
-SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
-
-at::Tensor leaf(at::IntArrayRef shape, at::ScalarType type = at::kFloat) { return at::randn(shape).to(type).requires_grad_(); }
 
 NormWeights weights_of(int64_t channels) { return {leaf({channels}), leaf({channels}), {}, {}}; }
 

@@ -18,13 +18,13 @@
 #include "satchel/nn/upsample.h"
 #include "satchel/train/memory.h"
 #include "tests/autograd/gradient.h"
+#include "tests/support.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
 
 SavePolicy with(const std::string& method) { return {parse_method(method), "layer", {}}; }
-at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
-
 template <class Ours, class Torchs, class Options>
 void expect_as_torch(const Options& options, at::IntArrayRef shape, const std::string& what) {
   at::manual_seed(11);
@@ -174,15 +174,6 @@ TEST(Pools, KeepTheTypeAndChannelsLast) {
       EXPECT_NEAR(gradient.to(at::kFloat).sum().item<double>(), static_cast<double>(out.numel()), 1e-2 * static_cast<double>(out.numel()));
     }
   }
-}
-
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(PoolsRefuse, WhatDoesNotFit) {

@@ -12,13 +12,10 @@
 #include "satchel/core/error.h"
 #include "satchel/train/memory.h"
 #include "tests/autograd/gradient.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
-
-SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
-
-at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
 
 int64_t kept(const at::Tensor& out) { return total_bytes(saved_tensors(out)); }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "satchel/data/npy.h"
+#include "tests/support.h"
 #include "tests/tools/run_tool.h"
 
 namespace satchel::test {
@@ -16,17 +17,9 @@ namespace {
 
 constexpr const char* kGraph = "synthetic:nodes=60,edges=120,features=4,classes=2";
 
-std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 class Overwrite : public testing::Test {
  protected:
-  void SetUp() override { ASSERT_EQ(::mkdir(folder_.c_str(), 0700), 0); }
-  void TearDown() override { EXPECT_EQ(std::system(("rm -r '" + folder_ + "'").c_str()), 0); }
-
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string path(const std::string& name) const { return scratch_.path(name); }
 
   void write_array(const std::string& name) const {
     const float values[] = {1, -2, 3, -4, 5, -6};
@@ -43,7 +36,7 @@ class Overwrite : public testing::Test {
     EXPECT_EQ(r.code, 0) << arguments << '\n' << r.out;
   }
 
-  std::string folder_ = testing::TempDir() + "satchel_overwrite_" + std::to_string(::getpid());
+  const Scratch scratch_;
 };
 
 TEST_F(Overwrite, PackAndUnpackLeaveTheirInputAlone) {

@@ -14,9 +14,13 @@
 #include "satchel/core/noise.h"
 #include "satchel/core/spec.h"
 #include "satchel/data/npy.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
+
+using test::slurp;
+using test::spill;
 
 using nlohmann::json;
 
@@ -25,24 +29,12 @@ struct Outcome {
   std::string out, err;
 };
 
-std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void spill(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-
 class Tool : public testing::Test {
  protected:
-  void SetUp() override { std::filesystem::create_directories(folder_); }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string path(const std::string& name) const { return scratch_.path(name); }
 
   Outcome run(const std::string& arguments, const std::string& environment = "") const {
-    const std::string command = "cd " + folder_ + " && " + environment + " '" SATCHEL_TOOL "' " + arguments + " 2>stderr";
+    const std::string command = "cd " + scratch_.folder() + " && " + environment + " '" SATCHEL_TOOL "' " + arguments + " 2>stderr";
     FILE* pipe = popen(command.c_str(), "r");
     Outcome result{-1, "", ""};
     char buffer[4096];
@@ -76,7 +68,7 @@ class Tool : public testing::Test {
     return x;
   }
 
-  std::string folder_ = testing::TempDir() + "satchel_tool_" + std::to_string(getpid());
+  const test::Scratch scratch_;
 };
 
 TEST_F(Tool, HelpAndVersion) {

@@ -15,9 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support.h"
+
 namespace satchel::train_command {
 
 using nlohmann::json;
+using test::slurp;
 
 inline constexpr const char* kData = "synthetic:nodes=600,edges=2400,features=16,classes=4";
 
@@ -25,11 +28,6 @@ struct Outcome {
   int code;
   std::string out, err;
 };
-
-inline std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 inline bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 

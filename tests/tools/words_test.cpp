@@ -18,6 +18,7 @@
 #include "satchel/core/spec.h"
 #include "satchel/core/suggest.h"
 #include "satchel/data/npy.h"
+#include "tests/support.h"
 #include "tests/tools/run_tool.h"
 
 namespace satchel::test {
@@ -27,11 +28,6 @@ using nlohmann::json;
 
 constexpr const char* kGraph = "synthetic:nodes=60,edges=120,features=4,classes=2";
 
-std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 void expect_said(const std::string& arguments, int code, const std::string& part) {
   const Outcome r = run_tool(arguments);
   EXPECT_EQ(r.code, code) << arguments << '\n' << r.out;
@@ -40,10 +36,7 @@ void expect_said(const std::string& arguments, int code, const std::string& part
 
 class Words : public testing::Test {
  protected:
-  void SetUp() override { ASSERT_EQ(::mkdir(folder_.c_str(), 0700), 0); }
-  void TearDown() override { EXPECT_EQ(std::system(("rm -r '" + folder_ + "'").c_str()), 0); }
-
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string path(const std::string& name) const { return scratch_.path(name); }
 
   /// Half of the values negative.
   void write_array(const std::string& name) const {
@@ -58,7 +51,7 @@ class Words : public testing::Test {
     return values;
   }
 
-  std::string folder_ = testing::TempDir() + "satchel_words_" + std::to_string(::getpid());
+  const Scratch scratch_;
 };
 
 TEST(Suggest, TheNearestNameOrNone) {

@@ -17,21 +17,14 @@
 
 #include "satchel/core/error.h"
 #include "satchel/train/memory_parts.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
 
-at::Tensor of_bytes(int64_t bytes) { return at::empty({bytes}, at::kByte); }
+using test::error_of;
 
-template <class Function>
-std::string error_of(const Function& run) {
-  try {
-    run();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
-}
+at::Tensor of_bytes(int64_t bytes) { return at::empty({bytes}, at::kByte); }
 
 TEST(Memory, CountsAllocationsReleasesAndThePeak) {
   MemoryMeter meter(at::kCPU);

@@ -11,22 +11,15 @@
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
 
+using test::error_of;
+
 at::Tensor floats(const std::vector<float>& values) { return at::tensor(values, at::kFloat); }
 at::Tensor longs(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
-
-template <class Function>
-std::string error_of(const Function& run) {
-  try {
-    run();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
-}
 
 TEST(Metrics, AccuracyCountsChosenNodes) {
   const at::Tensor logits = floats({1, 2, 3, 5, 4, 0, -3, -2, -1, 0, 9, 0}).view({4, 3});  // classes 2, 0, 2, 1

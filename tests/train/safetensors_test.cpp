@@ -12,9 +12,14 @@
 #include <random>
 
 #include "satchel/core/error.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
+
+using test::error_of;
+using test::slurp;
+using test::spill;
 
 /// A folder of its own, gone at the end.
 class Safetensors : public testing::Test {
@@ -59,30 +64,11 @@ TensorFile sample() {
   return file;
 }
 
-void spill(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-
-std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::string file_of(const std::string& json, const std::string& values) {
   const uint64_t length = json.size();
   std::string out(8, '\0');
   std::memcpy(out.data(), &length, 8);
   return out + json + values;
-}
-
-template <class Function>
-std::string error_of(const Function& run) {
-  try {
-    run();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
 }
 
 std::string error_in(const std::string& json, uint64_t data_bytes) {
