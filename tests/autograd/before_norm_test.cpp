@@ -4,10 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <functional>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +18,8 @@
 #include "satchel/core/noise.h"
 #include "tests/autograd/gradient.h"
 #include "tests/autograd/pairs.h"
+#include "tests/one_thread.h"
+#include "tests/support.h"
 
 namespace satchel::test {
 namespace {
@@ -97,6 +98,7 @@ double pair_z(const at::Tensor& errors, double gradient) {
 
 /// The largest z of the chain's gradients.
 double worst_z(const WeightedChain& c, const std::string& method, std::string& which, uint64_t passes = 60) {
+  const OneThread one_thread;
   const char* const names[] = {"weight before", "gamma", "beta", "weight after"};
   const SavePolicy saving{parse_method(method), "layer"};
   const std::vector<at::Tensor> want = gradients(c, at::kDouble, nullptr);
@@ -156,12 +158,9 @@ struct ChainCase {
   std::function<WeightedChain()> make;
 };
 
-std::string chain_name(const testing::TestParamInfo<ChainCase>& info) {
-  std::string name = info.param.name + "_" + info.param.method;
-  std::ranges::replace_if(
-      name, [](unsigned char c) { return !std::isalnum(c); }, '_');
-  return name;
-}
+void PrintTo(const ChainCase& p, std::ostream* out) { *out << p.name << ' ' << p.method; }
+
+std::string chain_name(const testing::TestParamInfo<ChainCase>& info) { return case_name(info.param.name + "_" + info.param.method); }
 
 std::vector<ChainCase> own_chains(const std::vector<std::string>& methods) {
   const std::pair<const char*, std::function<WeightedChain()>> all[] = {

@@ -1,6 +1,7 @@
 // How to call each function of the autograd and graph rooms, and what torch would do.
 #include <map>
 #include <memory>
+#include <ostream>
 
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/linear.h"
@@ -14,18 +15,6 @@
 namespace satchel::test {
 namespace {
 
-at::Tensor leaf(at::IntArrayRef shape, double offset = 0) { return at::randn(shape).add_(offset); }
-
-/// The inputs of a case: the same every time and on every device.
-std::function<Inputs()> fixed(at::Device device, std::function<Inputs()> make) {
-  return [device, make] {
-    at::manual_seed(17);
-    Inputs inputs = make();
-    for (at::Tensor& t : inputs) t = t.to(device).requires_grad_();
-    return inputs;
-  };
-}
-
 const std::vector<std::string> kKeep{"satchel,bits=32", "exact,bits=32,project=none", "fp32"};
 const std::vector<std::string> kPacked{"satchel", "exact", "blockwise", "bits=4,block=64", "satchel,side=both", "satchel,bits=3"};
 
@@ -35,7 +24,7 @@ GradientCase linear_case(at::Device device, const std::string& name, const std::
                  name,
                  fixed(device,
                        [x] {
-                         return Inputs{leaf(x), leaf({24, 32}), leaf({24})};
+                         return Inputs{values_around(x), values_around({24, 32}), values_around({24})};
                        }),
                  [](const Inputs& in, const SavePolicy& s) { return linear(in[0], in[1], in[2], s); },
                  [](const Inputs& in, const at::Tensor&) { return at::linear(in[0], in[1], in[2]); },
@@ -55,7 +44,7 @@ GradientCase activation_case(at::Device device, const std::string& name,
           name,
           fixed(device,
                 [] {
-                  return Inputs{leaf({30, 17})};
+                  return Inputs{values_around({30, 17})};
                 }),
           [ours](const Inputs& in, const SavePolicy& s) { return ours(in[0], s); },
           [torchs](const Inputs& in, const at::Tensor&) { return torchs(in[0]); },
@@ -69,7 +58,7 @@ GradientCase dropout_case(at::Device device) {
           "dropout",
           fixed(device,
                 [] {
-                  return Inputs{leaf({30, 17})};
+                  return Inputs{values_around({30, 17})};
                 }),
           [](const Inputs& in, const SavePolicy& s) { return dropout(in[0], 0.3, true, s); },
           [](const Inputs& in, const at::Tensor& seed) {
@@ -84,15 +73,6 @@ at::Tensor torch_norm(const Inputs& in, Norm norm) {
   if (norm == Norm::none) return in[0];
   if (norm == Norm::layer) return at::layer_norm(in[0], {in[0].size(1)}, in[1], in[2]);
   return at::batch_norm(in[0], in[1], in[2], {}, {}, /*training=*/true, 0.1, 1e-5, false);
-}
-
-at::Tensor torch_activation(const at::Tensor& x, Activation activation, double slope) {
-  switch (activation) {
-    case Activation::relu: return at::relu(x);
-    case Activation::leaky_relu: return at::leaky_relu(x, slope);
-    case Activation::elu: return at::elu(x, slope);
-    default: return x;
-  }
 }
 
 /// Variance of normalised values as they come back, which `coded` gives for a seed. They must be right on average: what is expected of a
@@ -178,9 +158,9 @@ GradientCase chain_case(at::Device device, const ChainCase& k, bool with_next) {
   GradientCase c{device, {}, {}, {}, {}, {}, {}};
   c.name = k.name + (with_next ? " + linear" : "");
   c.inputs = fixed(device, [k, with_next] {
-    Inputs in{leaf({k.rows, k.channels}, 0.2), leaf({k.channels}, 0.3), leaf({k.channels})};
+    Inputs in{values_around({k.rows, k.channels}, 0.2), values_around({k.channels}, 0.3), values_around({k.channels})};
     in[1][1] = 0;  // a channel that is all on or all off
-    if (with_next) in.push_back(leaf({8, k.channels}));
+    if (with_next) in.push_back(values_around({8, k.channels}));
     return in;
   });
   c.ours = [options, with_next](const Inputs& in, const SavePolicy& s) {
@@ -221,7 +201,7 @@ GradientCase sage_case(at::Device device, int64_t in, int64_t out) {
           "sage " + std::to_string(in) + " to " + std::to_string(out),
           fixed(device,
                 [in, out] {
-                  return Inputs{leaf({48, in}), leaf({out, in}), leaf({out, in}), leaf({out})};
+                  return Inputs{values_around({48, in}), values_around({out, in}), values_around({out, in}), values_around({out})};
                 }),
           [a](const Inputs& v, const SavePolicy& s) {
             return sage(v[0], a, {v[1], v[2], v[3]}, s);
@@ -238,7 +218,7 @@ GradientCase gcn_case(at::Device device, int64_t in, int64_t out) {
           "gcn " + std::to_string(in) + " to " + std::to_string(out),
           fixed(device,
                 [in, out] {
-                  return Inputs{leaf({48, in}), leaf({out, in}), leaf({out})};
+                  return Inputs{values_around({48, in}), values_around({out, in}), values_around({out})};
                 }),
           [a](const Inputs& v, const SavePolicy& s) { return gcn(v[0], a, v[1], v[2], s); },
           [a](const Inputs& v, const at::Tensor&) { return dense(a.matrix).matmul(at::linear(v[0], v[1])) + v[2]; },
@@ -253,7 +233,7 @@ GradientCase spmm_case(at::Device device) {
           "spmm",
           fixed(device,
                 [] {
-                  return Inputs{leaf({48, 20})};
+                  return Inputs{values_around({48, 20})};
                 }),
           [a](const Inputs& v, const SavePolicy&) { return spmm(a, v[0]); },
           [a](const Inputs& v, const at::Tensor&) { return dense(a.matrix).matmul(v[0]); },
@@ -299,6 +279,24 @@ std::vector<GradientCase> autograd_cases(at::Device device) {
   }
   return cases;
 }
+
+void PrintTo(const CaseMethod& p, std::ostream* out) { *out << p.name; }
+
+namespace {
+
+std::vector<CaseMethod> with_methods(std::vector<std::string> GradientCase::*methods) {
+  static const std::vector<GradientCase> kCases = all_cases();
+  std::vector<CaseMethod> all;
+  for (const GradientCase& c : kCases) {
+    for (const std::string& method : c.*methods) all.push_back({c.name + " " + method, c, method});
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<CaseMethod> with_exact_methods() { return with_methods(&GradientCase::exact_methods); }
+std::vector<CaseMethod> with_noisy_methods() { return with_methods(&GradientCase::noisy_methods); }
 
 std::vector<GradientCase> all_cases(at::Device device) {
   std::vector<GradientCase> cases = autograd_cases(device);

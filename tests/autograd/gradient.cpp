@@ -10,11 +10,11 @@
 #include "satchel/core/error.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/train/memory.h"
+#include "tests/one_thread.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
-
-SavePolicy saving_of(const std::string& method) { return {parse_method(method), "layer"}; }
 
 Inputs in_double(const Inputs& inputs) {
   Inputs copies;
@@ -46,6 +46,27 @@ at::Tensor run(const GradientCase& c, const Inputs& inputs, const std::string& m
 }
 
 }  // namespace
+
+std::function<Inputs()> fixed(at::Device device, std::function<Inputs()> make) {
+  return [device, make] {
+    at::manual_seed(17);
+    Inputs inputs = make();
+    for (at::Tensor& t : inputs) t = t.to(device).requires_grad_();
+    return inputs;
+  };
+}
+
+at::Tensor values_around(at::IntArrayRef shape, double offset) { return at::randn(shape).add_(offset); }
+
+at::Tensor torch_activation(const at::Tensor& x, Activation activation, double slope) {
+  switch (activation) {
+    case Activation::relu: return at::relu(x);
+    case Activation::leaky_relu: return at::leaky_relu(x, slope);
+    case Activation::elu: return at::elu(x, slope);
+    case Activation::none: return x;
+  }
+  return x;
+}
 
 at::Tensor first_seed(uint64_t seed, at::Device device) {
   at::manual_seed(seed);
@@ -87,6 +108,7 @@ void expect_exact(const GradientCase& c, const std::string& method) {
 
 void expect_unbiased(const GradientCase& c, const std::string& method) {
   constexpr int kSeeds = 200;
+  const OneThread one_thread;
   const Inputs inputs = c.inputs();
   const auto expected = [&](uint64_t seed) {
     Reference r = reference_of(c, inputs, seed);

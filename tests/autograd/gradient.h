@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <functional>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,24 @@ std::vector<GradientCase> conv_cases(at::Device device = at::kCPU);
 std::vector<GradientCase> map_cases(at::Device device = at::kCPU);
 /// All of them.
 std::vector<GradientCase> all_cases(at::Device device = at::kCPU);
+
+/// A case with one of its methods, for TEST_P; googletest prints the name.
+struct CaseMethod {
+  std::string name;
+  GradientCase c;
+  std::string method;
+};
+void PrintTo(const CaseMethod& p, std::ostream* out);
+/// Of all cases on the CPU, which are made once.
+std::vector<CaseMethod> with_exact_methods();
+std::vector<CaseMethod> with_noisy_methods();
+
+/// A case's inputs, leaves on `device`: the same every time and on every device.
+std::function<Inputs()> fixed(at::Device device, std::function<Inputs()> make);
+/// Normal values around `offset`, for such inputs.
+at::Tensor values_around(at::IntArrayRef shape, double offset = 0);
+/// torch's; `slope` is ELU's α too.
+at::Tensor torch_activation(const at::Tensor& x, Activation activation, double slope);
 
 /// Sets torch's generator and gives the seed that the first save will draw.
 at::Tensor first_seed(uint64_t seed, at::Device device);

@@ -11,41 +11,24 @@
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 #include "satchel/core/error.h"
+#include "tests/support.h"
+#include "tests/torch_support.h"
 
 namespace satchel::test {
 namespace {
 
-TEST(Gradients, EqualTorchAt32Bits) {
-  for (const GradientCase& c : all_cases()) {
-    for (const std::string& method : c.exact_methods) expect_exact(c, method);
-  }
-}
+/// One case: --gtest_filter='GradientCases.*/batch_relu_satchel'.
+class GradientCases : public testing::TestWithParam<CaseMethod> {};
+class GradientCasesAt32Bits : public testing::TestWithParam<CaseMethod> {};
 
-TEST(Gradients, AreRightOnAverage) {
-  for (const GradientCase& c : all_cases()) {
-    for (const std::string& method : c.noisy_methods) expect_unbiased(c, method);
-  }
-}
+TEST_P(GradientCasesAt32Bits, EqualTorch) { expect_exact(GetParam().c, GetParam().method); }
+TEST_P(GradientCases, AreRightOnAverage) { expect_unbiased(GetParam().c, GetParam().method); }
+TEST_P(GradientCases, AreTheSameAgainWithRetainGraph) { expect_retained(GetParam().c, GetParam().method); }
+TEST_P(GradientCases, ReportAllSavesAndFreeThemInBackward) { expect_bytes(GetParam().c, GetParam().method); }
+TEST_P(GradientCases, SaveNothingWithoutGradients) { expect_nothing_without_gradients(GetParam().c, GetParam().method); }
 
-TEST(Gradients, AreTheSameAgainWithRetainGraph) {
-  for (const GradientCase& c : all_cases()) {
-    for (const std::string& method : c.noisy_methods) expect_retained(c, method);
-  }
-}
-
-TEST(Saves, AreAllReportedAndFreedByBackward) {
-  for (const GradientCase& c : all_cases()) {
-    for (const std::string& method : c.noisy_methods) expect_bytes(c, method);
-  }
-}
-
-TEST(Saves, AreNotMadeWithoutGradients) {
-  for (const GradientCase& c : all_cases()) {
-    for (const std::string& method : c.noisy_methods) expect_nothing_without_gradients(c, method);
-  }
-}
-
-at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(); }
+INSTANTIATE_TEST_SUITE_P(, GradientCasesAt32Bits, testing::ValuesIn(with_exact_methods()), kCaseName);
+INSTANTIATE_TEST_SUITE_P(, GradientCases, testing::ValuesIn(with_noisy_methods()), kCaseName);
 
 TEST(Saves, FrozenWeightKeepsNoInput) {
   const at::Tensor x = leaf({64, 32}), w = at::randn({16, 32});

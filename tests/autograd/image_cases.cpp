@@ -30,18 +30,6 @@ std::vector<std::string> both() {
   return all;
 }
 
-/// The same every time and on every device.
-std::function<Inputs()> fixed(at::Device device, std::function<Inputs()> make) {
-  return [device, make] {
-    at::manual_seed(17);
-    Inputs inputs = make();
-    for (at::Tensor& t : inputs) t = t.to(device).requires_grad_();
-    return inputs;
-  };
-}
-
-at::Tensor leaf(at::IntArrayRef shape, double offset = 0) { return at::randn(shape).add_(offset); }
-
 /// Which norm, what comes before and after it.
 struct MapCase {
   std::string name;
@@ -57,15 +45,6 @@ struct MapCase {
 };
 
 constexpr double kSlope = 0.2;
-
-at::Tensor torch_activation(const at::Tensor& x, Activation activation) {
-  switch (activation) {
-    case Activation::relu: return at::relu(x);
-    case Activation::leaky_relu: return at::leaky_relu(x, kSlope);
-    case Activation::elu: return at::elu(x, kSlope);
-    default: return x;
-  }
-}
 
 /// What is normalised together: channels over samples and pixels, or a group of channels of one sample.
 at::Tensor in_groups(const at::Tensor& x, int64_t groups) {
@@ -101,7 +80,7 @@ struct Normalised {
 
 /// Everything after the normalised values, γ·x̂ + β coming in: in torch's functions.
 at::Tensor rest_of(const MapCase& k, const at::Tensor& y, const Inputs& in, const at::Tensor& seed) {
-  at::Tensor z = torch_activation(k.skip ? y + in[3] : y, k.activation);
+  at::Tensor z = torch_activation(k.skip ? y + in[3] : y, k.activation, kSlope);
   if (k.dropout > 0) {
     const int64_t rows = z.numel() / z.size(1);
     z = z * image_of_rows(dropout_factors(seed, {rows, z.size(1)}, k.dropout), z.sizes());
@@ -191,11 +170,11 @@ GradientCase map_case(at::Device device, const MapCase& k) {
   c.name = "map: " + k.name;
   c.inputs = fixed(device, [k] {
     const int64_t channels = k.sizes[1];
-    Inputs in{leaf(k.sizes, 0.2), leaf({channels}, 0.3), leaf({channels})};
+    Inputs in{values_around(k.sizes, 0.2), values_around({channels}, 0.3), values_around({channels})};
     in[1][1] = 0;  // a channel that is all on or all off
     if (k.channels_last) in[0] = image_of_rows(rows_of_image(in[0]), k.sizes);
-    if (k.skip) in.push_back(leaf(k.sizes));
-    if (k.with_next) in.push_back(leaf({5, channels, 3, 3}));
+    if (k.skip) in.push_back(values_around(k.sizes));
+    if (k.with_next) in.push_back(values_around({5, channels, 3, 3}));
     return in;
   });
   c.ours = [k](const Inputs& in, const SavePolicy& s) {
@@ -223,7 +202,7 @@ GradientCase value_case(at::Device device, const std::string& name, std::functio
           "map: " + name,
           fixed(device,
                 [] {
-                  return Inputs{leaf({3, 6, 5, 3}).contiguous(at::MemoryFormat::ChannelsLast)};
+                  return Inputs{values_around({3, 6, 5, 3}).contiguous(at::MemoryFormat::ChannelsLast)};
                 }),
           [ours](const Inputs& in, const SavePolicy& s) { return ours(in[0], s); },
           [torchs](const Inputs& in, const at::Tensor&) { return torchs(in[0]); },
@@ -237,8 +216,8 @@ GradientCase layer_case(at::Device device, std::vector<int64_t> shape, bool affi
           "layer_norm over " + std::to_string(shape.size()) + (affine ? "" : ", plain"),
           fixed(device,
                 [shape, affine] {
-                  Inputs in{leaf({4, 7, 6, 5})};
-                  if (affine) in.insert(in.end(), {leaf(shape, 1), leaf(shape)});
+                  Inputs in{values_around({4, 7, 6, 5})};
+                  if (affine) in.insert(in.end(), {values_around(shape, 1), values_around(shape)});
                   return in;
                 }),
           [shape, affine](const Inputs& in, const SavePolicy& s) {

@@ -117,78 +117,76 @@ TEST(ChainKernels, IsTheFormulaInDouble) {
   }
 }
 
-TEST(ChainKernels, SameBitsOnEveryKernelInAnyPieces) {
+class EachChainKernel : public EachKernel {};
+EACH_KERNEL(EachChainKernel);
+
+TEST_P(EachChainKernel, HasTheScalarBitsInAnyPieces) {
+  const CpuKernels* const k = GetParam();
   Random random(82);
-  for (const CpuKernels* k : supported_kernels()) {
-    for (int trial = 0; trial < 600; ++trial) {
-      const Case c = case_of(random.pick(kLengths), random);
-      SCOPED_TRACE(c.describe() + " on " + k->name);
-      Random* pieces = random.one_in(2) ? &random : nullptr;
-      ASSERT_EQ(forward(*k, c, pieces), forward(kScalar, c));
-      ASSERT_EQ(backward(*k, c, pieces), backward(kScalar, c));
-      ASSERT_EQ(on_bits(*k, c, pieces), on_bits(kScalar, c));
-    }
+  for (int trial = 0; trial < 600; ++trial) {
+    const Case c = case_of(random.pick(kLengths), random);
+    SCOPED_TRACE(c.describe() + " on " + k->name);
+    Random* pieces = random.one_in(2) ? &random : nullptr;
+    ASSERT_EQ(forward(*k, c, pieces), forward(kScalar, c));
+    ASSERT_EQ(backward(*k, c, pieces), backward(kScalar, c));
+    ASSERT_EQ(on_bits(*k, c, pieces), on_bits(kScalar, c));
   }
 }
 
 /// A chunk in a buffer of its own, with its origin, gives the whole tensor's values.
-TEST(ChainKernels, ChunksAreThePartsOfTheWhole) {
+TEST_P(EachChainKernel, ChunksAreThePartsOfTheWhole) {
+  const CpuKernels* const k = GetParam();
   Random random(83);
-  for (const CpuKernels* k : supported_kernels()) {
-    for (int trial = 0; trial < 60; ++trial) {
-      const Case whole = case_of(4099, random);
-      const int64_t from = 8 * random.below(500), to = std::min<int64_t>(4099, from + random.below(300));
-      Case part = whole;
-      part.chain.values = to - from;
-      part.chain.origin += from;
-      part.x.assign(whole.x.begin() + from, whole.x.begin() + to);
-      if (!whole.on.empty()) part.on.assign(whole.on.begin() + from / 8, whole.on.begin() + ceil_div(to, 8));
-      ASSERT_EQ(forward(*k, part), slice(forward(*k, whole), DType::f32, from, to)) << whole.describe();
-      ASSERT_EQ(backward(*k, part), slice(backward(*k, whole), DType::f32, from, to)) << whole.describe();
-    }
+  for (int trial = 0; trial < 60; ++trial) {
+    const Case whole = case_of(4099, random);
+    const int64_t from = 8 * random.below(500), to = std::min<int64_t>(4099, from + random.below(300));
+    Case part = whole;
+    part.chain.values = to - from;
+    part.chain.origin += from;
+    part.x.assign(whole.x.begin() + from, whole.x.begin() + to);
+    if (!whole.on.empty()) part.on.assign(whole.on.begin() + from / 8, whole.on.begin() + ceil_div(to, 8));
+    ASSERT_EQ(forward(*k, part), slice(forward(*k, whole), DType::f32, from, to)) << whole.describe();
+    ASSERT_EQ(backward(*k, part), slice(backward(*k, whole), DType::f32, from, to)) << whole.describe();
   }
 }
 
-TEST(ChainKernels, OutputsMayBeTheirInputs) {
+TEST_P(EachChainKernel, OutputsMayBeTheirInputs) {
+  const CpuKernels* const k = GetParam();
   Random random(84);
-  for (const CpuKernels* k : supported_kernels()) {
-    for (const int64_t length : kLengths) {
-      const Case c = case_of(length, random);
-      Floats z = c.x, out = c.x;
-      k->chain(c.chain, z.data(), c.gammas(), c.betas(), c.bits(), c.seed, z.data(), 0, length);
-      k->chain_back(c.chain, out.data(), c.bits(), c.seed, out.data(), 0, length);
-      EXPECT_EQ(as_type(z, DType::f32), forward(kScalar, c)) << k->name;
-      EXPECT_EQ(as_type(out, DType::f32), backward(kScalar, c)) << k->name;
+  for (const int64_t length : kLengths) {
+    const Case c = case_of(length, random);
+    Floats z = c.x, out = c.x;
+    k->chain(c.chain, z.data(), c.gammas(), c.betas(), c.bits(), c.seed, z.data(), 0, length);
+    k->chain_back(c.chain, out.data(), c.bits(), c.seed, out.data(), 0, length);
+    EXPECT_EQ(as_type(z, DType::f32), forward(kScalar, c)) << k->name;
+    EXPECT_EQ(as_type(out, DType::f32), backward(kScalar, c)) << k->name;
+  }
+}
+
+TEST_P(EachChainKernel, NotANumberAndInfinityStayVisible) {
+  const CpuKernels* const k = GetParam();
+  for (const uint32_t drop : {0u, 32768u}) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      Case c;
+      c.chain = {130, 1, 0.0f, drop, 2.0f, 0};
+      c.x.assign(130, bad);
+      c.on.assign(17, 0x5a);
+      c.seed = 7;
+      for (const float v : floats_of(forward(*k, c), DType::f32)) ASSERT_FALSE(is_finite(v)) << k->name;
+      for (const float v : floats_of(backward(*k, c), DType::f32)) ASSERT_FALSE(is_finite(v)) << k->name;
+      c.on.clear();
+      for (const float v : floats_of(forward(*k, c), DType::f32)) ASSERT_FALSE(is_finite(v)) << k->name;
     }
   }
 }
 
-TEST(ChainKernels, NotANumberAndInfinityStayVisible) {
-  for (const CpuKernels* k : supported_kernels()) {
-    for (const uint32_t drop : {0u, 32768u}) {
-      for (const float bad : {NAN, INFINITY, -INFINITY}) {
-        Case c;
-        c.chain = {130, 1, 0.0f, drop, 2.0f, 0};
-        c.x.assign(130, bad);
-        c.on.assign(17, 0x5a);
-        c.seed = 7;
-        for (const float v : floats_of(forward(*k, c), DType::f32)) ASSERT_FALSE(is_finite(v)) << k->name;
-        for (const float v : floats_of(backward(*k, c), DType::f32)) ASSERT_FALSE(is_finite(v)) << k->name;
-        c.on.clear();
-        for (const float v : floats_of(forward(*k, c), DType::f32)) ASSERT_FALSE(is_finite(v)) << k->name;
-      }
-    }
-  }
-}
-
-TEST(ChainKernels, ZerosArePositive) {
-  for (const CpuKernels* k : supported_kernels()) {
-    Case c;
-    c.chain = {130, 1, 0.0f, 32768, 2.0f, 0};
-    for (int i = 0; i < 130; ++i) c.x.push_back(i % 2 == 0 ? -1.0f : -0.0f);
-    c.seed = 3;
-    for (const float v : floats_of(forward(*k, c), DType::f32)) ASSERT_EQ(satchel::bits_of(v), 0u) << k->name;
-  }
+TEST_P(EachChainKernel, ZerosArePositive) {
+  const CpuKernels* const k = GetParam();
+  Case c;
+  c.chain = {130, 1, 0.0f, 32768, 2.0f, 0};
+  for (int i = 0; i < 130; ++i) c.x.push_back(i % 2 == 0 ? -1.0f : -0.0f);
+  c.seed = 3;
+  for (const float v : floats_of(forward(*k, c), DType::f32)) ASSERT_EQ(satchel::bits_of(v), 0u) << k->name;
 }
 
 TEST(ChainKernels, DropsItsShareIndependentlyOfRounding) {
@@ -212,26 +210,25 @@ TEST(ChainKernels, DropsItsShareIndependentlyOfRounding) {
   }
 }
 
-TEST(SideOn, IsEveryCodeFromOffUp) {
+TEST_P(EachChainKernel, SideOnIsEveryCodeFromOffUp) {
+  const CpuKernels* const k = GetParam();
   Random random(85);
-  for (const CpuKernels* k : supported_kernels()) {
-    for (const SideForm& form : kForms) {
-      for (const int64_t length : kLengths) {
-        SideCode code = side_code(form, length, 256, 1, 1, random);
-        if (random.one_in(4)) code.table.off = static_cast<int>(1 + random.below(3));  // any number of off codes, not only powers of two
-        Bytes codes(static_cast<size_t>(code_bytes(length, form.bits)));
-        for (uint8_t& b : codes) b = static_cast<uint8_t>(random.bits());
-        Guarded on(ceil_div(length, 8));
-        in_pieces(length, random.one_in(2) ? &random : nullptr,
-                  [&](int64_t first, int64_t last) { k->side_on(code, codes.data(), on.data(), first, last); });
-        Bytes expected(static_cast<size_t>(ceil_div(length, 8)));
-        for (int64_t i = 0; i < length; ++i) {
-          if (get_code(codes.data(), form.bits, i) >= static_cast<uint32_t>(code.table.off))
-            expected[static_cast<size_t>(i / 8)] |= uint8_t(1 << i % 8);
-        }
-        ASSERT_EQ(on.bytes(), expected) << k->name << ", " << length << " codes of " << form.bits << " bits, " << code.table.off << " off";
-        ASSERT_TRUE(on.intact()) << k->name;
+  for (const SideForm& form : kForms) {
+    for (const int64_t length : kLengths) {
+      SideCode code = side_code(form, length, 256, 1, 1, random);
+      if (random.one_in(4)) code.table.off = static_cast<int>(1 + random.below(3));  // any number of off codes, not only powers of two
+      Bytes codes(static_cast<size_t>(code_bytes(length, form.bits)));
+      for (uint8_t& b : codes) b = static_cast<uint8_t>(random.bits());
+      Guarded on(ceil_div(length, 8));
+      in_pieces(length, random.one_in(2) ? &random : nullptr,
+                [&](int64_t first, int64_t last) { k->side_on(code, codes.data(), on.data(), first, last); });
+      Bytes expected(static_cast<size_t>(ceil_div(length, 8)));
+      for (int64_t i = 0; i < length; ++i) {
+        if (get_code(codes.data(), form.bits, i) >= static_cast<uint32_t>(code.table.off))
+          expected[static_cast<size_t>(i / 8)] |= uint8_t(1 << i % 8);
       }
+      ASSERT_EQ(on.bytes(), expected) << k->name << ", " << length << " codes of " << form.bits << " bits, " << code.table.off << " off";
+      ASSERT_TRUE(on.intact()) << k->name;
     }
   }
 }

@@ -32,6 +32,11 @@ inline std::vector<const CpuKernels*> supported_kernels() {
   return all;
 }
 
+/// A test of one kernel; instantiated by EACH_KERNEL(suite).
+class EachKernel : public testing::TestWithParam<const CpuKernels*> {};
+inline std::string kernel_name(const testing::TestParamInfo<const CpuKernels*>& info) { return info.param->name; }
+#define EACH_KERNEL(suite) INSTANTIATE_TEST_SUITE_P(, suite, testing::ValuesIn(supported_kernels()), kernel_name)
+
 /// The same numbers on every machine and standard library.
 class Random {
  public:

@@ -103,66 +103,64 @@ TEST(Multiply, SameBitsOnEveryKernel) {
   }
 }
 
-TEST(Multiply, RangesOfRowsWriteNothingElse) {
+class EachMultiply : public EachKernel {};
+EACH_KERNEL(EachMultiply);
+
+TEST_P(EachMultiply, RangesOfRowsWriteNothingElse) {
+  const CpuKernels* const k = GetParam();
   Random random(73);
-  for (const CpuKernels* k : supported_kernels()) {
-    for (int trial = 0; trial < 40; ++trial) {
-      const int64_t width = random.pick(kWidths);
-      const Matrix m = matrix_of(7, random);
-      const Floats x = normals(m.columns * width, random);
-      const Bytes truth = multiply(kScalar, m, x, width);
-      const int64_t first = random.below(m.rows() + 1), last = first + random.below(m.rows() - first + 1);
-      Guarded y(m.rows() * width * 4);
-      Bytes expected = y.bytes();
-      std::copy(truth.begin() + first * width * 4, truth.begin() + last * width * 4, expected.begin() + first * width * 4);
-      k->multiply(m.sparse(), x.data(), width, reinterpret_cast<float*>(y.data()), first, last);
-      ASSERT_EQ(y.bytes(), expected) << k->name;
-      ASSERT_TRUE(y.intact()) << k->name;
-    }
+  for (int trial = 0; trial < 40; ++trial) {
+    const int64_t width = random.pick(kWidths);
+    const Matrix m = matrix_of(7, random);
+    const Floats x = normals(m.columns * width, random);
+    const Bytes truth = multiply(kScalar, m, x, width);
+    const int64_t first = random.below(m.rows() + 1), last = first + random.below(m.rows() - first + 1);
+    Guarded y(m.rows() * width * 4);
+    Bytes expected = y.bytes();
+    std::copy(truth.begin() + first * width * 4, truth.begin() + last * width * 4, expected.begin() + first * width * 4);
+    k->multiply(m.sparse(), x.data(), width, reinterpret_cast<float*>(y.data()), first, last);
+    ASSERT_EQ(y.bytes(), expected) << k->name;
+    ASSERT_TRUE(y.intact()) << k->name;
   }
 }
 
 /// 2^24 swallows every 1 that is added to it alone, but not the 256 ones of the next stretch.
-TEST(Multiply, StretchesAreSummedApart) {
+TEST_P(EachMultiply, StretchesAreSummedApart) {
+  const CpuKernels* const k = GetParam();
   Matrix m{2, {0}, {}, {}, {}, {}};
   m.column.assign(2 * kStretch + 1, 1);
   m.column[0] = 0;
   m.start.push_back(m.entries());
   const Floats x = {0x1p24f, 1.0f};
-  for (const CpuKernels* k : supported_kernels()) {
-    EXPECT_EQ(floats_of(multiply(*k, m, x, 1), DType::f32)[0], 0x1p24f + 256.0f)
-        << k->name;  // the last 1, alone in its stretch, is lost too
-  }
+  EXPECT_EQ(floats_of(multiply(*k, m, x, 1), DType::f32)[0], 0x1p24f + 256.0f) << k->name;  // the last 1, alone in its stretch, is lost too
 }
 
-TEST(Multiply, EmptyRowsAreZero) {
+TEST_P(EachMultiply, EmptyRowsAreZero) {
+  const CpuKernels* const k = GetParam();
   Random random(74);
   Matrix m{5, {0, 0, 0, 0}, {}, {}, {}, {}};
   m.row_scale = {-1.0f, 2.0f, 0.0f};
-  for (const CpuKernels* k : supported_kernels()) {
-    for (const int64_t width : kWidths) {
-      for (const float v : floats_of(multiply(*k, m, normals(5 * width, random), width), DType::f32)) ASSERT_EQ(v, 0.0f) << k->name;
-    }
+  for (const int64_t width : kWidths) {
+    for (const float v : floats_of(multiply(*k, m, normals(5 * width, random), width), DType::f32)) ASSERT_EQ(v, 0.0f) << k->name;
   }
 }
 
-TEST(Multiply, NotANumberStaysVisibleInItsColumn) {
+TEST_P(EachMultiply, NotANumberStaysVisibleInItsColumn) {
+  const CpuKernels* const k = GetParam();
   Random random(75);
-  for (const CpuKernels* k : supported_kernels()) {
-    for (const int64_t width : kWidths) {
-      if (width == 0) continue;
-      Matrix m = matrix_of(7, random);
-      for (float& v : m.value) v = random.one_in(2) ? 0.0f : v;  // a weight of 0 hides nothing
-      Floats x = normals(m.columns * width, random);
-      const int64_t bad = m.column[static_cast<size_t>(random.below(m.entries()))], column = random.below(width);
-      x[static_cast<size_t>(bad * width + column)] = random.one_in(2) ? NAN : INFINITY;
-      const Floats y = floats_of(multiply(*k, m, x, width), DType::f32);
-      for (int64_t i = 0; i < m.rows(); ++i) {
-        const auto from = m.column.begin() + m.start[static_cast<size_t>(i)], to = m.column.begin() + m.start[static_cast<size_t>(i) + 1];
-        const bool reads = std::find(from, to, static_cast<int32_t>(bad)) != to;
-        for (int64_t j = 0; j < width; ++j) {
-          ASSERT_EQ(is_finite(y[static_cast<size_t>(i * width + j)]), !(reads && j == column)) << k->name << ", width " << width;
-        }
+  for (const int64_t width : kWidths) {
+    if (width == 0) continue;
+    Matrix m = matrix_of(7, random);
+    for (float& v : m.value) v = random.one_in(2) ? 0.0f : v;  // a weight of 0 hides nothing
+    Floats x = normals(m.columns * width, random);
+    const int64_t bad = m.column[static_cast<size_t>(random.below(m.entries()))], column = random.below(width);
+    x[static_cast<size_t>(bad * width + column)] = random.one_in(2) ? NAN : INFINITY;
+    const Floats y = floats_of(multiply(*k, m, x, width), DType::f32);
+    for (int64_t i = 0; i < m.rows(); ++i) {
+      const auto from = m.column.begin() + m.start[static_cast<size_t>(i)], to = m.column.begin() + m.start[static_cast<size_t>(i) + 1];
+      const bool reads = std::find(from, to, static_cast<int32_t>(bad)) != to;
+      for (int64_t j = 0; j < width; ++j) {
+        ASSERT_EQ(is_finite(y[static_cast<size_t>(i * width + j)]), !(reads && j == column)) << k->name << ", width " << width;
       }
     }
   }

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <numeric>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -16,17 +17,14 @@
 #include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/image_plan.h"
 #include "satchel/train/memory.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
 
-using Lines = std::vector<SavedTensor>;
+using test::text_of;
 
-std::string text_of(const SavedTensor& s) {
-  std::string text = s.name + ' ' + s.kind + ' ' + std::to_string(s.bits) + " bits " + std::to_string(s.bytes) + " bytes";
-  for (const int64_t size : s.shape) text += ' ' + std::to_string(size);
-  return text;
-}
+using Lines = std::vector<SavedTensor>;
 
 void expect_lines(const Lines& kept, const Lines& plan, const std::string& where) {
   for (size_t i = 0; i < std::min(kept.size(), plan.size()); ++i) {
@@ -96,37 +94,63 @@ constexpr const char* kGraphMethods[] = {"fp32",
                                          "actnn,level=1",
                                          "actnn,level=2"};
 
-TEST(KeptByGraphs, EveryMethodAndWidth) {
-  for (const char* method : kGraphMethods) {
-    expect_graph_plan({Conv::sage, 2, 1, 1, 5}, method, /*sparse=*/false);
-    expect_graph_plan({Conv::gcn, 3, 7, 13, 5}, method, /*sparse=*/false);
-    expect_graph_plan({Conv::sage, 3, 33, 130, 5}, method, /*sparse=*/false);
-    expect_graph_plan({Conv::gcn, 2, 300, 300, 5}, method, /*sparse=*/false);
+struct GraphPlanCase {
+  std::string name;
+  GraphShape shape;
+  std::string method;
+  bool sparse = false;
+};
+void PrintTo(const GraphPlanCase& p, std::ostream* out) { *out << p.name; }
+
+class KeptByGraphs : public testing::TestWithParam<GraphPlanCase> {};
+
+TEST_P(KeptByGraphs, IsThePlan) { expect_graph_plan(GetParam().shape, GetParam().method, GetParam().sparse); }
+
+std::vector<GraphPlanCase> widths() {
+  std::vector<GraphPlanCase> all;
+  for (const std::string method : kGraphMethods) {
+    all.push_back({"sage 1 " + method, {Conv::sage, 2, 1, 1, 5}, method});
+    all.push_back({"gcn 7 to 13 " + method, {Conv::gcn, 3, 7, 13, 5}, method});
+    all.push_back({"sage 33 to 130 " + method, {Conv::sage, 3, 33, 130, 5}, method});
+    all.push_back({"gcn 300 " + method, {Conv::gcn, 2, 300, 300, 5}, method});
   }
+  return all;
 }
 
-TEST(KeptByGraphs, EveryNormActivationAndDropout) {
-  for (const char* method : {"fp32", "satchel", "satchel,side=none", "gact", "exact", "projection", "actnn", "actnn,level=1"}) {
+std::vector<GraphPlanCase> layers() {
+  constexpr const char *kNorms[] = {"no norm", "batch", "layer"}, *kActivations[] = {"none", "relu", "leaky", "elu"};
+  std::vector<GraphPlanCase> all;
+  for (const std::string method : {"fp32", "satchel", "satchel,side=none", "gact", "exact", "projection", "actnn", "actnn,level=1"}) {
     for (const Norm norm : {Norm::none, Norm::batch, Norm::layer}) {
       for (const Activation activation : {Activation::none, Activation::relu, Activation::leaky_relu, Activation::elu}) {
         for (const double dropout : {0.0, 0.3}) {
           GraphShape shape{Conv::sage, 2, 7, 13, 5, norm, activation};
           shape.dropout = dropout;
-          expect_graph_plan(shape, method, /*sparse=*/false);
+          all.push_back({std::string(kNorms[static_cast<size_t>(norm)]) + " " + kActivations[static_cast<size_t>(activation)] + " " +
+                             (dropout > 0 ? "dropout " : "") + method,
+                         shape, method});
         }
       }
     }
   }
+  return all;
 }
 
-TEST(KeptByGraphs, SparseFeaturesAndOneLayer) {
-  for (const char* method : kGraphMethods) {
+std::vector<GraphPlanCase> sparse_and_single() {
+  std::vector<GraphPlanCase> all;
+  for (const std::string method : kGraphMethods) {
     for (const Conv conv : {Conv::sage, Conv::gcn}) {
-      expect_graph_plan({conv, 2, 40, 12, 5}, method, /*sparse=*/true);
-      expect_graph_plan({conv, 1, 9, 12, 5}, method, /*sparse=*/false);
+      const std::string name = conv == Conv::sage ? "sage " : "gcn ";
+      all.push_back({name + "sparse " + method, {conv, 2, 40, 12, 5}, method, /*sparse=*/true});
+      all.push_back({name + "one layer " + method, {conv, 1, 9, 12, 5}, method});
     }
   }
+  return all;
 }
+
+INSTANTIATE_TEST_SUITE_P(Widths, KeptByGraphs, testing::ValuesIn(widths()), test::kCaseName);
+INSTANTIATE_TEST_SUITE_P(Layers, KeptByGraphs, testing::ValuesIn(layers()), test::kCaseName);
+INSTANTIATE_TEST_SUITE_P(SparseAndSingle, KeptByGraphs, testing::ValuesIn(sparse_and_single()), test::kCaseName);
 
 constexpr int64_t kImages = 3;
 
@@ -187,21 +211,38 @@ constexpr const char* kImageMethods[] = {"fp32",
                                          "actnn,level=2",
                                          "actnn,level=4"};
 
-TEST(KeptByImages, EveryMethodOnAResNet) {
-  for (const char* method : kImageMethods) expect_image_plan("resnet18", method, 12);
+struct ImagePlanCase {
+  std::string name, model, method;
+  int64_t side;
+  bool small_stem = true;
+  double dropout = 0.25;
+};
+void PrintTo(const ImagePlanCase& p, std::ostream* out) { *out << p.name; }
+
+class KeptByImages : public testing::TestWithParam<ImagePlanCase> {};
+
+TEST_P(KeptByImages, IsThePlan) {
+  const ImagePlanCase& p = GetParam();
+  expect_image_plan(p.model, p.method, p.side, p.small_stem, p.dropout);
 }
 
-TEST(KeptByImages, EveryMethodOnAVggWithoutNorms) {
-  for (const char* method : kImageMethods) expect_image_plan("vgg16", method, 32);
-}
-
-TEST(KeptByImages, OtherModelsAndOddSizes) {
+std::vector<ImagePlanCase> image_plans() {
+  std::vector<ImagePlanCase> all;
+  const auto add = [&](const std::string& model, const std::string& method, int64_t side, bool small_stem = true, double dropout = 0.25) {
+    all.push_back({model + " " + method, model, method, side, small_stem, dropout});
+  };
+  for (const char* method : kImageMethods) add("resnet18", method, 12);
+  for (const char* method : kImageMethods) add("vgg16", method, 32);  // no norms
+  // Other models and odd sizes.
   for (const char* method : {"fp32", "satchel", "gact", "exact", "actnn"}) {
-    expect_image_plan("resnet50", method, 21, false);
-    expect_image_plan("vgg16_bn", method, 35);
+    add("resnet50", method, 21, false);
+    add("vgg16_bn", method, 35);
   }
-  for (const char* method : {"satchel", "actnn"}) expect_image_plan("densenet121", method, 29, false, 0);
+  for (const char* method : {"satchel", "actnn"}) add("densenet121", method, 29, false, 0);
+  return all;
 }
+
+INSTANTIATE_TEST_SUITE_P(, KeptByImages, testing::ValuesIn(image_plans()), test::kCaseName);
 
 }  // namespace
 }  // namespace satchel

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "reference.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
@@ -43,6 +44,8 @@ class File : public testing::Test {
   std::string folder_ = testing::TempDir() + "satchel_file_test_" + std::to_string(::getpid());
   std::string path_ = folder_ + "/packed";
 };
+
+class FileOf : public File, public testing::WithParamInterface<const char*> {};
 
 void put(Bytes& bytes, size_t at, uint64_t value, size_t count) {
   for (size_t i = 0; i < count; ++i) bytes[at + i] = static_cast<uint8_t>(value >> (8 * i));
@@ -80,42 +83,53 @@ enum Field : size_t {
   kShape
 };
 
-TEST_F(File, EverythingComesBack) {
-  for (const char* text : {"bits=2", "exact", "blockwise,rows=64,hadamard=yes", "division", "actnn", "bits=32,block=map", "side=one",
-                           "bits=3,side=relu", "bits=8,header=f32,round=nearest"}) {
-    for (const auto& shape : std::vector<std::vector<int64_t>>{{}, {0, 3}, {5, 6, 4, 8}}) {
-      for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
-        const Packed packed = pack(normal(shape, 1, type), parse_spec(text), ~uint64_t{5});
-        write_packed(packed, path_);
-        const Packed back = read_packed(path_);
-        EXPECT_TRUE(reference::same(back.bytes, packed.bytes));
-        EXPECT_EQ(back.spec, packed.spec);
-        EXPECT_EQ(back.shape, packed.shape);
-        EXPECT_EQ(back.strides, packed.strides);
-        EXPECT_EQ(back.dtype, packed.dtype);
-        EXPECT_EQ(back.seed.defined(), packed.seed.defined());
-        EXPECT_TRUE(reference::same(unpack(back), unpack(packed))) << text;
-      }
+class FileEverythingComesBack : public FileOf {};
+
+TEST_P(FileEverythingComesBack, BySpec) {
+  const char* const text = GetParam();
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{}, {0, 3}, {5, 6, 4, 8}}) {
+    for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
+      const Packed packed = pack(normal(shape, 1, type), parse_spec(text), ~uint64_t{5});
+      write_packed(packed, path_);
+      const Packed back = read_packed(path_);
+      EXPECT_TRUE(reference::same(back.bytes, packed.bytes));
+      EXPECT_EQ(back.spec, packed.spec);
+      EXPECT_EQ(back.shape, packed.shape);
+      EXPECT_EQ(back.strides, packed.strides);
+      EXPECT_EQ(back.dtype, packed.dtype);
+      EXPECT_EQ(back.seed.defined(), packed.seed.defined());
+      EXPECT_TRUE(reference::same(unpack(back), unpack(packed))) << text;
     }
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(, FileEverythingComesBack,
+                         testing::Values("bits=2", "exact", "blockwise,rows=64,hadamard=yes", "division", "actnn", "bits=32,block=map",
+                                         "side=one", "bits=3,side=relu", "bits=8,header=f32,round=nearest"),
+                         test::kCaseName);
+
+TEST_F(File, ChannelsLastComesBack) {
   const at::Tensor last = normal({2, 3, 4, 5}, 2).contiguous(at::MemoryFormat::ChannelsLast);
   write_packed(pack_side(last, parse_spec("side=one"), seed_tensor(1, at::kCPU), at::ones({3}), at::zeros({3})), path_);
   EXPECT_EQ(read_packed(path_).inner, 1);
   EXPECT_EQ(unpack(read_packed(path_)).strides(), last.strides());
 }
 
-TEST_F(File, EveryFlippedByteIsRefused) {
-  for (const char* text : {"bits=2,block=16", "exact"}) {
-    const Bytes good = written(pack(normal({3, 16}, 3), parse_spec(text), 4));
-    for (size_t i = 0; i < good.size(); ++i) {
-      for (const uint8_t flip : {0x01, 0x80, 0xff}) {
-        Bytes bad = good;
-        bad[i] ^= flip;
-        EXPECT_THROW(read(bad), Error) << "byte " << i;
-      }
+class FileEveryFlippedByteIsRefused : public FileOf {};
+
+TEST_P(FileEveryFlippedByteIsRefused, BySpec) {
+  const char* const text = GetParam();
+  const Bytes good = written(pack(normal({3, 16}, 3), parse_spec(text), 4));
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (const uint8_t flip : {0x01, 0x80, 0xff}) {
+      Bytes bad = good;
+      bad[i] ^= flip;
+      EXPECT_THROW(read(bad), Error) << "byte " << i;
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, FileEveryFlippedByteIsRefused, testing::Values("bits=2,block=16", "exact"), test::kCaseName);
 
 TEST_F(File, EveryTruncationIsRefused) {
   const Bytes good = written(pack(normal({3, 16}, 5), parse_spec("exact"), 6));
@@ -176,48 +190,66 @@ TEST_F(File, WhatNoFileHoldsIsNotWritten) {
   expect_error([&] { write_packed(deep, path_); }, "[write_packed] a file holds at most 64 dimensions, got 65");
 }
 
-TEST_F(File, AlteredNumbersWithRightChecksumsAreRefused) {
+/// One number of a header that is changed, with its checksum made right.
+struct Altered {
+  std::string name;
+  size_t field;
+  int64_t value;
+  const char* part;  // of the error
+};
+
+class FileAltered : public File, public testing::WithParamInterface<Altered> {};
+
+TEST_P(FileAltered, NumberIsRefused) {
+  const Altered& a = GetParam();
   const Bytes good = written(pack(normal({3, 16}, 9), parse_spec("bits=2,block=16"), 10));
   ASSERT_NO_THROW(read(altered(good, kBlock, 16)));
-  const int64_t big = int64_t{1} << 40, most = std::numeric_limits<int64_t>::max();
-  const std::tuple<size_t, int64_t, const char*> cases[] = {{kBits, 9, "bits must be 1 to 8"},
-                                                            {kBits, 0, "bits must be 1 to 32"},
-                                                            {kBits, 3, "payload must be"},
-                                                            {kBlock, 0, "block"},
-                                                            {kBlock, 8, "payload must be"},
-                                                            {kSample, 2, "per_sample must be 0 or 1, got 2"},
-                                                            {kLevels, 2, "levels must be 0 to 1, got 2"},
-                                                            {kRounding, -1, "rounding must be"},
-                                                            {kHeader, 7, "header must be"},
-                                                            {kHeader, 1, "payload must be"},
-                                                            {kSide, 5, "side must be"},
-                                                            {kSide, 4, "payload must be"},
-                                                            {kSide, 1, "payload must be"},
-                                                            {kTransform, 3, "transform must be"},
-                                                            {kTransform, 1, "ratio must be"},
-                                                            {kP2, 5, "hadamard must be 0 or 1, got 5"},
-                                                            {kDtype, 3, "dtype must be 0 to 2"},
-                                                            {kChannels, 1, "channels need"},
-                                                            {kChannels, -1, "channels must not be negative"},
-                                                            {kInner, 0, "inner must be 1"},
-                                                            {kInner, most, "inner must fit"},
-                                                            {kHasSeed, 2, "has seed must be"},
-                                                            {kPayload, 27, "payload must be 28 bytes"},
-                                                            {kPayload, -1, "payload must be"},
-                                                            {kRank, 1, "rank must fit"},
-                                                            {kRank, -1, "rank must fit"},
-                                                            {kRank, most, "rank must fit"},
-                                                            {kShape, -3, "sizes must not be negative, got -3"},
-                                                            {kShape, 4, "payload must be"},
-                                                            {kShape, most, "a tensor may have at most"},
-                                                            {kShape, big, "payload must be"},
-                                                            {kShape + 2, 17, "strides must fill memory"},
-                                                            {kShape + 2, -16, "strides must not be negative"}};
-  for (const auto& [field, value, part] : cases) {
-    SCOPED_TRACE(std::to_string(field) + " = " + std::to_string(value));
-    expect_error(reading(altered(good, field, value)), std::string("[read_packed] ") + part);
-  }
-  Bytes overflow = altered(altered(good, kShape, big), kShape + 1, big);
+  expect_error(reading(altered(good, a.field, a.value)), std::string("[read_packed] ") + a.part);
+}
+
+constexpr int64_t kBig = int64_t{1} << 40, kMost = std::numeric_limits<int64_t>::max();
+
+INSTANTIATE_TEST_SUITE_P(, FileAltered,
+                         testing::ValuesIn(std::vector<Altered>{
+                             {"bits 9", kBits, 9, "bits must be 1 to 8"},
+                             {"bits 0", kBits, 0, "bits must be 1 to 32"},
+                             {"bits 3", kBits, 3, "payload must be"},
+                             {"block 0", kBlock, 0, "block"},
+                             {"block 8", kBlock, 8, "payload must be"},
+                             {"sample 2", kSample, 2, "per_sample must be 0 or 1, got 2"},
+                             {"levels 2", kLevels, 2, "levels must be 0 to 1, got 2"},
+                             {"rounding -1", kRounding, -1, "rounding must be"},
+                             {"header 7", kHeader, 7, "header must be"},
+                             {"header 1", kHeader, 1, "payload must be"},
+                             {"side 5", kSide, 5, "side must be"},
+                             {"side 4", kSide, 4, "payload must be"},
+                             {"side 1", kSide, 1, "payload must be"},
+                             {"transform 3", kTransform, 3, "transform must be"},
+                             {"transform 1", kTransform, 1, "ratio must be"},
+                             {"p2 5", kP2, 5, "hadamard must be 0 or 1, got 5"},
+                             {"dtype 3", kDtype, 3, "dtype must be 0 to 2"},
+                             {"channels 1", kChannels, 1, "channels need"},
+                             {"channels -1", kChannels, -1, "channels must not be negative"},
+                             {"inner 0", kInner, 0, "inner must be 1"},
+                             {"inner most", kInner, kMost, "inner must fit"},
+                             {"hasseed 2", kHasSeed, 2, "has seed must be"},
+                             {"payload 27", kPayload, 27, "payload must be 28 bytes"},
+                             {"payload -1", kPayload, -1, "payload must be"},
+                             {"rank 1", kRank, 1, "rank must fit"},
+                             {"rank -1", kRank, -1, "rank must fit"},
+                             {"rank most", kRank, kMost, "rank must fit"},
+                             {"shape -3", kShape, -3, "sizes must not be negative, got -3"},
+                             {"shape 4", kShape, 4, "payload must be"},
+                             {"shape most", kShape, kMost, "a tensor may have at most"},
+                             {"shape big", kShape, kBig, "payload must be"},
+                             {"shape_2 17", kShape + 2, 17, "strides must fill memory"},
+                             {"shape_2 -16", kShape + 2, -16, "strides must not be negative"},
+                         }),
+                         test::kCaseName);
+
+TEST_F(File, AlteredNumbersThatNeedEachOtherAreRefused) {
+  const Bytes good = written(pack(normal({3, 16}, 9), parse_spec("bits=2,block=16"), 10));
+  Bytes overflow = altered(altered(good, kShape, kBig), kShape + 1, kBig);
   expect_error(reading(overflow), "a tensor may have at most 2^56 values");
   const Bytes projected = written(pack(normal({3, 16}, 9), parse_spec("exact"), 10));
   expect_error(reading(altered(projected, kHasSeed, 0)), "a projected tensor must have a seed");
@@ -239,16 +271,20 @@ TEST_F(File, FilesOfVersionOneAreRead) {
 }
 
 /// A payload of noise under a right checksum is another tensor, not a crash.
-TEST_F(File, AnyPayloadDecodes) {
-  for (const char* text : {"bits=3", "side=one", "division", "exact", "bits=4,side=both,header=f32"}) {
-    Packed packed = pack(normal({2, 3, 9, 10}, 11), parse_spec(text), 12);
-    for (int trial = 0; trial < 20; ++trial) {
-      packed.bytes = at::randint(256, {packed.bytes.numel()}, at::kByte);
-      write_packed(packed, path_);
-      EXPECT_EQ(unpack(read_packed(path_)).sizes(), at::IntArrayRef({2, 3, 9, 10}));
-    }
+class FileAnyPayloadDecodes : public FileOf {};
+
+TEST_P(FileAnyPayloadDecodes, BySpec) {
+  const char* const text = GetParam();
+  Packed packed = pack(normal({2, 3, 9, 10}, 11), parse_spec(text), 12);
+  for (int trial = 0; trial < 20; ++trial) {
+    packed.bytes = at::randint(256, {packed.bytes.numel()}, at::kByte);
+    write_packed(packed, path_);
+    EXPECT_EQ(unpack(read_packed(path_)).sizes(), at::IntArrayRef({2, 3, 9, 10}));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, FileAnyPayloadDecodes, testing::Values("bits=3", "side=one", "division", "exact", "bits=4,side=both,header=f32"),
+                         test::kCaseName);
 
 }  // namespace
 }  // namespace satchel

@@ -6,6 +6,7 @@
 
 #include "reference.h"
 #include "satchel/tensor/packed.h"
+#include "tests/support.h"
 
 namespace satchel {
 namespace {
@@ -92,28 +93,33 @@ TEST(Pack, StorageIsAsTheoryThreeSays) {
 const std::vector<std::vector<int64_t>> kShapes = {{},     {0},    {1},       {7},       {8},          {3, 0},       {0, 5},
                                                    {1, 1}, {5, 9}, {2, 0, 3}, {2, 3, 4}, {1, 1, 1, 1}, {2, 3, 5, 7}, {2, 2, 3, 4, 5}};
 
-TEST(Pack, EveryShapeAndEverySpecRoundTrips) {
-  for (const char* text :
-       {"bits=2", "bits=8,block=row", "bits=3,block=map", "bits=2,sample=yes", "bits=2,block=3rows", "bits=32", "exact", "exact,bits=32",
-        "blockwise,rows=2,hadamard=yes", "division", "actnn", "division,lowpass=2,block=10,sample=yes", "gact", "satchel",
-        "bits=2,side=relu", "bits=3,side=one,block=map", "bits=4,side=both,sample=yes", "division,bits=32"}) {
-    for (const auto& shape : kShapes) {
-      for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
-        SCOPED_TRACE(std::string(text) + " " + c10::str(at::IntArrayRef(shape)) + c10::toString(type));
-        const CodecSpec spec = parse_spec(text);
-        const at::Tensor x = normal(shape, 4, type);
-        const Packed packed = pack(x, spec, 5);
-        const at::Tensor back = unpack(packed);
-        EXPECT_EQ(back.sizes(), x.sizes());
-        EXPECT_EQ(back.strides(), x.strides());
-        EXPECT_EQ(back.scalar_type(), type);
-        EXPECT_EQ(packed.bytes.numel(), packed_bytes(shape, type, spec));
-        EXPECT_TRUE(back.isfinite().all().item<bool>());
-        EXPECT_TRUE(reference::same(pack(x, spec, 5).bytes, packed.bytes));
-      }
+class PackOf : public testing::TestWithParam<const char*> {};
+
+TEST_P(PackOf, EveryShapeAndTypeRoundTrips) {
+  const char* const text = GetParam();
+  for (const auto& shape : kShapes) {
+    for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
+      SCOPED_TRACE(std::string(text) + " " + c10::str(at::IntArrayRef(shape)) + c10::toString(type));
+      const CodecSpec spec = parse_spec(text);
+      const at::Tensor x = normal(shape, 4, type);
+      const Packed packed = pack(x, spec, 5);
+      const at::Tensor back = unpack(packed);
+      EXPECT_EQ(back.sizes(), x.sizes());
+      EXPECT_EQ(back.strides(), x.strides());
+      EXPECT_EQ(back.scalar_type(), type);
+      EXPECT_EQ(packed.bytes.numel(), packed_bytes(shape, type, spec));
+      EXPECT_TRUE(back.isfinite().all().item<bool>());
+      EXPECT_TRUE(reference::same(pack(x, spec, 5).bytes, packed.bytes));
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, PackOf,
+                         testing::Values("bits=2", "bits=8,block=row", "bits=3,block=map", "bits=2,sample=yes", "bits=2,block=3rows",
+                                         "bits=32", "exact", "exact,bits=32", "blockwise,rows=2,hadamard=yes", "division", "actnn",
+                                         "division,lowpass=2,block=10,sample=yes", "gact", "satchel", "bits=2,side=relu",
+                                         "bits=3,side=one,block=map", "bits=4,side=both,sample=yes", "division,bits=32"),
+                         test::kCaseName);
 
 TEST(Pack, ThirtyTwoBitsKeepTheTensor) {
   for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
