@@ -85,6 +85,7 @@ if wanted graph; then
 fi
 if wanted bias; then
   if [[ -n $quick ]]; then measure bias bench bias --nets batch-256 --seeds 10 --again 0; else measure bias bench bias; fi
+  if [[ -n $quick ]]; then measure bias_pairs bench bias --nets pairs --loss squares --seeds 2 --again 0; else measure bias_pairs bench bias --nets pairs; fi
 fi
 if wanted small; then
   epochs=150 seeds=16

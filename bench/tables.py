@@ -273,6 +273,20 @@ def bias(run):
     return table(["net", "loss", "rows", "worst tensor", "t", "z", "bias √T/‖g‖", "noise of one pass"], rows), run.source("bias")
 
 
+def bias_pairs(run):
+    """Of every norm × activation the tensor nearest to a limit, over both layouts, with and without dropout, and both losses."""
+    cells = {}
+    for r in run.json("bias_pairs")["results"]:
+        norm, activation = re.fullmatch(r"([a-z]+)_(\w+?)_(?:rows|images)(?:_dropout)?", r["net"]).groups()
+        cells.setdefault(activation, {}).setdefault(norm, []).extend(r["tensors"])
+    norms = list(next(iter(cells.values())))
+    rows = []
+    for activation, by_norm in cells.items():
+        measured = [worst(by_norm[norm])[1] for norm in norms]
+        rows.append([activation, *(f"{signed(m['t'], 1)}, {signed(m['z'], 1)}" for m in measured)])
+    return table(["activation", *(f"{norm}: t, z" for norm in norms)], rows), run.source("bias_pairs")
+
+
 def plan_table(name):
     def made(run):
         file = run.json(f"plan_{name}")
@@ -347,7 +361,7 @@ def summary(run):
 TABLES = {"summary": summary, "graph-accuracy": graph_accuracy, "graph-small": graph_small, "graph-step-cpu": graph_step_cpu,
           "graph-step-gpu": graph_step_gpu, "graph-products": graph_products, "graph-spmm": graph_spmm, "graph-product": graph_product,
           "images-step": images_step, "images-batch": images_batch, "images-accuracy": images_accuracy, "codec": codec, "bias": bias,
-          "plan-arxiv": plan_table("arxiv"), "plan-products": plan_table("products")}
+          "bias-pairs": bias_pairs, "plan-arxiv": plan_table("arxiv"), "plan-products": plan_table("products")}
 
 
 def rewritten(text, run, say):

@@ -129,6 +129,7 @@ if(SATCHEL_TORCH)
     tests/nn/conv_test.cpp
     tests/nn/convert_test.cpp
     tests/nn/linear_test.cpp
+    tests/nn/mlp_bytes_test.cpp
     tests/nn/norm_test.cpp
     tests/nn/pool_test.cpp
     tests/nn/waiting_test.cpp
@@ -223,6 +224,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/autograd/gradient.cpp
     tests/cuda/chain_cuda_test.cpp
     tests/cuda/f16_cuda_test.cpp
+    tests/cuda/mlp_bytes_cuda_test.cpp
     tests/cuda/norm_act_cuda_test.cpp)
   satchel_cuda_test(norm_block
     tests/cuda/norm_block_cuda_test.cpp)

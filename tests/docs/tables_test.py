@@ -44,6 +44,8 @@ def sample():
              "graph_cpu": {"results": [graph("torch", 145.4, 109.8), graph("satchel", 78.0, 33.9)]},
              "codec_cpu": {"results": [codec_result("encode", 0.0289)]}, "gpu/codec": {"results": [codec_result("encode", 0.0000584)]},
              "bias": {"biased": 0, "results": [{"net": "batch", "loss": "squares", "rows": 4096, "tensors": tensors}]},
+             "bias_pairs": {"biased": 0, "results": [{"net": net, "tensors": tensors[:n]} for net, n in (
+                 ("batch_leaky_relu_rows", 1), ("batch_leaky_relu_images_dropout", 2), ("rms_leaky_relu_rows", 1))]},
              "plan_arxiv": plan, "plan_products": plan,
              "gpu/satchel_products": {"results": [{"method": "torch", "fits": False}, graph("satchel", 90.7, 3267)]},
              "gpu/spmm": {"results": [{"graph": "power", "type": "f32", "columns": 16, "forward": {"seconds": 7e-5, "ratio": 0.42},
@@ -103,6 +105,7 @@ class TablesTest(unittest.TestCase):
         self.assertIn("| torch.compile, memory budget 1 | 67.9 ms (0.83) |", self.made("images-step"))
         self.assertIn("| `satchel` | 864 | 4.9× | 864 | 2,561 |", self.made("images-batch"))
         self.assertIn("| batch | squares | 4,096 | norm.gamma | −2.3 | +0.4 | 0.19 % | 5.71 % |", self.made("bias"))
+        self.assertIn("| leaky_relu | −2.3, +0.4 | +0.1, +0.4 |", self.made("bias-pairs"))
 
     def test_summary_has_ten_rows(self):
         self.assertEqual(sum(line.startswith("|") for line in self.made("summary").split("\n")), 12)

@@ -1,0 +1,10 @@
+// A transformer's MLP keeps a sixth of torch's bytes or less.
+#include "tests/nn/mlp_bytes.h"
+
+namespace satchel::test {
+namespace {
+
+TEST(MlpBytes, AreASixthOfTorchsOrLess) { expect_few_mlp_bytes(kMlpRows, at::kCPU); }
+
+}  // namespace
+}  // namespace satchel::test
