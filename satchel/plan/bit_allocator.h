@@ -1,6 +1,6 @@
 // Bits by layer and by sample from what the steps before have shown (docs/theory.md 5), for methods with bits per sample: actnn
 // between the inputs of layers, 1 to 8 bits, those with mean_bits= between the images that layers share, 2 or 3. One for a training run:
-// give it to the layers as Saving::shares, name the batch's samples where the loader knows them, and end every step.
+// give it to the layers as SavePolicy::allocator, name the batch's samples where the loader knows them, and end every step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
