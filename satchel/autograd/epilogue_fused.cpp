@@ -13,11 +13,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
-#include "satchel/tensor/norm_act.h"
-#include "satchel/tensor/norm_add.h"
-#include "satchel/tensor/norm_block.h"
-#include "satchel/tensor/norm_image.h"
-#include "satchel/tensor/norm_low_pass.h"
+#include "satchel/tensor/epilogue.h"
 
 namespace satchel {
 namespace {
@@ -37,6 +33,12 @@ ColumnMoments moments_of(const EpilogueCall& call) { return {call.known.mean.squ
 at::Tensor spare_rows(const EpilogueCall& call, const at::Tensor& rows) {
   if (!call.spare.defined() || call.spare.const_data_ptr() != rows.const_data_ptr()) return {};
   return rows_of_image(call.spare);
+}
+
+/// What the kernels read of a call: x's rows, γ, β and the skip.
+NormInput input_of(const EpilogueCall& call, const at::Tensor& rows, const ColumnMoments& moments) {
+  const at::Tensor x = for_kernels(rows), skip = call.skip.defined() ? for_kernels(rows_of_image(call.skip.detach())) : call.skip;
+  return {x, moments, call.weights.gamma.detach(), call.weights.beta.detach(), skip, spare_rows(call, x)};
 }
 
 /// Memory for x's gradient: that of g, unless the skip's stands there.
@@ -70,7 +72,7 @@ at::Tensor act_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
   save.bits = sample_bits(call, keep, spec, /*splits=*/true);
   save.chain = {call.dropout, call.slope};
   if (call.dropout > 0) save.seed = seed;
-  NormActResult result = norm_act_encode(rows, moments, affine.gamma, affine.beta, spec, seed, save.chain, into, save.bits.extra);
+  NormActResult result = norm_act_encode({rows, moments, affine.gamma, affine.beta, {}, into}, {spec, seed}, save.chain, save.bits.extra);
   save.code = std::move(result.code);
   saves.rstd = moments.rstd;
   saves.code = std::make_shared<SharedSave>(std::move(save));
@@ -101,10 +103,8 @@ at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
   CodecSpec spec = sum.spec;
   SharedSave save;
   save.bits = sample_bits(call, sum, spec, /*splits=*/true);
-  const at::Tensor x = for_kernels(rows), other = fresh_seed(call.x.device());
-  NormAddResult result =
-      norm_add_encode(x, moments_of(call), call.weights.gamma.detach(), call.weights.beta.detach(),
-                      for_kernels(rows_of_image(call.skip.detach())), norm.spec, spec, seed, other, spare_rows(call, x), save.bits.extra);
+  const NormInput in = input_of(call, rows, moments_of(call));
+  NormAddResult result = norm_add_encode(in, {norm.spec, seed}, {spec, fresh_seed(call.x.device())}, save.bits.extra);
   save.code = std::move(result.sum);
   save.chain = {0, 0};
   saves.norm = Saved::of(std::move(result.norm), norm);
@@ -134,11 +134,10 @@ at::Tensor block_forward(EpilogueCall& call, const std::vector<Keep>& keeps, con
   const NormWeights& w = call.weights;
   const at::Tensor x = for_kernels(rows);
   const ColumnMoments moments = column_moments(x, w.running_mean, w.running_var, call.options.eps, call.options.momentum);
-  NormBlockSeeds seeds;
-  seeds.code = norm_seed(call);
-  if (call.dropout > 0) seeds.dropout = fresh_seed(call.x.device());
-  NormBlockResult result = norm_block_encode(x, moments, w.gamma.detach(), w.beta.detach(), find(keeps, Kind::norm)->spec, seeds,
-                                             call.dropout, find(keeps, Kind::dropout) != nullptr, spare_rows(call, x));
+  const at::Tensor seed = norm_seed(call);
+  NormBlockDropout dropout{call.dropout, {}, find(keeps, Kind::dropout) != nullptr};
+  if (call.dropout > 0) dropout.seed = fresh_seed(call.x.device());
+  NormBlockResult result = norm_block_encode(input_of(call, x, moments), {find(keeps, Kind::norm)->spec, seed}, dropout);
   saves.norm = Saved::of(std::move(result.save.code), *find(keeps, Kind::norm));
   saves.mean = result.save.moments.mean;
   saves.rstd = result.save.moments.rstd;
@@ -185,7 +184,7 @@ at::Tensor low_pass_forward(EpilogueCall& call, const std::vector<Keep>& keeps, 
                                call.options.momentum,
                                call.activation == Activation::relu,
                                call.skip.defined() ? for_image_kernels(call.skip) : call.skip};
-  NormLowPassResult result = norm_low_pass_encode(x, kernel, find(keeps, Kind::norm)->spec, norm_seed(call), over_x ? x : at::Tensor());
+  NormLowPassResult result = norm_low_pass_encode(x, kernel, {find(keeps, Kind::norm)->spec, norm_seed(call)}, over_x ? x : at::Tensor());
   saves.norm = Saved::of(std::move(result.save.code), *find(keeps, Kind::norm));
   saves.mean = result.save.moments.mean;
   saves.rstd = result.save.moments.rstd;
@@ -202,7 +201,7 @@ EpilogueGradients low_pass_back(const EpilogueSaves& saves, const at::Tensor& ow
   return {rows(dx), sums.gamma, sums.beta, wants.skip ? rows(g) : at::Tensor()};
 }
 
-// norm_image: images of which x̂ is kept, in fixed bits or in bits by sample.
+// norm_image: images of which x̂ is kept, in equal bits or in bits per sample.
 
 bool image_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
   const Keep* norm = find(keeps, Kind::norm);
@@ -213,21 +212,18 @@ bool image_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const 
 at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
   const Keep& norm = *find(keeps, Kind::norm);
   take_statistics(call, rows);
-  const at::Tensor x = for_kernels(rows), seed = norm_seed(call);
-  NormImageInput in{in_sizes(rows, call.x.sizes(), call.axes), x, moments_of(call), call.weights.gamma.detach(),
-                    call.weights.beta.detach()};
+  const CodeChoice how{norm.spec, norm_seed(call)};
+  NormImageInput in{input_of(call, rows, moments_of(call)), in_sizes(rows, call.x.sizes(), call.axes)};
   in.relu = call.activation == Activation::relu;
   in.takes_ranges = norm.per_sample_bits && call.saving.allocator != nullptr;
-  if (call.skip.defined()) in.skip = for_kernels(rows_of_image(call.skip.detach()));
-  in.into = spare_rows(call, x);
   NormImageResult result;
   if (norm.per_sample_bits) {
     const double bits = Saved::norm_bits(norm.spec, rows.numel() / call.x.size(0), call.saving);
-    result = norm_image_encode_per_sample(in, norm.spec, seed, bits);
+    result = norm_image_encode_per_sample(in, how, bits);
     saves.z_ranges = std::move(result.z_ranges);
     saves.tells_squares = call.saving.allocator != nullptr && call.saving.allocator->wants_gradient(0);  // of all layers or of none
   } else {
-    result = norm_image_encode(in, norm.spec, seed);
+    result = norm_image_encode(in, how);
   }
   saves.norm = Saved::of(std::move(result.code), norm);
   saves.rstd = call.known.rstd.squeeze(0);

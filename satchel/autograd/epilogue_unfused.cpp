@@ -15,7 +15,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/tensor/chain.h"
-#include "satchel/tensor/norm_act.h"
+#include "satchel/tensor/epilogue.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {

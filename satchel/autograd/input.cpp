@@ -12,7 +12,7 @@
 
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/step.h"
-#include "satchel/tensor/norm_act_product.h"
+#include "satchel/tensor/epilogue.h"
 #include "satchel/tensor/pack.h"
 #include "satchel/tensor/project.h"
 #include "satchel/tensor/split_product.h"

@@ -11,7 +11,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
-#include "satchel/tensor/norm_act.h"
+#include "satchel/tensor/epilogue.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {

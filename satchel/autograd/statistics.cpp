@@ -15,7 +15,7 @@
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
-#include "satchel/tensor/norm_act.h"
+#include "satchel/tensor/epilogue.h"
 
 namespace satchel {
 

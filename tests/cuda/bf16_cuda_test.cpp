@@ -5,10 +5,11 @@
 #include "cuda_fixture.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/device.h"
-#include "satchel/tensor/norm_act.h"
+#include "satchel/tensor/epilogue.h"
 #include "tests/autograd/bf16.h"
 
 namespace satchel {
@@ -43,7 +44,7 @@ struct Layer {
     f32 = encode(wide(h));
   }
   NormActResult encode(const at::Tensor& x, const at::Tensor& into = {}) const {
-    return norm_act_encode(x, moments, gamma, beta, spec, seed, options, into);
+    return norm_act_encode({x, moments, gamma, beta, {}, into}, {spec, seed}, options);
   }
   at::Tensor kept_seed() const { return options.dropout > 0 ? seed : at::Tensor(); }
 };
@@ -118,7 +119,7 @@ TEST_F(Cuda, Bf16NormActWritesWithinItsRows) {
     const int64_t values = (last - first) * 40;
     const at::Tensor line = at::full({values + 16}, 7, layer.h.options());
     auto* to = static_cast<at::BFloat16*>(line.mutable_data_ptr()) + 8;
-    cuda::norm_act_input(plan.side, chain, layer.f32.code.bytes.const_data_ptr<uint8_t>(), nullptr, first, last, to, DType::bf16,
+    cuda::norm_act_input({plan.side, chain, layer.f32.code.bytes.mutable_data_ptr<uint8_t>(), nullptr}, first, last, to, DType::bf16,
                          place.stream());
     const at::Tensor want = norm_act_input(layer.f32.code, {}, {}, first, last, at::kBFloat16);
     EXPECT_TRUE(same(line.narrow(0, 8, values).view(want.sizes()).contiguous(), want));

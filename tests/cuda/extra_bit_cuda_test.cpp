@@ -14,9 +14,8 @@
 #include "satchel/plan/bit_allocator.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/check.h"
+#include "satchel/tensor/epilogue.h"
 #include "satchel/tensor/extra_bit.h"
-#include "satchel/tensor/norm_act.h"
-#include "satchel/tensor/norm_add.h"
 
 namespace satchel {
 namespace {
@@ -54,7 +53,7 @@ TEST_F(Cuda, ThirdBitsAreTheCpus) {
     const Map m(pixels, channels);
     const ExtraBit extra = m.plane(), expected = extra_bit_plane(m.slots.cpu(), 3, pixels * channels);
     ASSERT_TRUE(fuses_norm_act(m.h, m.spec));
-    const NormActResult r = norm_act_encode(m.h, m.moments, m.gamma, m.beta, m.spec, m.seed, m.chain, {}, extra);
+    const NormActResult r = norm_act_encode({m.h, m.moments, m.gamma, m.beta}, {m.spec, m.seed}, m.chain, extra);
     const Packed cpu = pack_extra_bit(m.values().cpu(), m.spec, seed_tensor(71, at::kCPU), m.gamma.cpu(), m.beta.cpu(), expected);
     const Layout at = check_packed(cpu, "test").at;  // the off means between are sums, in another order
     EXPECT_TRUE(same(r.code.bytes.slice(0, 0, at.channels).cpu(), cpu.bytes.slice(0, 0, at.channels))) << "codes and headers";
@@ -94,7 +93,7 @@ TEST_F(Cuda, ThirdBitsOfASumAreTheCpus) {
       const ExtraBit extra = m.plane(), expected = extra_bit_plane(m.slots.cpu(), 3, pixels * channels);
       const at::Tensor x = m.h.to(type), skip = normal(m.h.sizes(), 7).cuda().to(type), other = seed_tensor(72, at::kCUDA);
       ASSERT_TRUE(fuses_norm_add(x, norm, sum));
-      const NormAddResult r = norm_add_encode(x, m.moments, m.gamma, m.beta, skip, norm, sum, m.seed, other, {}, extra);
+      const NormAddResult r = norm_add_encode({x, m.moments, m.gamma, m.beta, skip}, {norm, m.seed}, {sum, other}, extra);
       const Packed cpu = pack_extra_bit(r.z.cpu(), sum, seed_tensor(72, at::kCPU), {}, {}, expected);
       EXPECT_TRUE(same(r.sum.bytes.cpu(), cpu.bytes));
       EXPECT_TRUE(same(extra.plane.cpu(), expected.plane));
@@ -114,8 +113,8 @@ TEST_F(Cuda, ThirdBitsOfASumThatIsDroppedAreTheCpus) {
   const Map m(64, 8);
   const ExtraBit extra = m.plane();
   const at::Tensor skip = normal(m.h.sizes(), 7).cuda(), other = seed_tensor(72, at::kCUDA);
-  const NormAddResult r = norm_add_encode(m.h, m.moments, m.gamma, m.beta, skip, parse_spec("bits=2"), parse_spec("satchel,side=relu"),
-                                          m.seed, other, {}, extra);
+  const NormAddResult r = norm_add_encode({m.h, m.moments, m.gamma, m.beta, skip}, {parse_spec("bits=2"), m.seed},
+                                          {parse_spec("satchel,side=relu"), other}, extra);
   const auto input = [](const Packed& code, const ExtraBit& plane) {
     SharedSave save;
     save.code = code;

@@ -4,8 +4,7 @@
 
 #include "cuda_fixture.h"
 #include "satchel/tensor/chain.h"
-#include "satchel/tensor/norm_act.h"
-#include "satchel/tensor/norm_block.h"
+#include "satchel/tensor/epilogue.h"
 
 namespace satchel {
 namespace {
@@ -54,7 +53,7 @@ TEST_F(Cuda, F16NormActIsFloat32sRounded) {
     ASSERT_TRUE(fuses_norm_act(l.h, spec));
     for (const ChainOptions options : {ChainOptions{0.5, 0}, ChainOptions{0, 0.1}}) {
       const at::Tensor seed = options.dropout > 0 ? l.seed : at::Tensor();
-      const auto encode = [&](const at::Tensor& x) { return norm_act_encode(x, l.moments, l.gamma, l.beta, spec, l.seed, options); };
+      const auto encode = [&](const at::Tensor& x) { return norm_act_encode({x, l.moments, l.gamma, l.beta}, {spec, l.seed}, options); };
       const NormActResult f32 = encode(wide(l.h));
       const NormActSums want = norm_act_sums(wide(l.g), f32.code, seed, options);
       const at::Tensor exact = wide(l.g), input = norm_act_input(f32.code, seed, options, 1, l.h.size(0));
@@ -81,7 +80,7 @@ TEST_F(Cuda, F16NormBlockIsFloat32sRounded) {
       if (l.h.numel() < spec.block) return;  // one shorter block
       ASSERT_TRUE(fuses_norm_block(l.h, spec)) << text;
       const auto encode = [&](const at::Tensor& x) {
-        return norm_block_encode(x, l.moments, l.gamma, l.beta, spec, {l.seed, seed_tensor(5, at::kCUDA)}, 0.5, true);
+        return norm_block_encode({x, l.moments, l.gamma, l.beta}, {spec, l.seed}, {0.5, seed_tensor(5, at::kCUDA), true});
       };
       const NormBlockResult f32 = encode(wide(l.h)), got = encode(l.h);
       EXPECT_TRUE(same(got.save.code.bytes, pack(l.h, spec, l.seed).bytes)) << text;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cuda_fixture.h"
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
@@ -60,38 +61,40 @@ struct Layer {
   }
 
   const uint64_t* seed_pointer() const { return reinterpret_cast<const uint64_t*>(seed.const_data_ptr<int64_t>()); }
-  const uint8_t* bytes() const { return packed.bytes.const_data_ptr<uint8_t>(); }
+  /// What backward reads.
+  cuda::NormActCode kept(const SideCode& side) const {
+    return {side, chain, packed.bytes.mutable_data_ptr<uint8_t>(), chain.drop > 0 ? seed_pointer() : nullptr};
+  }
   cuda::NormParameters parameters() const { return {floats(mean), floats(rstd), floats(gamma), floats(beta)}; }
 
   /// Bytes and z of the fused pass; both start as something else, so that what is not written shows.
   std::pair<at::Tensor, at::Tensor> encode(const at::Tensor& from, const at::Tensor& to) const {
     const Place place(from.device(), "test");
-    const at::Tensor out = at::full_like(packed.bytes, 0xcd), scratch = scratch_of(cuda::norm_act_scratch_bytes(code));
-    cuda::norm_act_encode(code_in(out), chain, floats(from), DType::f32, parameters(), seed_pointer(), out.mutable_data_ptr<uint8_t>(),
-                          floats(to), scratch.mutable_data_ptr(), place.stream());
+    const at::Tensor out = at::full_like(packed.bytes, 0xcd), scratch = scratch_of(cuda::norm_act_scratch_bytes());
+    cuda::norm_encode({code_in(out), chain, out.mutable_data_ptr<uint8_t>(), seed_pointer()},
+                      {floats(from), DType::f32, parameters(), floats(to)}, scratch.mutable_data_ptr(), place.stream());
     return {out, to};
   }
 
   std::pair<at::Tensor, at::Tensor> sums(const at::Tensor& g) const {
     const Place place(g.device(), "test");
     const at::Tensor sum = at::full_like(gamma, 7), along = at::full_like(gamma, 7);
-    const at::Tensor scratch = scratch_of(cuda::norm_act_scratch_bytes(code));
-    cuda::norm_act_sums(code, chain, floats(g), DType::f32, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, floats(sum), floats(along),
-                        scratch.mutable_data_ptr(), place.stream());
+    const at::Tensor scratch = scratch_of(cuda::norm_act_scratch_bytes());
+    cuda::norm_sums(kept(code), floats(g), DType::f32, {floats(sum), floats(along)}, scratch.mutable_data_ptr(), place.stream());
     return {sum, along};
   }
 
   void back(const at::Tensor& g, const at::Tensor& sum, const at::Tensor& along) const {
     const Place place(g.device(), "test");
     const bool batch = sum.defined();
-    cuda::norm_act_back(code_in(packed.bytes), chain, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, floats(rstd),
-                        batch ? floats(sum) : nullptr, batch ? floats(along) : nullptr, floats(g), DType::f32, place.stream());
+    const float *sum_g = batch ? floats(sum) : nullptr, *sum_gx = batch ? floats(along) : nullptr;
+    cuda::norm_back(kept(code_in(packed.bytes)), {floats(g), DType::f32, nullptr, floats(rstd), sum_g, sum_gx, nullptr, floats(g)},
+                    place.stream());
   }
 
   void input(int64_t first, int64_t last, const at::Tensor& to) const {
     const Place place(to.device(), "test");
-    cuda::norm_act_input(code, chain, bytes(), chain.drop > 0 ? seed_pointer() : nullptr, first, last, floats(to), DType::f32,
-                         place.stream());
+    cuda::norm_act_input(kept(code), first, last, floats(to), DType::f32, place.stream());
   }
 };
 

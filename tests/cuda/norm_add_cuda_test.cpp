@@ -4,11 +4,11 @@
 #include <string>
 
 #include "cuda_fixture.h"
-#include "satchel/kernels/cuda/norm_add.h"
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/device.h"
-#include "satchel/tensor/norm_add.h"
+#include "satchel/tensor/epilogue.h"
 
 namespace satchel {
 namespace {
@@ -67,12 +67,16 @@ struct Layer {
     if (into != Into::own) out.narrow(0, 0, size).copy_(over.view({-1}).view(at::kByte));
     auto* n = norm_bytes.mutable_data_ptr<uint8_t>();
     auto* s = sum_bytes.mutable_data_ptr<uint8_t>();
-    const cuda::NormAddCode code{a.block, b.side, x.size(1), {n, n + a.at.headers}, {s, s + b.at.headers}};
+    cuda::NormAddCode code{a.block, b.side, x.size(1), {n, n + a.at.headers}, {s, s + b.at.headers}};
     ASSERT_TRUE(cuda::norm_add_fits(code));
     const auto pointer = [](const at::Tensor& seed) { return reinterpret_cast<const uint64_t*>(seed.const_data_ptr<int64_t>()); };
-    cuda::norm_add_encode(code, into == Into::x ? out.data_ptr() : x.data_ptr(), into == Into::skip ? out.data_ptr() : skip.data_ptr(),
-                          b.type, {floats(moments.mean), floats(moments.rstd), floats(gamma), floats(beta)}, pointer(seed_norm),
-                          pointer(seed_sum), out.data_ptr(), place.stream());
+    code.norm_seed = pointer(seed_norm);
+    code.sum_seed = pointer(seed_sum);
+    const cuda::NormParameters with{floats(moments.mean), floats(moments.rstd), floats(gamma), floats(beta)};
+    cuda::norm_encode(code,
+                      {into == Into::x ? out.data_ptr() : x.data_ptr(), b.type, with, out.data_ptr(),
+                       into == Into::skip ? out.data_ptr() : skip.data_ptr()},
+                      place.stream());
     EXPECT_TRUE(same(unguarded(norm_bytes), packed_norm.bytes))
         << (unguarded(norm_bytes) != packed_norm.bytes).sum().item<int64_t>() << " bytes of the norm differ";
     EXPECT_TRUE(same(unguarded(sum_bytes), packed_sum.bytes))
@@ -139,8 +143,8 @@ TEST_F(Cuda, NormAddGivesPackedTensors) {
     const Layer layer = layer_of(1001, 64, type, "bits=2", "side=relu,bits=3");
     const at::Tensor into = layer.x.clone();
     for (const at::Tensor& to : {at::Tensor(), into}) {
-      const NormAddResult got = norm_add_encode(to.defined() ? to : layer.x, layer.moments, layer.gamma, layer.beta, layer.skip, layer.norm,
-                                                layer.sum, layer.seed_norm, layer.seed_sum, to);
+      const NormAddResult got = norm_add_encode({to.defined() ? to : layer.x, layer.moments, layer.gamma, layer.beta, layer.skip, to},
+                                                {layer.norm, layer.seed_norm}, {layer.sum, layer.seed_sum});
       EXPECT_TRUE(same(got.norm.bytes, layer.packed_norm.bytes) && same(got.sum.bytes, layer.packed_sum.bytes) && same(got.z, layer.z));
       EXPECT_TRUE(same(unpack(got.norm), unpack(layer.packed_norm)) && same(unpack(got.sum), unpack(layer.packed_sum)));
       EXPECT_EQ(unpack(got.norm).scalar_type(), at::kFloat);
@@ -175,7 +179,7 @@ TEST_F(Cuda, NormAddNamesSkipsThatDoNotFit) {
   const Layer layer = layer_of(128, 64, at::kHalf, "bits=2", "side=relu");
   const auto with = [&](const at::Tensor& skip) {
     return [&layer, skip] {
-      norm_add_encode(layer.x, layer.moments, layer.gamma, layer.beta, skip, layer.norm, layer.sum, layer.seed_norm, layer.seed_sum);
+      norm_add_encode({layer.x, layer.moments, layer.gamma, layer.beta, skip}, {layer.norm, layer.seed_norm}, {layer.sum, layer.seed_sum});
     };
   };
   reference::expect_error(with(layer.skip.to(at::kFloat)), "[norm_add] x and skip must be of one type, got Float");

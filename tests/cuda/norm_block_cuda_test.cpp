@@ -10,11 +10,11 @@
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/epilogue_kernel.h"
 #include "satchel/autograd/report.h"
-#include "satchel/kernels/cuda/norm_block.h"
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/device.h"
-#include "satchel/tensor/norm_block.h"
+#include "satchel/tensor/epilogue.h"
 
 namespace satchel {
 namespace {
@@ -84,11 +84,17 @@ struct Layer {
     chain.channels = h.size(1);
     chain.drop = static_cast<uint32_t>(std::llround(p * 65536));
     chain.scale = static_cast<float>(65536.0 / (65536 - chain.drop));
-    cuda::norm_block_encode(
-        plan.block, chain, input.data_ptr(), plan.type, {floats(mean), floats(rstd), floats(gamma), floats(beta)}, pointer(code_seed),
-        chain.drop > 0 ? pointer(drop_seed) : nullptr,
-        {base, base + plan.at.headers, on_bits.mutable_data_ptr<uint8_t>(), keeps_mask ? kept_bits.mutable_data_ptr<uint8_t>() : nullptr},
-        out.data_ptr(), place.stream());
+    const cuda::NormBlockCode saves{plan.block,
+                                    chain,
+                                    {base, base + plan.at.headers},
+                                    on_bits.mutable_data_ptr<uint8_t>(),
+                                    keeps_mask ? kept_bits.mutable_data_ptr<uint8_t>() : nullptr,
+                                    chain.drop > 0 ? pointer(drop_seed) : nullptr,
+                                    nullptr,
+                                    nullptr,
+                                    pointer(code_seed)};
+    const cuda::NormParameters with{floats(mean), floats(rstd), floats(gamma), floats(beta)};
+    cuda::norm_encode(saves, {input.data_ptr(), plan.type, with, out.data_ptr()}, place.stream());
     EXPECT_TRUE(same(unguarded(code), packed.bytes)) << (unguarded(code) != packed.bytes).sum().item<int64_t>() << " bytes differ";
     EXPECT_TRUE(same(unguarded(on_bits), on));
     EXPECT_TRUE(keeps_mask ? same(unguarded(kept_bits), kept) : (kept_bits == kFill).all().item<bool>());
@@ -152,7 +158,7 @@ TEST_F(Cuda, NormBlockShowsWhatIsNotANumber) {
     Layer layer(h, text, 0.5);
     layer.gamma.fill_(1);  // so that the infinity is on: what is off and infinite is 0 behind torch's ReLU and NaN behind ours
     const NormBlockResult result =
-        norm_block_encode(layer.h, layer.moments(), layer.gamma, layer.beta, layer.spec, {layer.code_seed, layer.drop_seed}, 0.5, true);
+        norm_block_encode({layer.h, layer.moments(), layer.gamma, layer.beta}, {layer.spec, layer.code_seed}, {0.5, layer.drop_seed, true});
     EXPECT_TRUE(same(result.save.code.bytes, layer.packed.bytes));
     for (const auto& [row, column] : {std::pair(5, 6), std::pair(998, 127)}) EXPECT_TRUE(at::isnan(result.z[row][column]).item<bool>());
     EXPECT_FALSE(at::isfinite(result.z[700][1]).item<bool>());

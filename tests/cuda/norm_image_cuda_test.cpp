@@ -14,8 +14,7 @@
 #include "satchel/autograd/saved.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/chain.h"
-#include "satchel/tensor/norm_block.h"
-#include "satchel/tensor/norm_image.h"
+#include "satchel/tensor/epilogue.h"
 
 namespace satchel {
 namespace {
@@ -81,8 +80,8 @@ struct Layer {
   }
 
   NormImageResult fused(const at::Tensor& from, const at::Tensor& other, const at::Tensor& into) const {
-    const NormImageInput in{map_of(from, sizes), from, moments, gamma, beta, other, kind != Kind::norm, into};
-    return mean_bits > 0 ? norm_image_encode_per_sample(in, spec, seed, mean_bits) : norm_image_encode(in, spec, seed);
+    const NormImageInput in{{from, moments, gamma, beta, other, into}, map_of(from, sizes), kind != Kind::norm};
+    return mean_bits > 0 ? norm_image_encode_per_sample(in, {spec, seed}, mean_bits) : norm_image_encode(in, {spec, seed});
   }
 
   void expect_same(bool over_x, bool over_skip) const {
@@ -215,9 +214,9 @@ TEST_F(Cuda, NormImageGradientsOfLargeMaps) {
 TEST_F(Cuda, NormImagePassesRangesOn) {
   for (const at::ScalarType type : kTypes) {
     const Layer layer({5, 40, 8, 4}, type, "actnn", 2.4, Kind::sum);
-    NormImageInput in{layer.map(), layer.x, layer.moments, layer.gamma, layer.beta, layer.skip};
+    NormImageInput in{{layer.x, layer.moments, layer.gamma, layer.beta, layer.skip}, layer.map()};
     in.takes_ranges = true;
-    const NormImageResult result = norm_image_encode_per_sample(in, layer.spec, layer.seed, 2.4);
+    const NormImageResult result = norm_image_encode_per_sample(in, {layer.spec, layer.seed}, 2.4);
     const at::Tensor z = map_of(result.z, layer.sizes);
     at::Tensor measured, passed;
     const Packed apart = pack_per_sample(z, layer.spec, layer.seed, 3.1, {}, &measured);
@@ -250,22 +249,24 @@ TEST_F(Cuda, RangesAreOfTheNextReaderOfAnUntouchedTensor) {
 
 TEST_F(Cuda, NormImageFitsOrSaysSo) {
   const auto map = [](at::IntArrayRef sizes) { return normal(sizes, 81).cuda().contiguous(at::MemoryFormat::ChannelsLast); };
-  const auto fuses = [](const at::Tensor& x, const char* text, bool mixed) { return fuses_norm_image(x, parse_spec(text), mixed); };
+  const auto fuses = [](const at::Tensor& x, const char* text, bool per_sample) {
+    return fuses_norm_image(x, parse_spec(text), per_sample);
+  };
   const at::Tensor x = map({4, 64, 8, 8});
-  for (const bool mixed : {false, true}) {
-    EXPECT_TRUE(fuses(x, "actnn", mixed));
-    EXPECT_TRUE(fuses(x.to(at::kHalf), "actnn,bits=4", mixed));
-    EXPECT_TRUE(fuses(map({2, 2048, 7, 7}), "actnn", mixed));
-    EXPECT_FALSE(fuses(x.cpu(), "actnn", mixed));
-    EXPECT_FALSE(fuses(x.contiguous(), "actnn", mixed)) << "another order of memory";
-    EXPECT_FALSE(fuses(map({4, 64, 3, 3}), "actnn", mixed)) << "576 values a sample";
-    EXPECT_FALSE(fuses(map({4, 401, 16, 16}), "actnn", mixed)) << "a prime number of channels above 396";
-    EXPECT_FALSE(fuses(x, "actnn,block=128", mixed));
-    EXPECT_FALSE(fuses(x, "bits=32", mixed));
-    EXPECT_FALSE(fuses(x, "side=one", mixed));
-    EXPECT_FALSE(fuses(x, "division", mixed));
-    EXPECT_FALSE(fuses(x, "actnn,levels=optimal", mixed));
-    EXPECT_FALSE(fuses(x.narrow(0, 0, 0), "actnn", mixed));
+  for (const bool per_sample : {false, true}) {
+    EXPECT_TRUE(fuses(x, "actnn", per_sample));
+    EXPECT_TRUE(fuses(x.to(at::kHalf), "actnn,bits=4", per_sample));
+    EXPECT_TRUE(fuses(map({2, 2048, 7, 7}), "actnn", per_sample));
+    EXPECT_FALSE(fuses(x.cpu(), "actnn", per_sample));
+    EXPECT_FALSE(fuses(x.contiguous(), "actnn", per_sample)) << "another order of memory";
+    EXPECT_FALSE(fuses(map({4, 64, 3, 3}), "actnn", per_sample)) << "576 values a sample";
+    EXPECT_FALSE(fuses(map({4, 401, 16, 16}), "actnn", per_sample)) << "a prime number of channels above 396";
+    EXPECT_FALSE(fuses(x, "actnn,block=128", per_sample));
+    EXPECT_FALSE(fuses(x, "bits=32", per_sample));
+    EXPECT_FALSE(fuses(x, "side=one", per_sample));
+    EXPECT_FALSE(fuses(x, "division", per_sample));
+    EXPECT_FALSE(fuses(x, "actnn,levels=optimal", per_sample));
+    EXPECT_FALSE(fuses(x.narrow(0, 0, 0), "actnn", per_sample));
   }
 }
 

@@ -15,7 +15,7 @@
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 #include "satchel/tensor/chain.h"
-#include "satchel/tensor/norm_low_pass.h"
+#include "satchel/tensor/epilogue.h"
 
 namespace satchel {
 namespace {
@@ -56,7 +56,7 @@ struct Layer {
     if (what == After::add) call.skip = channels_last(normal(sizes, 47)).to(type).cuda();
     EXPECT_TRUE(fuses_norm_low_pass(x, spec));
     const at::Tensor own = x.clone();
-    result = norm_low_pass_encode(own, call, spec, seed, over ? own : at::Tensor());
+    result = norm_low_pass_encode(own, call, {spec, seed}, over ? own : at::Tensor());
     EXPECT_EQ(result.z.strides(), x.strides());
     EXPECT_TRUE(over || same(own, x)) << "x was written";
   }
@@ -192,7 +192,7 @@ TEST_F(NormLowPassCuda, ShowsWhatIsNotANumber) {
     Layer layer(sizes, at::kFloat, After::relu, false);
     layer.x[1][5][3][2] = std::numeric_limits<float>::quiet_NaN();
     layer.x[0][9][10][1] = std::numeric_limits<float>::infinity();
-    layer.result = norm_low_pass_encode(layer.x, layer.call, layer.spec, layer.seed);
+    layer.result = norm_low_pass_encode(layer.x, layer.call, {layer.spec, layer.seed});
     EXPECT_TRUE(same(layer.result.save.code.bytes, pack(layer.x, layer.spec, layer.seed).bytes));
     EXPECT_TRUE(at::isnan(layer.result.z[1][5][3][2]).item<bool>());
     const at::Tensor g = at::ones_like(layer.x);

@@ -90,32 +90,6 @@ struct Moments {
 int64_t column_moments_scratch_bytes(int64_t channels);
 void column_moments(const void* h, DType, int64_t rows, int64_t channels, const Moments&, void* scratch, StreamHandle);
 
-/// One number a channel each.
-struct NormParameters {
-  const float *mean, *rstd, *gamma, *beta;
-};
-
-/// Norm → activation → dropout of rows × channels, with one packed side code as all that backward reads. `bytes` is that packed
-/// tensor as core/layout.h lays it out, at a multiple of 16; of the chain only slope, drop and scale are read; `seed` may be null in
-/// backward where nothing is dropped. `scratch` holds norm_act_scratch_bytes(code) bytes.
-/// `extra`: samples of 3 bits among those of 2; then blocks of 256 fill every sample.
-/// Fits: one-sided codes of 2 or 3 bits in blocks of 256 (so 256 values at least) that start nowhere anew, inner = 1, and channels of which
-/// 528·256 can be a multiple: all up to 528, and more with a large power of two in them. Else, and without CUDA, pack_side and chain serve.
-bool norm_act_fits(const SideCode&);
-int64_t norm_act_scratch_bytes(const SideCode&);
-/// All of `bytes`, the channel table and the gaps included, and z, which may be h: what pack_side() and chain() give of (h − mean)·rstd.
-void norm_act_encode(const SideCode&, const Chain&, const void* h, DType, const NormParameters&, const uint64_t* seed, uint8_t* bytes,
-                     void* z, void* scratch, StreamHandle, const ExtraBitView& extra = {});
-/// Σ gz (β's gradient) and Σ gz·x̂ (γ's) a channel; gz = g where it passes activation and dropout.
-void norm_act_sums(const SideCode&, const Chain&, const void* g, DType, const uint8_t* bytes, const uint64_t* seed, float* sum_g,
-                   float* sum_gx, void* scratch, StreamHandle, const ExtraBitView& extra = {});
-/// g becomes γ·rstd·(gz − Σgz/N − x̂·Σgz·x̂/N); null sums: γ·rstd·gz, for statistics that are not the batch's.
-void norm_act_back(const SideCode&, const Chain&, const uint8_t* bytes, const uint64_t* seed, const float* rstd, const float* sum_g,
-                   const float* sum_gx, void* g, DType, StreamHandle, const ExtraBitView& extra = {});
-/// Rows [first, last) of the next layer's input: what decode and chain() with the code's own on bits give.
-void norm_act_input(const SideCode&, const Chain&, const uint8_t* bytes, const uint64_t* seed, int64_t first, int64_t last, void* z, DType,
-                    StreamHandle, const ExtraBitView& extra = {});
-
 /// *seed = the next seed of the run: for captured graphs, one thread.
 void advance_seed(uint64_t* seed, StreamHandle);
 

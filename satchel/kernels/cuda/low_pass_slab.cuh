@@ -9,6 +9,7 @@
 // its slab and takes windows a grid's step apart.
 #pragma once
 
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/kernels/cuda/low_pass_last.cuh"
 #include "satchel/kernels/cuda/values.cuh"
 

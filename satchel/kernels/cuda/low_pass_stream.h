@@ -2,7 +2,7 @@
 // The two halves of low_pass_last_encode() and of the fused norms. Private to this folder.
 #pragma once
 
-#include "satchel/kernels/cuda/norm_low_pass.h"
+#include "satchel/kernels/cuda/epilogue.h"
 
 namespace satchel::cuda {
 

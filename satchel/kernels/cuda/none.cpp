@@ -1,13 +1,10 @@
 // Stands in for the CUDA kernels where CMake found no CUDA.
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/cuda.h"
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/kernels/cuda/loss.h"
 #include "satchel/kernels/cuda/low_pass_last.h"
 #include "satchel/kernels/cuda/norm_act_product.h"
-#include "satchel/kernels/cuda/norm_add.h"
-#include "satchel/kernels/cuda/norm_block.h"
-#include "satchel/kernels/cuda/norm_image.h"
-#include "satchel/kernels/cuda/norm_low_pass.h"
 #include "satchel/kernels/cuda/norm_rows.h"
 #include "satchel/kernels/cuda/per_sample.h"
 #include "satchel/kernels/cuda/pool.h"
@@ -60,55 +57,34 @@ void side_on(const SideCode&, const uint8_t*, uint8_t*, StreamHandle) { missing(
 int64_t column_moments_scratch_bytes(int64_t) { missing("column_moments"); }
 void column_moments(const void*, DType, int64_t, int64_t, const Moments&, void*, StreamHandle) { missing("column_moments"); }
 bool norm_act_fits(const SideCode&) { return false; }
-int64_t norm_act_scratch_bytes(const SideCode&) { missing("norm_act_encode"); }
-void norm_act_encode(const SideCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, uint8_t*, void*, void*,
-                     StreamHandle, const ExtraBitView&) {
-  missing("norm_act_encode");
-}
-void norm_act_sums(const SideCode&, const Chain&, const void*, DType, const uint8_t*, const uint64_t*, float*, float*, void*, StreamHandle,
-                   const ExtraBitView&) {
-  missing("norm_act_sums");
-}
-void norm_act_back(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, const float*, const float*, const float*, void*, DType,
-                   StreamHandle, const ExtraBitView&) {
-  missing("norm_act_back");
-}
-void norm_act_input(const SideCode&, const Chain&, const uint8_t*, const uint64_t*, int64_t, int64_t, void*, DType, StreamHandle,
-                    const ExtraBitView&) {
-  missing("norm_act_input");
-}
+bool norm_add_fits(const NormAddCode&) { return false; }
+bool norm_block_fits(const BlockCode&, int64_t) { return false; }
+bool norm_image_fits(const NormImageCode&) { return false; }
+bool norm_low_pass_fits(const LowPassParts&, DType) { return false; }
+int64_t norm_act_scratch_bytes() { missing("norm_act"); }
+int64_t norm_scratch_bytes() { missing("norm"); }
+int64_t norm_low_pass_scratch_bytes(const LowPassParts&) { missing("norm_low_pass"); }
+void norm_encode(const NormActCode&, const NormPass&, void*, StreamHandle) { missing("norm_act"); }
+void norm_encode(const NormAddCode&, const NormPass&, StreamHandle) { missing("norm_add"); }
+void norm_encode(const NormBlockCode&, const NormPass&, StreamHandle) { missing("norm_block"); }
+void norm_encode(const NormImageCode&, const NormPass&, const F32Header*, F32Header*, StreamHandle) { missing("norm_image"); }
+void norm_encode(const NormLowPassCode&, const NormPass&, const uint64_t*, StreamHandle) { missing("norm_low_pass"); }
+void norm_image_measure(const NormImageCode&, const NormPass&, F32Header*, StreamHandle) { missing("norm_image"); }
+void norm_low_pass_measure(const LowPassParts&, const void*, DType, const Moments&, void*, StreamHandle) { missing("norm_low_pass"); }
+void norm_sums(const NormActCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_act"); }
+void norm_sums(const NormAddCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_add"); }
+void norm_sums(const NormBlockCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_block"); }
+void norm_sums(const NormImageCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_image"); }
+void norm_sums(const NormLowPassCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_low_pass"); }
+void norm_back(const NormActCode&, const NormBack&, StreamHandle) { missing("norm_act"); }
+void norm_back(const NormAddCode&, const NormBack&, StreamHandle) { missing("norm_add"); }
+void norm_back(const NormBlockCode&, const NormBack&, StreamHandle) { missing("norm_block"); }
+void norm_back(const NormImageCode&, const NormBack&, StreamHandle) { missing("norm_image"); }
+void norm_back(const NormLowPassCode&, const NormBack&, StreamHandle) { missing("norm_low_pass"); }
+void norm_act_input(const NormActCode&, int64_t, int64_t, void*, DType, StreamHandle) { missing("norm_act"); }
 int64_t cross_entropy_scratch_bytes() { missing("cross_entropy"); }
 void cross_entropy(const LabelledRows&, void*, DType, const int64_t*, bool, float*, void*, StreamHandle) { missing("cross_entropy"); }
 void scale(void*, DType, int64_t, const float*, StreamHandle) { missing("scale"); }
-bool norm_block_fits(const BlockCode&, int64_t) { return false; }
-int64_t norm_block_scratch_bytes() { missing("norm_block"); }
-void norm_block_encode(const BlockCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, const uint64_t*,
-                       const NormBlockSaves&, void*, StreamHandle) {
-  missing("norm_block");
-}
-void norm_block_sums(const BlockCode&, const Chain&, const void*, DType, const NormParameters&, const uint64_t*, const NormBlockSaves&,
-                     float*, float*, void*, StreamHandle) {
-  missing("norm_block");
-}
-void norm_block_back(const BlockCode&, const Chain&, const NormParameters&, const uint64_t*, const NormBlockSaves&, const float*,
-                     const float*, void*, DType, StreamHandle) {
-  missing("norm_block");
-}
-bool norm_image_fits(const NormImageCode&) { return false; }
-int64_t norm_image_scratch_bytes() { missing("norm_image"); }
-void norm_image_measure(const NormImageCode&, const void*, DType, const NormParameters&, F32Header*, StreamHandle) {
-  missing("norm_image");
-}
-void norm_image_encode(const NormImageCode&, const NormImagePass&, DType, const NormParameters&, const uint64_t*, StreamHandle) {
-  missing("norm_image");
-}
-void norm_image_sums(const NormImageCode&, const uint8_t*, const void*, DType, float*, float*, void*, StreamHandle) {
-  missing("norm_image");
-}
-void norm_image_back(const NormImageCode&, const uint8_t*, const void*, DType, const float*, const float*, const float*, const float*,
-                     const NormImageGradients&, StreamHandle) {
-  missing("norm_image");
-}
 bool project_product_fits(const Projection&, const BlockCode&, int64_t) { return false; }
 int64_t project_product_scratch_bytes(const Projection&, int64_t) { missing("project_product"); }
 void project_product(const Projection&, const BlockCode&, const uint8_t*, const void*, const uint64_t*, const void*, DType, int64_t, float*,
@@ -127,21 +103,6 @@ void low_pass_last_encode(const LowPassShape&, const BlockCode&, int64_t, const 
                           void*, StreamHandle) {
   missing("low_pass");
 }
-bool norm_low_pass_fits(const LowPassParts&, DType) { return false; }
-int64_t norm_low_pass_scratch_bytes(const LowPassParts&) { missing("norm_low_pass"); }
-void norm_low_pass_measure(const LowPassParts&, const void*, DType, const Moments&, void*, StreamHandle) { missing("norm_low_pass"); }
-void norm_low_pass_encode(const LowPassParts&, const void*, const void*, DType, const NormParameters&, const uint64_t*, uint8_t*, void*,
-                          StreamHandle) {
-  missing("norm_low_pass");
-}
-void norm_low_pass_sums(const LowPassParts&, const void*, DType, const uint8_t*, const NormParameters&, float*, float*, void*,
-                        StreamHandle) {
-  missing("norm_low_pass");
-}
-void norm_low_pass_back(const LowPassParts&, const void*, DType, const uint8_t*, const NormParameters&, const float*, const float*, void*,
-                        void*, StreamHandle) {
-  missing("norm_low_pass");
-}
 bool low_pass_last_decodes(const LowPassShape&, const BlockCode&, int64_t, const void*, DType) { missing("low_pass"); }
 void low_pass_last_decode(const LowPassShape&, const BlockCode&, int64_t, const uint8_t*, const void*, const uint16_t*, void*, DType,
                           StreamHandle) {
@@ -156,17 +117,6 @@ void per_sample_encode(const PerSampleCode&, const void*, DType, const uint64_t*
   missing("pack_per_sample");
 }
 void per_sample_decode(const PerSampleCode&, const uint8_t*, void*, DType, int64_t, int64_t, StreamHandle) { missing("unpack_per_sample"); }
-bool norm_add_fits(const NormAddCode&) { return false; }
-int64_t norm_add_scratch_bytes() { missing("norm_add"); }
-void norm_add_encode(const NormAddCode&, const void*, const void*, DType, const NormParameters&, const uint64_t*, const uint64_t*, void*,
-                     StreamHandle) {
-  missing("norm_add");
-}
-void norm_add_sums(const NormAddCode&, const void*, DType, float*, float*, void*, StreamHandle) { missing("norm_add"); }
-void norm_add_back(const NormAddCode&, const void*, DType, const float*, const float*, const float*, const float*, void*, void*,
-                   StreamHandle) {
-  missing("norm_add");
-}
 void norm_rows_back(void*, const void*, DType, int64_t, int64_t, const ChannelLine&, StreamHandle) { missing("norm"); }
 bool max_pool_fits(const MaxPool&) { return false; }
 void max_pool(const MaxPool&, const void*, DType, void*, uint8_t*, StreamHandle) { missing("max_pool"); }

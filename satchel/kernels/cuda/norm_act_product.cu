@@ -14,7 +14,7 @@
 #include "satchel/kernels/cuda/partial_sums.cuh"
 
 namespace satchel::cuda {
-namespace norm_act::product {
+namespace epilogue::product {
 namespace {
 
 template <class T, Math math>
@@ -126,35 +126,34 @@ bool has_shared_memory(int bytes) {
 }
 
 }  // namespace
-}  // namespace norm_act::product
+}  // namespace epilogue::product
 
 bool norm_act_product_fits(const SideCode& code, const ProductGradients& p) {
-  using namespace norm_act::product;
+  using namespace epilogue::product;
   constexpr int kMostShared = 160 << 10;
-  static_assert(Tile<4, 4>::bytes(Math::full) + sizeof(norm_act::ChannelTables) <= kMostShared);
+  static_assert(Tile<4, 4>::bytes(Math::full) + sizeof(epilogue::ChannelTables) <= kMostShared);
   const int64_t channels = code.channels, padded = ceil_div(channels, kChannels) * kChannels;
   return norm_act_fits(code) && code.table.bits == 2 && code.grid.values > 0 && channels % 8 == 0 && channels <= 512 &&
          2 * padded <= 3 * channels && (p.count == 1 || p.count == 2) && p.width >= 1 && p.width <= 256 && has_shared_memory(kMostShared);
 }
 
 int64_t norm_act_product_scratch_bytes(const SideCode& code, const ProductGradients& p) {
-  return norm_act::product::Split(code, p).parts * p.count * p.width * code.channels * static_cast<int64_t>(sizeof(float));
+  return epilogue::product::Split(code, p).parts * p.count * p.width * code.channels * static_cast<int64_t>(sizeof(float));
 }
 
 void norm_act_product(const SideCode& code, const Chain& chain, const uint8_t* bytes, const uint64_t* seed, const ProductGradients& p,
                       void* scratch, StreamHandle stream) {
   constexpr const char* op = "norm_act_product";
-  using namespace norm_act::product;
-  norm_act::check_fit(code, bytes, op);
+  using namespace epilogue::product;
   if (!norm_act_product_fits(code, p)) fail(op, "norm_act_product_fits must be true of code and gradients");
-  if (!is_aligned(scratch)) fail(op, "scratch must start at a multiple of 16");
+  if (!is_aligned(bytes) || !is_aligned(scratch)) fail(op, "packed bytes and scratch must start at a multiple of 16");
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const Split split(code, p);
   float* partial = static_cast<float*>(scratch);
   const int64_t rows = code.grid.values / code.channels, columns = p.count * p.width, each = p.width * code.channels;
   const int other = p.count - 1;
   const Product a = {
-      code,    chain,       seed,   norm_act::parts_of(code, bytes), p.g[0], p.g[other], p.stride[0], p.stride[other], rows, p.width,
+      code,    chain,       seed,   epilogue::parts_of(code, bytes), p.g[0], p.g[other], p.stride[0], p.stride[other], rows, p.width,
       columns, chunk_of(p), partial};
   const dim3 grid(grid_size(split.parts), grid_size(split.tiles));
   with_tile(split.width, [&](auto tile) {

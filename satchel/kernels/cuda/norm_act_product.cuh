@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "satchel/kernels/cuda/norm_act.cuh"
+#include "satchel/kernels/cuda/one_sided.cuh"
 
 namespace satchel::cuda {
-namespace norm_act::product {
+namespace epilogue::product {
 
 constexpr int kBlockThreads = 512, kRows = 32, kChannels = 128, kStages = 3;
 constexpr int64_t kBlocks = 132;       // all resident at once on an H200
@@ -151,7 +151,7 @@ __device__ inline float4 factors(const float (&x)[4]) {
   return make_float4(__uint_as_float(w[0]), __uint_as_float(w[1]), __uint_as_float(w[2]), __uint_as_float(w[3]));
 }
 
-/// A thread's values of the step from row0 on, to one buffer of Z; zeros where there are none. input_blocks() of norm_act_backward.cu,
+/// A thread's values of the step from row0 on, to one buffer of Z; zeros where there are none. input_steps() of epilogue_backward.cu,
 /// value for value.
 template <Math math>
 __device__ inline void decode(const Product& a, const ChannelTables& table, const Dropout& dropout, uint32_t falling, const Coded& c,
@@ -292,5 +292,5 @@ __device__ inline void add_teams(float (&sum)[T::kSums], float* shared) {
   }
 }
 
-}  // namespace norm_act::product
+}  // namespace epilogue::product
 }  // namespace satchel::cuda

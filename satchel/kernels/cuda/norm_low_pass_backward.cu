@@ -1,8 +1,8 @@
 // Backward of a norm straight from the low-pass code of its input: sums a channel, then the gradients in one pass. Both passes read
 // codes, means and mask (an eighth of a gradient's bytes in fp32) instead of keeping what they decode.
 #include "satchel/kernels/cuda/channel_sums.cuh"
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/kernels/cuda/low_pass_slab.cuh"
-#include "satchel/kernels/cuda/norm_low_pass.h"
 
 namespace satchel::cuda {
 namespace slab {
@@ -185,8 +185,10 @@ __global__ void __launch_bounds__(kWarps * 32, kBackwardBlocks)
   });
 }
 
-Backward backward_of(const LowPassParts& from, const void* g, const uint8_t* mask, const NormParameters& with) {
-  return {Planes(from.maps, from.channels), from.code.header, from.codes, from.headers, from.means, mask, g, with};
+Backward backward_of(const NormLowPassCode& code, const void* g, const float* gamma) {
+  const LowPassParts& from = code.parts;
+  const NormParameters with = {code.mean, code.rstd, gamma, nullptr};
+  return {Planes(from.maps, from.channels), from.code.header, from.codes, from.headers, from.means, code.on, g, with};
 }
 
 /// Do lines of windows start where groups of codes do?
@@ -202,12 +204,12 @@ void check(const LowPassParts& from, DType type, const void* g, const char* op) 
 }  // namespace
 }  // namespace slab
 
-void norm_low_pass_sums(const LowPassParts& from, const void* g, DType type, const uint8_t* mask, const NormParameters& with, float* sum_g,
-                        float* sum_gx, void* scratch, StreamHandle stream) {
+void norm_sums(const NormLowPassCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
   using namespace slab;
   constexpr const char* op = "norm_low_pass_sums";
+  const LowPassParts& from = code.parts;
   check(from, type, g, op);
-  const Backward a = backward_of(from, g, mask, with);
+  const Backward a = backward_of(code, g, nullptr);
   const auto s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
   const dim3 grid = a.planes.grid(kBackwardBlocks);
@@ -220,24 +222,24 @@ void norm_low_pass_sums(const LowPassParts& from, const void* g, DType type, con
   });
   check_launch(op);
   const int64_t entries = a.planes.parts(kBackwardBlocks) * from.channels;
-  finish_sums<<<grid_size(ceil_div(from.channels, 32)), kFinishWarps * 32, 0, s>>>(partial, entries, from.channels, sum_g, sum_gx);
+  finish_sums<<<grid_size(ceil_div(from.channels, 32)), kFinishWarps * 32, 0, s>>>(partial, entries, from.channels, to.beta, to.gamma);
   check_launch(op);
 }
 
-void norm_low_pass_back(const LowPassParts& from, const void* g, DType type, const uint8_t* mask, const NormParameters& with,
-                        const float* sum_g, const float* sum_gx, void* g_skip, void* dx, StreamHandle stream) {
+void norm_back(const NormLowPassCode& code, const NormBack& back, StreamHandle stream) {
   using namespace slab;
   constexpr const char* op = "norm_low_pass_back";
-  check(from, type, g, op);
-  for (const void* p : {g_skip, dx}) {
+  const LowPassParts& from = code.parts;
+  check(from, back.type, back.g, op);
+  for (const void* p : {back.skip, back.x}) {
     if (!is_aligned(p)) fail(op, "activations must start at a multiple of 16");
   }
-  const Backward a = backward_of(from, g, mask, with);
+  const Backward a = backward_of(code, back.g, back.gamma);
   const auto rows = static_cast<double>(from.maps.maps / from.channels * from.maps.map_values());
-  const Outputs o = {sum_g, sum_gx, static_cast<float>(1 / rows), g_skip, dx};
+  const Outputs o = {back.sum_g, back.sum_gx, static_cast<float>(1 / rows), back.skip, back.x};
   const auto s = static_cast<cudaStream_t>(stream);
   const dim3 grid = a.planes.grid(kBackwardBlocks);
-  with_type(type, [&](auto t) {
+  with_type(back.type, [&](auto t) {
     if (has_whole_groups(from.maps)) {
       back_windows<t(), true><<<grid, kWarps * 32, 0, s>>>(a, o);
     } else {

@@ -180,17 +180,17 @@ void norm_low_pass_measure(const LowPassParts& to, const void* x, DType type, co
   column_moments(x, type, to.maps.maps / to.channels * to.maps.map_values(), to.channels, moments, scratch, stream);
 }
 
-void norm_low_pass_encode(const LowPassParts& to, const void* x, const void* skip, DType type, const NormParameters& with,
-                          const uint64_t* seed, uint8_t* mask, void* z, StreamHandle stream) {
+void norm_encode(const NormLowPassCode& code, const NormPass& pass, const uint64_t* seed, StreamHandle stream) {
   constexpr const char* op = "norm_low_pass_encode";
-  slab::check(to, type, op);
-  for (const void* p : {x, skip, static_cast<const void*>(z)}) {
+  const LowPassParts& to = code.parts;
+  slab::check(to, pass.type, op);
+  for (const void* p : {pass.x, pass.skip, static_cast<const void*>(pass.z)}) {
     if (!is_aligned(p)) fail(op, "activations must start at a multiple of 16");
   }
-  if (mask == nullptr && skip != nullptr) fail(op, "a sum must have a mask");
-  const StreamNorm norm = {skip, with, mask, z};
-  if (slab::is_large(to.maps)) return low_pass_stream_encode(to, x, type, norm, seed, stream);
-  slab::encode_small_maps(to, x, type, norm, seed, static_cast<cudaStream_t>(stream));
+  if (code.on == nullptr && pass.skip != nullptr) fail(op, "a sum must have a mask");
+  const StreamNorm norm = {pass.skip, pass.with, code.on, pass.z};
+  if (slab::is_large(to.maps)) return low_pass_stream_encode(to, pass.x, pass.type, norm, seed, stream);
+  slab::encode_small_maps(to, pass.x, pass.type, norm, seed, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace satchel::cuda

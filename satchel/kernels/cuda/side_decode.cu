@@ -1,5 +1,5 @@
 // Decode of side codes: four neighbouring values a thread and step, the thread's four channels in registers.
-#include "satchel/kernels/cuda/norm_act.cuh"
+#include "satchel/kernels/cuda/one_sided.cuh"
 
 namespace satchel::cuda {
 namespace side {
@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ A
 /// Eight values a thread of a ReLU code of 2 bits with samples of 3.
 template <DType type>
 __global__ void __launch_bounds__(kThreads)
-    decode_extra(const __grid_constant__ Args a, const __grid_constant__ norm_act::Wide w, int64_t first, int64_t last, void* x) {
+    decode_extra(const __grid_constant__ Args a, const __grid_constant__ epilogue::Wide w, int64_t first, int64_t last, void* x) {
   const int64_t group = first / 8 + thread_index();
   if (group * 8 >= last) return;
   const uint32_t block = static_cast<uint32_t>(group / 32);
-  const norm_act::Codes c = w.load(a.codes, group, block, a.code.grid.values);
+  const epilogue::Codes c = w.load(a.codes, group, block, 8);
   const Range r = load_range(a.headers, a.code.header, block);
   const Bounds b(r);
   const Gate g = {0.0f, 1.0f, 0.0f, 0.0f};
@@ -110,15 +110,15 @@ __global__ void __launch_bounds__(kThreads)
 void side_decode_extra(const SideCode& code, const ExtraBitView& extra, const uint8_t* codes, const void* headers, int64_t first,
                        int64_t last, void* x, DType type, StreamHandle stream) {
   constexpr const char* op = "side_decode";
-  norm_act::check_extra_bit(code, extra, op);
-  if (code.table.side != Side::relu || code.grid.block != norm_act::kBlock || !code.grid.is_straight()) {
+  epilogue::check_extra_bit(code, extra, op);
+  if (code.table.side != Side::relu || code.grid.block != epilogue::kBlock || !code.grid.is_straight()) {
     fail(op, "extra bits are decoded of ReLU codes in blocks of 256", code.grid.block);
   }
   if (first % 8 != 0 || last % 8 != 0 || first < 0 || last > code.grid.values) fail(op, "values must exist, multiples of 8", last);
   if (!is_aligned(x)) fail(op, "values must start at a multiple of 16");
   if (first >= last) return;
   const side::Args a = {code, nullptr, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), nullptr};
-  const norm_act::Wide w(code.table, extra);
+  const epilogue::Wide w(code.table, extra);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   with_type(type, [&](auto t) { side::decode_extra<t()><<<blocks_for((last - first) / 8), kThreads, 0, s>>>(a, w, first, last, x); });
   check_launch(op);

@@ -1,59 +1,39 @@
 // Forward in one pass: x̂ = (h − mean)·rstd, its one-sided code (the bytes of side_encode.cu) and z = kept·act(γ·x̂ + β)·scale (the
 // bits of chain.cu); all arithmetic in fp32, h and z as they stand in memory. A block of values stays in a warp's registers from its only
 // read to its only write.
-#include "satchel/kernels/cuda/norm_act.cuh"
+#include "satchel/kernels/cuda/one_sided.cuh"
 
 namespace satchel::cuda {
-namespace norm_act {
+namespace epilogue {
 namespace {
 
+constexpr int kCodeThreads = 128;  // with kCodeBlocks: the partition that side_encode.cu sums off means by
+constexpr int64_t kCodeBlocks = 132 * 6;
+
 struct Forward {
-  SideCode code;
-  Chain chain;
-  NormParameters affine;
-  const void* h;
-  const uint64_t* seed;
-  uint8_t* bytes;
+  NormActCode c;
+  NormPass pass;
   Layout at;
   Parts to;
-  void* z;
   float2* partial;  // off sums and counts, 256 a thread block
   float* tail;      // x̂ of the last, broken block
-  DType type;       // of h and z
   Wide wide;
+  bool aligned;  // x and z start at multiples of 16
 };
 
 /// −β/γ as pack_side() has it.
 __device__ inline float threshold_of(float gamma, float beta) { return gamma == 0.0f ? 0.0f : -beta / gamma; }
 
-__device__ inline float normalised(float h, float mean, float rstd) { return (h - mean) * rstd; }
-
 /// The channels of the 256 values of a step.
-struct ForwardTables {
-  Table mean, rstd, threshold, gamma, beta;
+struct ForwardTables : NormTables<> {
+  Table<> threshold;
 
   __device__ inline void fill(const NormParameters& p, int64_t channels, int64_t first) {
+    NormTables<>::fill(p, channels, first);
 #pragma unroll 1
     for (int k = static_cast<int>(threadIdx.x); k < kBlock; k += static_cast<int>(blockDim.x)) {
-      const int64_t c = channel_of(first + k, channels);
-      const float g = p.gamma[c], b = p.beta[c];
-      mean.put(k, p.mean[c]);
-      rstd.put(k, p.rstd[c]);
+      const float g = gamma.of(k), b = beta.of(k);  // this thread's own
       threshold.put(k, g == 0.0f ? float_of(0xff800000u) : threshold_of(g, b));
-      gamma.put(k, g);
-      beta.put(k, b);
-    }
-  }
-
-  template <DType type>
-  __device__ inline void normalise(int lane, const Eight<type>& h, float (&x)[8]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float m[4], r[4];
-      mean.get_half(lane, half, m);
-      rstd.get_half(lane, half, r);
-#pragma unroll
-      for (int k = 0, j = 4 * half; k < 4; ++k, ++j) x[j] = normalised(h[j], m[k], r[k]);
     }
   }
 };
@@ -71,6 +51,12 @@ __device__ inline side::Usual usual_of(const ForwardTables& table, int lane) {
 /// Four of a thread's channels.
 struct Gates {
   float threshold[4], gamma[4], beta[4];
+
+  __device__ inline Gates(const ForwardTables& table, int lane, int half) {
+    table.threshold.get_half(lane, half, threshold);
+    table.gamma.get_half(lane, half, gamma);
+    table.beta.get_half(lane, half, beta);
+  }
 };
 
 /// side_code_of() of core/side.h for one off code and three on codes: values 4·half … 4·half + 3 of eight.
@@ -111,15 +97,12 @@ __device__ inline void encode4_wide(const float (&x)[8], const Gates& g, const s
 }
 
 /// The same four: their codes, then z in the place of x.
-template <bool wide, int half>
+template <bool any, int half>
 __device__ inline void code_and_pass(const ForwardTables& table, int lane, bool is_usual, const side::Bounds& b, const SideTable& t,
                                      const Wide& w, const Words& noise, const Dropout& dropout, const Words& kept, float (&x)[8], Codes& c,
                                      side::OffSums& s) {
-  Gates g;
-  table.threshold.get_half(lane, half, g.threshold);
-  table.gamma.get_half(lane, half, g.gamma);
-  table.beta.get_half(lane, half, g.beta);
-  if (wide && c.three) {
+  const Gates g(table, lane, half);
+  if (any && c.three) {
     if (is_usual)
       encode4_wide<true, half>(x, g, b, w.table, noise, c, s);
     else
@@ -141,10 +124,7 @@ __device__ inline uint32_t off_bits8(const ForwardTables& table, int lane, const
   uint32_t eight = 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    Gates g;
-    table.threshold.get_half(lane, half, g.threshold);
-    table.gamma.get_half(lane, half, g.gamma);
-    table.beta.get_half(lane, half, g.beta);
+    const Gates g(table, lane, half);
 #pragma unroll
     for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
       eight |= (side::off_bit(x[j], {g.threshold[k], g.gamma[k], g.beta[k], 0.0f}, b, side::uniform_at(noise, j)) ? 1u : 0u) << j;
@@ -184,100 +164,106 @@ __device__ inline void write_sums(const side::OffSums& off, float2* partial) {
 /// x̂ of the broken block: z may be written over h before its codes are made.
 template <DType type>
 __device__ inline void keep_tail(const Forward& a) {
-  const int64_t n = a.code.grid.values, whole = n / kBlock * kBlock;
+  const int64_t n = a.c.side.grid.values, whole = n / kBlock * kBlock;
 #pragma unroll 1
   for (int64_t i = whole + threadIdx.x; i < n; i += blockDim.x) {
-    const int64_t c = channel_of(i, a.code.channels);
-    a.tail[i - whole] = normalised(load(a.h, type, i), a.affine.mean[c], a.affine.rstd[c]);
+    const int64_t c = channel_of(i, a.c.side.channels);
+    a.tail[i - whole] = (load(a.pass.x, type, i) - a.pass.with.mean[c]) * a.pass.with.rstd[c];
   }
 }
 
-/// Blocks of 256 values, one a warp and step, whole ones only; thread blocks, warps and steps as side_encode.cu has them.
-template <DType type, bool vector, bool wide>
+/// Blocks of 256 values, one a warp and step, whole ones only; thread blocks, warps and steps as side_encode.cu has them. `any` serves 3
+/// bits and any address too.
+template <DType type, bool any>
 __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_constant__ Forward a) {
   __shared__ ForwardTables table;
   __shared__ OffKey key;
+  const SideCode& code = a.c.side;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const bool planes = a.code.plane.bytes != nullptr;
-  if (planes && threadIdx.x == 0) key = side::encoder_key(a.code, a.seed, blockIdx.x == 0);
-  const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / kBlock), step = gridDim.x * (kCodeThreads / 32);
+  const bool planes = code.plane.bytes != nullptr;
+  if (planes && threadIdx.x == 0) key = side::encoder_key(code, a.c.seed, blockIdx.x == 0);
+  const uint32_t blocks = static_cast<uint32_t>(code.grid.values / kBlock), step = gridDim.x * (kCodeThreads / 32);
   if (blockIdx.x == 0) keep_tail<type>(a);
-  table.fill(a.affine, a.code.channels, static_cast<int64_t>(blockIdx.x) * kBlock);
-  const UniformSeed seed(a.seed);
-  const Dropout dropout(a.chain, a.seed);
+  table.fill(a.pass.with, code.channels, blockIdx.x * kBlock);
+  const UniformSeed seed(a.c.seed);
+  const Dropout dropout(a.c.chain, a.c.seed);
   __syncthreads();
   const side::Usual usual = usual_of(table, lane);
   side::OffSums off;
+  const auto read = [&](uint32_t block) {
+    const int64_t first = (static_cast<int64_t>(block) * 32 + lane) * 8;
+    return !any || a.aligned ? read8<type, true>(a.pass.x, first) : read8<type, false>(a.pass.x, first);
+  };
   Eight<type> ahead;  // the next block's values, on their way while this one is coded
   uint32_t block = blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x;
-  if (block < blocks) ahead = read8<type, vector>(a.h, (static_cast<int64_t>(block) * 32 + lane) * 8);
+  if (block < blocks) ahead = read(block);
   for (; block < blocks; block += step) {
     const int64_t group = static_cast<int64_t>(block) * 32 + lane;
     float x[8];
     table.normalise(lane, ahead, x);
-    if (block + step < blocks) ahead = read8<type, vector>(a.h, (static_cast<int64_t>(block + step) * 32 + lane) * 8);
+    if (block + step < blocks) ahead = read(block + step);
     Extremes e;
     e.add8(x);
     e.reduce_warp();
-    const Range r = e.range(a.code.header);
-    if (lane == 0) store_range(a.to.headers, a.code.header, block, r);
+    const Range r = e.range(code.header);
+    if (lane == 0) store_range(a.to.headers, code.header, block, r);
     const side::Bounds b(r);
     const bool is_usual = usual.covers(b);
-    const Words noise = group_noise(seed, a.code.rounding, group);
-    if (planes && off_weight(key, block, a.code.plane.blocks) > 0) {
+    const Words noise = group_noise(seed, code.rounding, group);
+    if (planes && off_weight(key, block, code.plane.blocks) > 0) {
       const uint32_t bits = is_poisoned(r) ? 0 : off_bits8(table, lane, b, noise, x);
-      a.code.plane.bytes[kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + lane] = static_cast<uint8_t>(bits);
+      code.plane.bytes[kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + lane] = static_cast<uint8_t>(bits);
     }
     const Words kept = dropout.draw(group);
     Codes c;
-    if constexpr (wide) c.three = a.wide.slot(block) >= 0;
+    if constexpr (any) c.three = a.wide.slot(block) >= 0;
     Codes poisoned;
-    if (is_poisoned(r)) poison8(table, lane, wide && c.three ? 2 : 1, x, poisoned);
-    code_and_pass<wide, 0>(table, lane, is_usual, b, a.code.table, a.wide, noise, dropout, kept, x, c, off);
-    code_and_pass<wide, 1>(table, lane, is_usual, b, a.code.table, a.wide, noise, dropout, kept, x, c, off);
+    if (is_poisoned(r)) poison8(table, lane, any && c.three ? 2 : 1, x, poisoned);
+    code_and_pass<any, 0>(table, lane, is_usual, b, code.table, a.wide, noise, dropout, kept, x, c, off);
+    code_and_pass<any, 1>(table, lane, is_usual, b, code.table, a.wide, noise, dropout, kept, x, c, off);
     if (is_poisoned(r)) c.two = poisoned.two, c.extra = poisoned.extra;
-    if constexpr (wide)
+    if constexpr (any)
       a.wide.store(a.to.codes, group, block, c);
     else
       store_codes<2>(a.to.codes, group, c.two, 8);
-    write8<type, vector>(a.z, group * 8, x);
+    write_some<type>(a.pass.z, group * 8, 8, !any || a.aligned, x);
   }
-  write_sums(off, a.partial + static_cast<int64_t>(blockIdx.x) * kBlock);
+  write_sums(off, a.partial + blockIdx.x * kBlock);
 }
 
 /// The broken block by the definition, and zeros between the parts of the packed bytes. One warp.
 __device__ inline void finish_tail(const Forward& a) {
   const int lane = static_cast<int>(threadIdx.x);
-  const int bits = a.code.table.bits;
-  const int64_t n = a.code.grid.values, whole = n / kBlock * kBlock, blocks = a.code.grid.blocks();
-  for (int64_t i = code_bytes(n, bits) + lane; i < a.at.headers; i += 32) a.bytes[i] = 0;
-  for (int64_t i = a.at.headers + blocks * header_bytes(a.code.header) + lane; i < a.at.channels; i += 32) a.bytes[i] = 0;
+  const SideCode& code = a.c.side;
+  const int bits = code.table.bits;
+  const int64_t n = code.grid.values, whole = n / kBlock * kBlock, blocks = code.grid.blocks();
+  for (int64_t i = code_bytes(n, bits) + lane; i < a.at.headers; i += 32) a.c.bytes[i] = 0;
+  for (int64_t i = a.at.headers + blocks * header_bytes(code.header) + lane; i < a.at.channels; i += 32) a.c.bytes[i] = 0;
   if (whole == n) return;
-  const UniformSeed seed(a.seed);
-  const Dropout dropout(a.chain, a.seed);
+  const UniformSeed seed(a.c.seed);
+  const Dropout dropout(a.c.chain, a.c.seed);
   Extremes e;
   for (int64_t k = lane; k < n - whole; k += 32) e.add(a.tail[k]);
   e.reduce(32);
-  const Range r = e.range(a.code.header);
-  if (lane == 0) store_range(a.to.headers, a.code.header, blocks - 1, r);
-  const bool drawn = a.code.plane.bytes != nullptr && off_weight(side::encoder_key(a.code, a.seed, false), blocks - 1, blocks) > 0;
-  uint8_t* plane = a.code.plane.bytes + kOffKeyBytes + (blocks - 1) / kOffGroup * (kBlock / 8) + lane;
+  const Range r = e.range(code.header);
+  if (lane == 0) store_range(a.to.headers, code.header, blocks - 1, r);
+  const bool drawn = code.plane.bytes != nullptr && off_weight(side::encoder_key(code, a.c.seed, false), blocks - 1, blocks) > 0;
+  uint8_t* plane = code.plane.bytes + kOffKeyBytes + (blocks - 1) / kOffGroup * (kBlock / 8) + lane;
   if (drawn) *plane = 0;
   const int64_t group = whole / 8 + lane, first = group * 8;
   if (first >= n) return;
   const int count = n - first < 8 ? static_cast<int>(n - first) : 8;
-  const Words noise = group_noise(seed, a.code.rounding, group), kept = dropout.draw(group);
+  const Words noise = group_noise(seed, code.rounding, group), kept = dropout.draw(group);
   uint32_t eight = 0, off_bits = 0;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     if (j >= count) break;
-    const int64_t at = channel_of(first + j, a.code.channels);
-    const float x = a.tail[first + j - whole], gamma = a.affine.gamma[at], beta = a.affine.beta[at], y = fmaf(gamma, x, beta);
+    const int64_t at = channel_of(first + j, code.channels);
+    const float x = a.tail[first + j - whole], gamma = a.pass.with.gamma[at], beta = a.pass.with.beta[at], y = fmaf(gamma, x, beta);
     const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
-    eight |= (is_poisoned(r) ? poisoned_code_of(x, c, a.code.table) : side_code_of(x, c, r, a.code.table, noise_of(noise, j)))
-             << (bits * j);
+    eight |= (is_poisoned(r) ? poisoned_code_of(x, c, code.table) : side_code_of(x, c, r, code.table, noise_of(noise, j))) << (bits * j);
     if (drawn) off_bits |= (off_bit_of(x, c, r, noise_of(noise, j)) ? 1u : 0u) << j;
-    write_any(a.z, a.type, first + j, chain_output(y, dropout.factor(kept, j, y > 0.0f)));
+    write_any(a.pass.z, a.pass.type, first + j, chain_output(y, dropout.factor(kept, j, y > 0.0f)));
   }
   if (drawn) *plane = static_cast<uint8_t>(off_bits);
   if (bits == 2)
@@ -297,12 +283,12 @@ __global__ void __launch_bounds__(kFinishWarps * 32) finish_encode(const __grid_
     if (warp == 0) finish_tail(a);
     return;
   }
-  const int64_t channels = a.code.channels, n = a.code.grid.values, c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  const int64_t channels = a.c.side.channels, n = a.c.side.grid.values, c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   const int64_t whole = n / kBlock * kBlock;
   Channel own = {};
   double2 total = make_double2(0, 0);
   if (c < channels) {
-    own = {0.0f, a.affine.gamma[c], a.affine.beta[c], 0.0f};
+    own = {0.0f, a.pass.with.gamma[c], a.pass.with.beta[c], 0.0f};
     own.threshold = threshold_of(own.gamma, own.beta);
 #pragma unroll 16
     for (int64_t p = c + channels * warp; p < entries; p += channels * kFinishWarps) {
@@ -318,46 +304,51 @@ __global__ void __launch_bounds__(kFinishWarps * 32) finish_encode(const __grid_
   __syncthreads();
   if (warp != 0 || c >= channels) return;
   for (int w = 1; w < kFinishWarps; ++w) total.x += shared[w][lane].x, total.y += shared[w][lane].y;
-  if (a.code.table.off == 1) own.off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
+  if (a.c.side.table.off == 1) own.off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
   a.to.channels[c] = own;
 }
 
 }  // namespace
-}  // namespace norm_act
+}  // namespace epilogue
+
+using namespace epilogue;
 
 bool norm_act_fits(const SideCode& code) {
   return code.table.side == Side::one_sided && (code.table.bits == 2 || code.table.bits == 3) && code.channels > 0 &&
          (code.inner == 1 || code.channels == 1) && code.grid.values % code.channels == 0 &&
-         side::fixed_blocks(code, true, norm_act::kBlock, norm_act::kWalkBlocks) > 0;
+         side::fixed_blocks(code, true, kBlock, kManyBlocks) > 0;
 }
 
-int64_t norm_act_scratch_bytes(const SideCode&) {
-  constexpr int64_t kTail = norm_act::kBlock * sizeof(float);
-  static_assert(norm_act::kCodeBlocks >= norm_act::kWalkBlocks);
-  return norm_act::kCodeBlocks * norm_act::kBlock * static_cast<int64_t>(sizeof(float2)) + kTail;
+int64_t norm_act_scratch_bytes() {
+  constexpr int64_t kTail = kBlock * sizeof(float);
+  static_assert(kCodeBlocks >= kManyBlocks);
+  return kCodeBlocks * kBlock * static_cast<int64_t>(sizeof(float2)) + kTail;
 }
 
-void norm_act_encode(const SideCode& code, const Chain& chain, const void* h, DType type, const NormParameters& affine,
-                     const uint64_t* seed, uint8_t* bytes, void* z, void* scratch, StreamHandle stream, const ExtraBitView& extra) {
+void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, StreamHandle stream) {
   constexpr const char* op = "norm_act_encode";
-  using namespace norm_act;
-  check_fit(code, bytes, op, extra);
-  if (code.grid.values == 0) return;
+  check_fit(c, op);
+  if (c.side.grid.values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
-  const Layout at = layout_of(code.grid, code.table.bits, code.header, 0, code.channels);
-  float* tail = reinterpret_cast<float*>(partial + kCodeBlocks * kBlock);
-  const Forward a = {code, chain, affine, h, seed, bytes, at, parts_of(code, bytes), z, partial, tail, type, {code.table, extra}};
-  const int64_t blocks = side::fixed_blocks(code, true, kBlock, kCodeBlocks);
-  const bool wide = code.table.bits == 3 || extra.slots != nullptr;
-  with_values(type, is_aligned(h) && is_aligned(z), [&](auto t, auto vector) {
-    if (wide)
-      encode_blocks<t(), vector(), true><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);
+  const bool aligned = is_aligned(pass.x) && is_aligned(pass.z);
+  const Forward a = {c,
+                     pass,
+                     layout_of(c.side.grid, c.side.table.bits, c.side.header, 0, c.side.channels),
+                     parts_of(c.side, c.bytes),
+                     partial,
+                     reinterpret_cast<float*>(partial + kCodeBlocks * kBlock),
+                     {c.side.table, c.extra},
+                     aligned};
+  const unsigned grid = grid_size(side::fixed_blocks(c.side, true, kBlock, kCodeBlocks));
+  with_type(pass.type, [&](auto t) {
+    if (aligned && c.side.table.bits == 2 && c.extra.slots == nullptr)
+      encode_blocks<t(), false><<<grid, kCodeThreads, 0, s>>>(a);
     else
-      encode_blocks<t(), vector(), false><<<grid_size(blocks), kCodeThreads, 0, s>>>(a);
+      encode_blocks<t(), true><<<grid, kCodeThreads, 0, s>>>(a);
   });
   check_launch(op);
-  finish_encode<<<grid_size(ceil_div(code.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, blocks * kBlock);
+  finish_encode<<<grid_size(ceil_div(c.side.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, grid * kBlock);
   check_launch(op);
 }
 

@@ -1,0 +1,554 @@
+// Backward of norms from packed codes: sums a channel, then the gradients in one pass, and norm_act's next input again. Every pass reads
+// the codes (a sixteenth to an eighth of the gradient's bytes in fp32 at 2 bits) instead of keeping what it decodes.
+//
+// The kernels are written once, over what backward reads. A code is a struct that a kernel takes as its argument, with
+//
+//   Tables   what a thread block has of its channels in shared memory
+//   Own      what a thread keeps all the way: made before the barrier behind fill(), completed after it by begin()
+//   Piece    what stands beside eight values of a lane: load(), then factor(j) = ∂z/∂y of value j and decode(half) = x̂ of four of them
+//   kTurns   steps whose loads are in flight together
+//   kSumsResident, kSumsBlocks   thread blocks of the sums: on one processor, and in all
+//   kBroken  values may end inside a step    kBatch  statistics are always the batch's    kAligned  g starts at a multiple of 16
+//   kSkip    a skip's gradient, kSquares  and Σ of x's squared gradients a block may be asked for
+#include "satchel/kernels/cuda/channel_sums.cuh"
+#include "satchel/kernels/cuda/one_sided.cuh"
+
+namespace satchel::cuda {
+namespace epilogue {
+namespace {
+
+/// What a thread has of its code; all threads construct it.
+template <class Code>
+struct Reader {
+  const Code& a;
+  const typename Code::Tables& table;
+  int lane;
+  typename Code::Own own;
+
+  /// `first` is the thread block's first value.
+  __device__ inline Reader(const Code& code, typename Code::Tables& tables, int own_lane, int64_t first)
+      : a(code), table(tables), lane(own_lane), own(code) {
+    code.fill(tables, first);
+    __syncthreads();
+    own.begin(code, table, lane);
+  }
+};
+
+/// What most codes say of themselves.
+struct Usual {
+  static constexpr int kTurns = 2, kSumsResident = 3;
+  static constexpr int64_t kSumsBlocks = kFewBlocks;
+  static constexpr bool kBroken = true, kBatch = true, kAligned = true, kSkip = false, kSquares = false;
+
+  struct Own {
+    template <class Code>
+    __device__ inline explicit Own(const Code&) {}
+    template <class Code, class Tables>
+    __device__ inline void begin(const Code&, const Tables&, int) {}
+  };
+  __device__ inline bool aligned() const { return true; }
+  __device__ inline float gamma(const NormBack& o, int64_t channel) const { return o.gamma[channel]; }
+};
+
+/// norm_act: x̂ in a one-sided code. `any` serves 3 bits, statistics that are not the batch's and any address too. `samples`: off values as
+/// the off plane has them, where there is one, else their channel's mean.
+template <bool any, bool samples>
+struct OneSided : Usual {
+  static constexpr int kTurns = 1, kSumsResident = 4;
+  static constexpr int64_t kSumsBlocks = kManyBlocks;
+  static constexpr bool kBatch = !any, kAligned = !any;
+  using Tables = ChannelTables;
+
+  NormActCode c;
+  Parts from;
+  Wide wide;
+  bool is_aligned;
+
+  OneSided(const NormActCode& code, bool starts_aligned)
+      : c(code), from(parts_of(c.side, c.bytes)), wide(c.side.table, c.extra), is_aligned(starts_aligned) {}
+  __host__ __device__ inline int64_t values() const { return c.side.grid.values; }
+  __host__ __device__ inline int64_t channels() const { return c.side.channels; }
+  __device__ inline bool aligned() const { return kAligned || is_aligned; }
+  __device__ inline float gamma(const NormBack&, int64_t channel) const { return from.channels[channel].gamma; }
+
+  struct Own {
+    Dropout dropout;
+    uint32_t falling, flat = 0;
+    bool planes = false;
+    OffKey key = {};
+
+    __device__ inline explicit Own(const OneSided& a) : dropout(a.c.chain, a.c.seed) {}
+    __device__ inline void begin(const OneSided& a, const Tables& table, int lane) {
+      falling = table.falling(lane);
+      if (any) flat = table.flat(lane);
+      if (samples) planes = a.c.side.plane.bytes != nullptr;
+      if (planes) key = stored_key(a.c.side);
+    }
+  };
+  __device__ inline void fill(Tables& table, int64_t first) const { table.fill(from.channels, channels(), first); }
+  using Reader = epilogue::Reader<OneSided>;
+
+  struct Piece {
+    Codes codes;
+    Range range;
+    Words kept;
+    uint32_t weight, off_bits;  // of a block whose off values are drawn; weight 0: it is not
+
+    __device__ inline void load(const Reader& r, uint32_t block, int64_t group, int count) {
+      const SideCode& side = r.a.c.side;
+      if constexpr (any)
+        codes = r.a.wide.load(r.a.from.codes, group, block, count);
+      else
+        codes = {load_eight(r.a.from.codes, group, count), 0, false};
+      range = load_range(r.a.from.headers, side.header, block);
+      kept = r.own.dropout.draw(group);
+      weight = r.own.planes && !codes.three && !is_poisoned(range) ? off_weight(r.own.key, block, side.plane.blocks) : 0;
+      const int64_t at = kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + r.lane;
+      off_bits = weight > 0 ? __ldg(side.plane.bytes + at) : 0;
+    }
+    __device__ inline float factor(const Reader& r, int j) const { return r.own.dropout.factor(kept, j, codes.is_on(j)); }
+    __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
+      const Decoder decoder = r.table.decoder(r.lane, half, r.own.falling, r.own.flat);
+      const side::Bounds b(range);
+      if (any && codes.three) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[k] = decoder.wide_value(k, codes.at(4 * half + k), b, is_poisoned(range), r.a.wide.table);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[k] = decoder.value(k, codes.two >> (8 * half), b, is_poisoned(range), r.a.c.side.table);
+      }
+      if (weight > 0) decoder.sample_off(codes.two >> (8 * half), off_bits >> (4 * half), static_cast<float>(weight), b, x);
+    }
+  };
+};
+
+/// Even levels as a table, where the others stand already.
+void write_levels(LevelTable& levels) {
+  for (int k = 0; levels.even && k < kMaxLevels; ++k) levels.at[k] = static_cast<float>(k);
+}
+
+/// What the four codes of a block of 2 bits stand for: NaN where it is poisoned, as 0·NaN is NaN too.
+struct FourValues {
+  float value[4];
+
+  __device__ inline FourValues(const LevelTable& levels, Header h) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) value[k] = fmaf(levels.at[k], h.step, h.low);
+  }
+  __device__ inline float at(uint32_t code) const {
+    const float lower = (code & 1) != 0 ? value[1] : value[0], upper = (code & 1) != 0 ? value[3] : value[2];
+    return (code & 2) != 0 ? upper : lower;
+  }
+};
+
+/// norm_add: x̂ in a block code, the sum in its ReLU form, whose codes but 0 pass. `bits` of x̂: 2, or 0 for 1 to 4 as they come. `wide`: the
+/// sum may have 3 bits.
+template <int bits, bool wide>
+struct BlocksAndReluForm : Usual {
+  static constexpr bool kBatch = bits == 2 && !wide, kSkip = true;
+  struct Tables {
+    float level[kMaxLevels];  // 16 banks, no conflicts
+  };
+
+  NormAddCode c;
+  Wide sum_codes;
+
+  explicit BlocksAndReluForm(const NormAddCode& code) : c(code), sum_codes(c.sum.table, c.extra) { write_levels(c.norm.levels); }
+  __host__ __device__ inline int64_t values() const { return c.norm.grid.values; }
+  __host__ __device__ inline int64_t channels() const { return c.channels; }
+
+  __device__ inline void fill(Tables& table, int64_t) const {
+    if (threadIdx.x < kMaxLevels) table.level[threadIdx.x] = c.norm.levels.at[threadIdx.x];
+  }
+  using Reader = epilogue::Reader<BlocksAndReluForm>;
+
+  struct Piece {
+    Header header;
+    uint32_t norm = 0, sum;
+
+    __device__ inline void load(const Reader& r, uint32_t block, int64_t group, int count) {
+      const NormAddCode& c = r.a.c;
+      if constexpr (bits == 2) {
+        norm = load_eight(c.norm_at.codes, group, count);
+      } else {
+        const int own = c.norm.levels.bits;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (k * 8 < count * own) norm |= static_cast<uint32_t>(__ldg(c.norm_at.codes + group * own + k)) << (8 * k);
+        }
+      }
+      if constexpr (wide) {
+        const Codes codes = r.a.sum_codes.load(c.sum_at.codes, group, block, count);
+        sum = codes.two | codes.extra << 16;
+      } else {
+        sum = load_eight(c.sum_at.codes, group, count);
+      }
+      header = load_header(c.norm_at.headers, c.norm.header, block);
+    }
+    __device__ inline float factor(const Reader&, int j) const {
+      const uint32_t code = wide ? (sum >> (2 * j) & 3) | (sum >> (16 + j) & 1) : sum >> (2 * j) & 3;  // 0 or not
+      return code != 0 ? 1.0f : 0.0f;
+    }
+    __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
+      const LevelTable& levels = r.a.c.norm.levels;
+      const FourValues four(levels, header);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const uint32_t code = norm >> ((bits == 2 ? 2 : levels.bits) * (4 * half + k));
+        x[k] = bits == 2 ? four.at(code) : fmaf(r.table.level[code & ((1u << levels.bits) - 1)], header.step, header.low);
+      }
+    }
+  };
+};
+
+/// norm_block: the norm's input x in a block code of 2 bits, masks of ReLU and dropout.
+struct BlocksAndMasks : Usual {
+  struct Tables {
+    Table<> mean, rstd;
+  };
+
+  NormBlockCode c;
+  int shift = 0;  // groups of 8 a block, as a power of two
+
+  explicit BlocksAndMasks(const NormBlockCode& code) : c(code) {
+    while (int64_t{8} << shift < c.code.grid.block) ++shift;
+    if (c.kept != nullptr) c.chain.drop = 0;  // no need to draw again
+    write_levels(c.code.levels);
+  }
+  __host__ __device__ inline int64_t values() const { return c.code.grid.values; }
+  __host__ __device__ inline int64_t channels() const { return c.chain.channels; }
+
+  struct Own {
+    Dropout dropout;
+    __device__ inline explicit Own(const BlocksAndMasks& a) : dropout(a.c.chain, a.c.drop_seed) {}
+    __device__ inline void begin(const BlocksAndMasks&, const Tables&, int) {}
+  };
+  __device__ inline void fill(Tables& table, int64_t) const {
+    const int64_t channel = own_channel(channels());
+    table.mean.put(static_cast<int>(threadIdx.x), c.mean[channel]);
+    table.rstd.put(static_cast<int>(threadIdx.x), c.rstd[channel]);
+  }
+  using Reader = epilogue::Reader<BlocksAndMasks>;
+
+  struct Piece {
+    Header header;
+    uint32_t codes, passes;
+
+    __device__ inline void load(const Reader& r, uint32_t, int64_t group, int count) {
+      const NormBlockCode& c = r.a.c;
+      codes = load_eight(c.at.codes, group, count);
+      passes = __ldg(c.on + group);
+      if (c.kept != nullptr) passes &= __ldg(c.kept + group);
+      header = load_header(c.at.headers, c.code.header, group >> r.a.shift);
+      passes &= r.own.dropout.kept(group);
+    }
+    __device__ inline float factor(const Reader& r, int j) const { return (passes >> j & 1) != 0 ? r.own.dropout.on : 0.0f; }
+    __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
+      float mean[4], rstd[4];
+      r.table.mean.get_half(r.lane, half, mean);
+      r.table.rstd.get_half(r.lane, half, rstd);
+      const FourValues four(r.a.c.code.levels, header);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[k] = (four.at(codes >> (8 * half + 2 * k)) - mean[k]) * rstd[k];
+    }
+  };
+};
+
+/// norm_image: x̂ in blocks of even levels, in equal bits or in bits per sample, and ReLU's mask, if there is one.
+struct SamplesAndMask : Usual {
+  static constexpr bool kBroken = false, kSkip = true, kSquares = true;
+  struct Tables {};
+
+  NormImageCode c;
+  Places places;
+
+  explicit SamplesAndMask(const NormImageCode& code) : c(code), places(code) {}
+  __host__ __device__ inline int64_t values() const { return values_of(c); }
+  __host__ __device__ inline int64_t channels() const { return c.channels; }
+
+  __device__ inline void fill(Tables&, int64_t) const {}
+  using Reader = epilogue::Reader<SamplesAndMask>;
+
+  struct Piece {
+    Header header;
+    uint32_t low, high;  // codes
+    uint32_t passes;
+    int bits;
+
+    __device__ inline void load(const Reader& r, uint32_t block, int64_t group, int) {
+      const NormImageCode& c = r.a.c;
+      const Places::Step at = r.a.places.of(block);
+      passes = c.on == nullptr ? 0xffu : __ldg(c.on + group);
+      header = load_header(c.at.headers, c.header, block);
+      bits = at.bits;
+      // `bits` bytes from lane·bits on, out of whole words; what is read lies inside the step's 32·bits bytes.
+      const int byte = r.lane * bits, shift = byte % 4 * 8, end = shift + 8 * bits;
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(at.codes) + byte / 4;
+      const uint32_t first = __ldg(words), second = end > 32 ? __ldg(words + 1) : 0, extra = end > 64 ? __ldg(words + 2) : 0;
+      low = __funnelshift_r(first, second, shift);
+      high = __funnelshift_r(second, extra, shift);
+    }
+    __device__ inline float factor(const Reader&, int j) const { return (passes >> j & 1) != 0 ? 1.0f : 0.0f; }
+    __device__ inline void decode(const Reader&, int half, float (&x)[4]) const {
+      const uint32_t four = half == 0 ? low : __funnelshift_rc(low, high, 4 * bits), mask = (1u << bits) - 1;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {  // a code in the low bits of 2^23 is a number without a conversion instruction
+        x[k] = fmaf(__uint_as_float((four >> (bits * k) & mask) | 0x4b000000u) - 8388608.0f, header.step, header.low);
+      }
+    }
+  };
+};
+
+/// Eight values of g, of which `count` exist, and what stands beside them.
+template <class Code, DType type>
+struct Step {
+  Eight<type> g;
+  typename Code::Piece code;
+  int count = 0;
+
+  __device__ inline void load(const typename Code::Reader& from, const void* given, uint32_t block) {
+    const int64_t group = static_cast<int64_t>(block) * 32 + from.lane;
+    count = Code::kBroken ? count_of(group, from.a.values()) : 8;
+    if (Code::kTurns > 1 && count == 0) return;
+    if (count == 8 && from.a.aligned())
+      g = read8<type, true>(given, group * 8);
+    else
+      g = read8_until<type, false>(given, group * 8, from.a.values());
+    code.load(from, block, group, count);
+  }
+};
+
+/// Σ gz and Σ gz·x̂ of the 256 values that a thread block's steps meet.
+template <class Code, DType type>
+__global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
+    sum_steps(const __grid_constant__ Code a, const void* g, float2* partial) {
+  __shared__ typename Code::Tables table;
+  __shared__ float2 shared[kWarps][kBlock];
+  const Walk walk(0, steps_of(a.values()));
+  const typename Code::Reader from(a, table, walk.lane, blockIdx.x * kBlock);
+  float sum[8] = {}, along[8] = {};
+  for (int k = 0; k < walk.count; k += Code::kTurns) {
+    if (Code::kTurns == 1 && walk.first(k) >= a.values()) break;  // behind the end of the last, broken step
+    Step<Code, type> step[Code::kTurns];
+#pragma unroll
+    for (int u = 0; u < Code::kTurns; ++u) {
+      if (k + u < walk.count) step[u].load(from, g, walk.step(k + u));
+    }
+#pragma unroll
+    for (int u = 0; u < Code::kTurns; ++u) {
+      if (Code::kTurns > 1 && step[u].count == 0) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float hat[4];
+        step[u].code.decode(from, half, hat);
+#pragma unroll
+        for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
+          const float gz = step[u].g[j] * step[u].code.factor(from, j);  // not 0 in its place: NaN and infinity stay visible
+          sum[j] += gz;
+          if (!Code::kBroken || j < step[u].count) along[j] = fmaf(gz, hat[q], along[j]);  // behind the end gz is 0, but 0·NaN is not
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) shared[walk.warp][walk.lane * 8 + j] = make_float2(sum[j], along[j]);
+  __syncthreads();
+  const int own = static_cast<int>(threadIdx.x);
+  float2 total = shared[0][own];
+  for (int w = 1; w < kWarps; ++w) total.x += shared[w][own].x, total.y += shared[w][own].y;
+  partial[blockIdx.x * kBlock + own] = total;
+}
+
+/// Of eight values a lane, over the warp, for all its threads.
+__device__ inline float squared_sum(const float (&v)[8]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum = fmaf(v[j], v[j], sum);
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+  return sum;
+}
+
+/// The last pass of NormBack; `inverse` is 1/N. From the last step to the first: the sums' pass, which went the other way, has left the
+/// last ones in the cache.
+template <class Code, DType type>
+__global__ void __launch_bounds__(kWarps * 32, 4)
+    back_steps(const __grid_constant__ Code a, const __grid_constant__ NormBack o, float inverse) {
+  __shared__ typename Code::Tables table;
+  __shared__ Table<> offsets, alongs, scales;
+  const Walk walk(0, steps_of(a.values()));
+  const bool batch = Code::kBatch || o.sum_g != nullptr;
+  const int own = static_cast<int>(threadIdx.x);
+  const int64_t c = own_channel(a.channels());
+  scales.put(own, a.gamma(o, c) * o.rstd[c]);
+  if (batch) offsets.put(own, o.sum_g[c] * inverse), alongs.put(own, o.sum_gx[c] * inverse);
+  const typename Code::Reader from(a, table, walk.lane, blockIdx.x * kBlock);
+  for (int k = walk.count; k > 0; k -= Code::kTurns) {
+    if (Code::kTurns == 1 && walk.first(k - 1) >= a.values()) continue;
+    Step<Code, type> step[Code::kTurns];
+#pragma unroll
+    for (int u = 0; u < Code::kTurns; ++u) {
+      if (k - 1 - u >= 0) step[u].load(from, o.g, walk.step(k - 1 - u));
+    }
+#pragma unroll
+    for (int u = 0; u < Code::kTurns; ++u) {
+      if (Code::kTurns > 1 && step[u].count == 0) continue;
+      float gz[8], dx[8];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float hat[4] = {}, offset[4] = {}, along[4] = {}, scale[4];
+        if (batch) {
+          step[u].code.decode(from, half, hat);
+          offsets.get_half(walk.lane, half, offset);
+          alongs.get_half(walk.lane, half, along);
+        }
+        scales.get_half(walk.lane, half, scale);
+#pragma unroll
+        for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
+          gz[j] = step[u].g[j] * step[u].code.factor(from, j);
+          dx[j] = (batch ? gz[j] - fmaf(hat[q], along[q], offset[q]) : gz[j]) * scale[q];
+        }
+      }
+      const uint32_t block = walk.step(k - 1 - u);
+      const int count = Code::kBroken ? step[u].count : 8;
+      const int64_t first = walk.first(k - 1 - u);
+      if (Code::kSkip && o.skip != nullptr) write_some<type>(o.skip, first, count, a.aligned(), gz);
+      if (!Code::kSkip || o.x != nullptr) write_some<type>(o.x, first, count, a.aligned(), dx);
+      if (Code::kSquares && o.squares != nullptr) {
+        const float sum = squared_sum(dx);
+        if (walk.lane == 0) o.squares[block] = sum;
+      }
+    }
+  }
+}
+
+/// Values [begin, end) of the next layer's input: decoded, then the chain with the code's own on bits.
+template <class Code, DType type>
+__global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_constant__ Code a, int64_t begin, int64_t end, void* z) {
+  __shared__ ChannelTables table;
+  const uint32_t first = static_cast<uint32_t>(begin / kBlock);
+  const Walk walk(first, steps_of(end));
+  const typename Code::Reader from(a, table, walk.lane, (static_cast<int64_t>(first) + blockIdx.x) * kBlock);
+  for (int k = 0; k < walk.count; ++k) {
+    const uint32_t block = walk.step(k);
+    const int64_t group = static_cast<int64_t>(block) * 32 + walk.lane, i = group * 8;
+    if (i + 8 <= begin || i >= end) continue;
+    typename Code::Piece piece;
+    piece.load(from, block, group, count_of(group, a.values()));
+    float x[8];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float gamma[4], beta[4], hat[4];
+      piece.decode(from, half, hat);
+      table.gamma.get_half(walk.lane, half, gamma);
+      table.beta.get_half(walk.lane, half, beta);
+#pragma unroll
+      for (int q = 0, j = 4 * half; q < 4; ++q, ++j) x[j] = chain_output(fmaf(gamma[q], hat[q], beta[q]), piece.factor(from, j));
+    }
+    if (a.aligned())
+      write8_within<type, true>(z, i, begin, end, x);
+    else
+      write8_within<type, false>(z, i, begin, end, x);
+  }
+}
+
+// ---- launch ----------------------------------------------------------------------------------------------------------
+
+/// Calls f with a code as kernels take it, the leanest that serves. `samples` and `aligned` are norm_act's.
+template <bool samples, class F>
+void with_code(const NormActCode& c, bool aligned, bool batch, F&& f) {
+  if (aligned && batch && c.side.table.bits == 2 && c.extra.slots == nullptr) return f(OneSided<false, samples>(c, true));
+  f(OneSided<true, samples>(c, aligned));
+}
+template <bool, class F>
+void with_code(const NormAddCode& c, bool, bool batch, F&& f) {
+  const bool narrow = c.sum.table.bits == 2 && c.extra.slots == nullptr;
+  if (c.norm.levels.bits != 2) return f(BlocksAndReluForm<0, true>(c));
+  if (narrow && batch) return f(BlocksAndReluForm<2, false>(c));
+  f(BlocksAndReluForm<2, true>(c));
+}
+template <bool, class F>
+void with_code(const NormBlockCode& c, bool, bool, F&& f) {
+  f(BlocksAndMasks(c));
+}
+template <bool, class F>
+void with_code(const NormImageCode& c, bool, bool, F&& f) {
+  f(SamplesAndMask(c));
+}
+
+template <class Kept>
+void run_sums(const Kept& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream, const char* op) {
+  check_fit(code, op);
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  float2* partial = static_cast<float2*>(scratch);
+  with_code<false>(code, is_aligned(g), true, [&](const auto& a) {
+    using Code = std::decay_t<decltype(a)>;
+    if (Code::kAligned) check_aligned({g}, op);
+    const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), Code::kSumsBlocks));
+    if (grid > 0) with_type(type, [&](auto t) { sum_steps<Code, t()><<<grid, kWarps * 32, 0, s>>>(a, g, partial); });
+    check_launch(op);
+    finish_sums<<<grid_size(ceil_div(a.channels(), 32)), kFinishWarps * 32, 0, s>>>(partial, grid * kBlock, a.channels(), to.beta,
+                                                                                    to.gamma);
+  });
+  check_launch(op);
+}
+
+template <class Kept>
+void run_back(const Kept& code, const NormBack& o, StreamHandle stream, const char* op) {
+  check_fit(code, op);
+  with_code<true>(code, is_aligned(o.g) && is_aligned(o.x), o.sum_g != nullptr, [&](const auto& a) {
+    using Code = std::decay_t<decltype(a)>;
+    if (Code::kAligned) check_aligned({o.g, o.skip, o.x}, op);
+    if (a.values() == 0) return;
+    const auto rows = static_cast<double>(a.values() / a.channels());
+    const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), kManyBlocks));
+    with_type(o.type, [&](auto t) {
+      back_steps<Code, t()><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a, o, static_cast<float>(1 / rows));
+    });
+  });
+  check_launch(op);
+}
+
+}  // namespace
+}  // namespace epilogue
+
+using namespace epilogue;
+
+int64_t norm_scratch_bytes() { return kFewBlocks * kBlock * static_cast<int64_t>(sizeof(float2)); }
+
+void norm_sums(const NormActCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
+  run_sums(code, g, type, to, scratch, stream, "norm_act_sums");
+}
+void norm_sums(const NormAddCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
+  run_sums(code, g, type, to, scratch, stream, "norm_add_sums");
+}
+void norm_sums(const NormBlockCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
+  run_sums(code, g, type, to, scratch, stream, "norm_block_sums");
+}
+void norm_sums(const NormImageCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
+  run_sums(code, g, type, to, scratch, stream, "norm_image_sums");
+}
+
+void norm_back(const NormActCode& code, const NormBack& o, StreamHandle stream) { run_back(code, o, stream, "norm_act_back"); }
+void norm_back(const NormAddCode& code, const NormBack& o, StreamHandle stream) { run_back(code, o, stream, "norm_add_back"); }
+void norm_back(const NormBlockCode& code, const NormBack& o, StreamHandle stream) { run_back(code, o, stream, "norm_block_back"); }
+void norm_back(const NormImageCode& code, const NormBack& o, StreamHandle stream) { run_back(code, o, stream, "norm_image_back"); }
+
+void norm_act_input(const NormActCode& code, int64_t first, int64_t last, void* z, DType type, StreamHandle stream) {
+  constexpr const char* op = "norm_act_input";
+  check_fit(code, op);
+  const int64_t begin = first * code.side.channels, end = last * code.side.channels;
+  if (first < 0 || end > code.side.grid.values) fail(op, "rows must exist", last);
+  if (begin >= end) return;
+  const int64_t values = (ceil_div(end, kBlock) - begin / kBlock) * kBlock;  // of the blocks that are met
+  const unsigned grid = grid_size(walk_blocks(values, code.side.channels, kManyBlocks));
+  // A group starts at a multiple of 8 values: so many past an aligned one of the buffer as `begin` lies before it.
+  const bool aligned = is_aligned(z) && begin * size_of(type) % 16 == 0;
+  with_code<false>(code, aligned, true, [&](const auto& a) {
+    using Code = std::decay_t<decltype(a)>;
+    with_type(type, [&](auto t) { input_steps<Code, t()><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a, begin, end, z); });
+  });
+  check_launch(op);
+}
+
+}  // namespace satchel::cuda

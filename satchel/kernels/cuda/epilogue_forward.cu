@@ -1,0 +1,497 @@
+// Forward of norms in one pass, with block codes: x̂ = (x − mean)·rstd, y = γ·x̂ + β (+ skip), z, and what backward reads. All arithmetic is
+// in fp32, activations as they stand in memory. A block of values stays in a warp's registers from its only read to its only write.
+//
+//   norm_add, norm_image   encode_steps: a block of 256 values a step: the code of x̂, and ReLU's mask or the ReLU form of z
+//   norm_block           encode_stretches: 1024 values at a time in blocks of 128 to 1024: the code of x, masks of ReLU and dropout
+#include "satchel/kernels/cuda/one_sided.cuh"
+
+namespace satchel::cuda {
+namespace epilogue {
+namespace {
+
+/// What becomes of y: z = y, relu(y) with its mask, or with a skip; with a skip and z in its ReLU form, of 2 bits or as Wide has it.
+enum class End { norm, relu, add, form, wide_form };
+constexpr bool adds(End end) { return end >= End::add; }
+constexpr bool has_form(End end) { return end >= End::form; }
+
+struct Forward {
+  NormPass pass;
+  int64_t values, channels;
+  // x̂
+  Places places;
+  LevelTable levels;
+  HeaderType header;
+  Rounding rounding;
+  void* headers;
+  const uint64_t* seed;
+  const F32Header* ranges = nullptr;  // null: taken in passing
+  // z
+  uint8_t* on = nullptr;
+  F32Header* z_ranges = nullptr;
+  NormAddCode add = {};
+  Wide wide = {{}, {}};
+};
+
+/// What a warp needs at every step.
+struct Warp {
+  const Forward& a;
+  const NormTables<>& table;
+  int lane;
+  UniformSeed norm_seed, sum_seed;
+};
+
+/// Extremes over the warp, of the first `count` of eight.
+template <bool whole>
+__device__ inline Extremes extremes_of(const float (&v)[8], int count) {
+  Extremes e;
+  if constexpr (whole) {
+    e.add8(v);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (j < count) e.add(v[j]);
+    }
+  }
+  e.reduce_warp();
+  return e;
+}
+
+/// The extremes of a warp's block as they stand in memory: rounding keeps the order. Every thread of the warp must call this.
+template <DType type>
+__device__ inline void put_range(F32Header* ranges, int64_t block, int lane, const float (&v)[8]) {
+  Extremes e = extremes_of<true>(v, 8);
+  if (lane != 0) return;
+  if constexpr (type != DType::f32) {
+    const uint32_t pair = half_pair<type>(e.least, e.most);
+    e.least = low_half<type>(pair), e.most = high_half<type>(pair);
+  }
+  const Range r = make_range(flush(e.least), flush(e.most), e.finite(), HeaderType::f32);
+  ranges[block] = {r.low, r.high};
+}
+
+/// Codes of eight values of which `count` exist.
+template <int bits, bool whole>
+__device__ inline void put8(uint8_t* codes, int64_t group, uint64_t eight, int count) {
+  if constexpr (whole) return store_codes<bits>(codes, group, eight, 8);
+  if (count > 0) store_codes<bits>(codes, group, eight & ((uint64_t{1} << (bits * count)) - 1), count);
+}
+
+/// z, not yet rounded, in the place of a lane's eight x̂ (`of_x`: of x), and ReLU's bits. `add` gives y with value j's skip; what `kept` has
+/// no bit for is dropped.
+template <bool relu, bool of_x, int pieces, class F>
+__device__ inline uint32_t pass8(const NormTables<pieces>& table, int lane, int piece, const F& add, uint32_t kept, float scale,
+                                 float (&v)[8]) {
+  uint32_t on = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float mean[4], rstd[4], gamma[4], beta[4];
+    if constexpr (of_x) table.mean.get_half(lane, half, mean, piece), table.rstd.get_half(lane, half, rstd, piece);
+    table.gamma.get_half(lane, half, gamma, piece);
+    table.beta.get_half(lane, half, beta, piece);
+#pragma unroll
+    for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
+      if constexpr (of_x) v[j] = (v[j] - mean[q]) * rstd[q];
+      const float y = add(fmaf(gamma[q], v[j], beta[q]), j);
+      const bool passes = !relu || y > 0.0f;
+      on |= (passes ? 1u : 0u) << j;
+      v[j] = chain_output(y, passes && (kept >> j & 1) != 0 ? scale : 0.0f);
+    }
+  }
+  return on;
+}
+
+/// The code of a block of x̂ with these extremes.
+template <int bits, bool even, bool whole>
+__device__ inline void put_norm(const Warp& w, uint8_t* codes, uint32_t block, const Extremes& e, const float (&hat)[8], const Words& noise,
+                                int count) {
+  const BlockRuler ruler = block_ruler<bits>(e, w.a.header);
+  if (w.lane == 0) store_header(w.a.headers, w.a.header, block, ruler.header);
+  put8<bits, whole>(codes, w.lane, encode8<bits, even>(hat, ruler, w.a.levels, noise), count);
+}
+
+/// … in bits as they come, from `bits` on: of images up to 8 in even levels, else up to 4.
+template <bool image, bool whole, int bits = 1>
+__device__ inline void put_norm_of_any_bits(const Warp& w, const Places::Step& at, uint32_t block, const Extremes& e, const float (&hat)[8],
+                                            const Words& noise, int count) {
+  if constexpr (bits < (image ? 8 : 4)) {
+    if (at.bits != bits) return put_norm_of_any_bits<image, whole, bits + 1>(w, at, block, e, hat, noise, count);
+  }
+  if constexpr (!image && bits > 1) {
+    if (!w.a.levels.even) return put_norm<bits, false, whole>(w, at.codes, block, e, hat, noise, count);
+  }
+  put_norm<bits, true, whole>(w, at.codes, block, e, hat, noise, count);
+}
+
+/// side_code_of() of core/side.h for the ReLU form: threshold 0 and code 0 for 0, so that all values of a block share their marks.
+template <int bits>
+struct Marks {
+  static constexpr int kOn = (1 << bits) - 1;
+  float from, mark[kOn - 1], gap[kOn - 1];
+
+  __device__ inline Marks(const side::Bounds& b, const SideTable& t) : from(fminf(fmaxf(0.0f, b.low), b.high)) {
+    const float length = b.high - from;
+    const bool is_long = length > b.usual;
+    float at = 0.0f;
+#pragma unroll
+    for (int i = 1; i < kOn; ++i) {
+      const float next = i + 1 == kOn ? length : (is_long ? t.on_long[i] : t.on_short[i]) * length;  // the last level is 1
+      mark[i - 1] = at;
+      gap[i - 1] = next - at;
+      at = next;
+    }
+  }
+
+  __device__ inline uint32_t code_of(float z, float u) const {
+    const float v = flush_signed(z), d = fabsf(v - from);
+    uint32_t code = 1;
+#pragma unroll
+    for (int i = 0; i < kOn - 1; ++i) code = d > fmaf(u, gap[i], mark[i]) ? static_cast<uint32_t>(i + 2) : code;
+    return v > 0.0f ? code : 0u;
+  }
+};
+
+template <int bits>
+__device__ inline uint32_t form8(const float (&z)[8], Range r, const SideTable& t, const Words& noise) {
+  uint32_t eight = 0;
+  if (is_poisoned(r)) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) eight |= side::poisoned_code(1.0f, 0.0f, z[j], 1) << (bits * j);
+  } else {
+    const Marks<bits> marks(side::Bounds(r), t);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) eight |= marks.code_of(z[j], side::uniform_at(noise, j)) << (bits * j);
+  }
+  return eight;
+}
+
+/// The ReLU form of a block of z.
+template <bool wide, bool whole>
+__device__ inline void put_form(const Warp& w, uint32_t block, int64_t group, const float (&z)[8], int count) {
+  const SideCode& sum = w.a.add.sum;
+  uint8_t* codes = w.a.add.sum_at.codes;
+  const Range r = extremes_of<whole>(z, count).range(sum.header);
+  if (w.lane == 0) store_range(w.a.add.sum_at.headers, sum.header, block, r);
+  const Words noise = group_noise(w.sum_seed, sum.rounding, group);
+  if (wide && w.a.wide.slot(block) >= 0) {
+    const uint32_t eight = form8<3>(z, r, w.a.wide.table, noise);
+    if (w.a.wide.streams()) return put8<3, whole>(codes, group, eight, count);
+    Codes c;
+    c.three = true;
+    c.split(eight);
+    return w.a.wide.store(codes, group, block, c);
+  }
+  put8<2, whole>(codes, group, form8<2>(z, r, sum.table, noise), count);
+}
+
+/// One block of a warp, its values read already. `optimal2`: x̂ in 2 bits of uneven levels. `whole`: all values exist.
+template <DType type, End end, bool optimal2, bool whole>
+__device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<type>& x, const Eight<type>& skip) {
+  const Forward& a = w.a;
+  const int64_t group = static_cast<int64_t>(block) * 32 + w.lane;
+  const int count = whole ? 8 : count_of(group, a.values);
+  Extremes e;
+  if (!has_form(end) && a.ranges != nullptr) {
+    const float2 r = __ldg(reinterpret_cast<const float2*>(a.ranges) + block);
+    e.least = r.x, e.most = r.y;
+  }
+  float hat[8], z[8];
+  w.table.normalise(w.lane, x, hat);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) z[j] = hat[j];
+  const auto add = [&](float y, int j) { return adds(end) ? y + skip[j] : y; };
+  const uint32_t on = pass8<end != End::norm, false>(w.table, w.lane, 0, add, 0xff, 1.0f, z);
+  Eight<type> out;
+  out.set(z);
+  auto* to = static_cast<typename Eight<type>::Raw*>(a.pass.z) + group * 8;
+  if (whole || count == 8) {
+    out.store(to);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (j < count) to[j] = out.raw(j);
+    }
+  }
+  if constexpr (!has_form(end)) {
+    if constexpr (end != End::norm) a.on[group] = static_cast<uint8_t>(on);
+    if (a.z_ranges != nullptr) put_range<type>(a.z_ranges, block, w.lane, z);
+  }
+  if (has_form(end) || a.ranges == nullptr) e = extremes_of<whole>(hat, count);
+  const Words noise = group_noise(w.norm_seed, a.rounding, group);
+  if constexpr (optimal2)
+    put_norm<2, false, whole>(w, a.places.first + static_cast<int64_t>(block) * 64, block, e, hat, noise, count);
+  else
+    put_norm_of_any_bits<!has_form(end), whole>(w, a.places.of(block), block, e, hat, noise, count);
+  if constexpr (has_form(end)) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) z[j] = out[j];  // what stands in memory is what is coded
+    put_form<end == End::wide_form, whole>(w, block, group, z, count);
+  }
+}
+
+/// Zeros between codes and headers.
+__device__ inline void zero_gap(const CodeParts& at, int64_t values, int bits) {
+  uint8_t* byte = at.codes + code_bytes(values, bits) + threadIdx.x;
+  if (byte < static_cast<uint8_t*>(at.headers)) *byte = 0;
+}
+
+template <DType type, End end, bool optimal2>
+__global__ void __launch_bounds__(kWarps * 32, 3) encode_steps(const __grid_constant__ Forward a) {
+  __shared__ NormTables<> table;
+  const Walk walk(0, static_cast<uint32_t>(a.values / kBlock));  // whole blocks
+  table.fill(a.pass.with, a.channels, blockIdx.x * kBlock);
+  if (has_form(end) && blockIdx.x == 0) {
+    zero_gap(a.add.norm_at, a.values, a.add.norm.levels.bits);
+    zero_gap(a.add.sum_at, a.values, a.add.sum.table.bits);
+  }
+  const Warp w = {a, table, walk.lane, UniformSeed(a.seed), UniformSeed(has_form(end) ? a.add.sum_seed : a.seed)};
+  __syncthreads();
+  Eight<type> x, skip;  // the next step's values, on their way while this one is coded
+  const auto read = [&](int k) {
+    const int64_t first = (static_cast<int64_t>(walk.step(k)) * 32 + walk.lane) * 8;
+    x = read8<type, true>(a.pass.x, first);
+    if constexpr (adds(end)) skip = read8<type, true>(a.pass.skip, first);
+  };
+  if (walk.count > 0) read(0);
+  for (int k = 0; k < walk.count; ++k) {
+    const Eight<type> own_x = x, own_skip = skip;
+    if (k + 1 < walk.count) read(k + 1);
+    encode_step<type, end, optimal2, true>(w, walk.step(k), own_x, own_skip);
+  }
+  if constexpr (has_form(end)) {  // one warp of all meets the last, broken block
+    const uint32_t block = walk.step(walk.count);
+    if (block != a.values / kBlock || a.values % kBlock == 0) return;
+    const int64_t first = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
+    x = read8_until<type, true>(a.pass.x, first, a.values);
+    skip = read8_until<type, true>(a.pass.skip, first, a.values);
+    encode_step<type, end, optimal2, false>(w, block, x, skip);
+  }
+}
+
+/// Extremes of every block of x̂.
+template <DType type>
+__global__ void __launch_bounds__(kWarps * 32, 4)
+    measure_steps(const __grid_constant__ NormPass pass, int64_t values, int64_t channels, F32Header* ranges) {
+  constexpr int kTurns = 4;  // steps whose loads are in flight together
+  __shared__ NormTables<> table;
+  const Walk walk(0, steps_of(values));
+  table.fill({pass.with.mean, pass.with.rstd, nullptr, nullptr}, channels, blockIdx.x * kBlock);
+  __syncthreads();
+  for (int k = 0; k < walk.count; k += kTurns) {
+    Eight<type> v[kTurns];
+#pragma unroll
+    for (int u = 0; u < kTurns; ++u) {
+      if (k + u < walk.count) v[u] = read8<type, true>(pass.x, (static_cast<int64_t>(walk.step(k + u)) * 32 + walk.lane) * 8);
+    }
+#pragma unroll
+    for (int u = 0; u < kTurns; ++u) {
+      if (k + u >= walk.count) break;  // the whole warp
+      float hat[8];
+      table.normalise(walk.lane, v[u], hat);
+      put_range<DType::f32>(ranges, walk.step(k + u), walk.lane, hat);
+    }
+  }
+}
+
+// ---- norm_block ------------------------------------------------------------------------------------------------------
+
+constexpr int kPieces = 4;  // steps of a warp at once: its stretch is the longest block
+constexpr int64_t kStretch = kPieces * kBlock;
+
+/// What a warp needs at every turn.
+struct Turn {
+  const NormBlockCode& c;
+  const NormPass& pass;
+  const NormTables<kPieces>& table;
+  int lane;
+  UniformSeed seed;
+  Dropout dropout;
+};
+
+/// One stretch of a warp. `whole`: all its values exist; else groups may be broken or missing, and so may blocks.
+template <DType type, int block, bool whole>
+__device__ inline void encode_stretch(const Turn& t, int64_t stretch) {
+  constexpr int kEach = block <= kBlock ? 1 : static_cast<int>(block / kBlock);  // pieces that share a block
+  constexpr int kLanes = block < kBlock ? static_cast<int>(block / 8) : 32;      // lanes that share one
+  const BlockCode& code = t.c.code;
+  const int64_t n = code.grid.values, first = stretch * kPieces * 32 + t.lane;
+  const auto count_at = [&](int piece) { return whole ? 8 : count_of(first + piece * 32, n); };
+  float v[kPieces][8];
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+    const int64_t i = (first + p * 32) * 8;
+    if (whole || i + 8 <= n) {
+      const Eight<type> x = read8<type, true>(t.pass.x, i);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[p][j] = x[j];
+    } else if (i < n) {  // what is missing repeats what exists, which leaves the extremes alone
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[p][j] = read1<type>(t.pass.x, j < count_at(p) ? i + j : i);
+    }
+  }
+#pragma unroll
+  for (int head = 0; head < kPieces; head += kEach) {
+    Extremes e;
+#pragma unroll
+    for (int p = head; p < head + kEach; ++p) {
+      if (whole || count_at(p) > 0) e.add8(v[p]);
+    }
+    e.reduce(kLanes);
+    const BlockRuler ruler = block_ruler<2>(e, code.header);
+    const int64_t begin = (first + head * 32) * 8;  // of the block, for the lane that starts it
+    if (t.lane % kLanes == 0 && (whole || begin < n)) store_header(t.c.at.headers, code.header, begin / block, ruler.header);
+#pragma unroll
+    for (int p = head; p < head + kEach; ++p) {
+      const int count = count_at(p);
+      if (!whole && count == 0) continue;
+      const int64_t group = first + p * 32;
+      const uint32_t exist = (1u << count) - 1, kept = t.dropout.kept(group);
+      const Words noise = group_noise(t.seed, code.rounding, group);
+      const uint64_t eight =
+          code.levels.even ? encode8<2, true>(v[p], ruler, code.levels, noise) : encode8<2, false>(v[p], ruler, code.levels, noise);
+      put8<2, whole>(t.c.at.codes, group, eight, count);
+      const uint32_t on = pass8<true, true>(
+          t.table, t.lane, p, [](float y, int) { return y; }, kept, t.dropout.on, v[p]);
+      t.c.on[group] = static_cast<uint8_t>(on & exist);
+      if (t.c.kept != nullptr) t.c.kept[group] = static_cast<uint8_t>(kept & exist);
+      write_some<type>(t.pass.z, group * 8, count, true, v[p]);
+    }
+  }
+}
+
+template <DType type, int block>
+__global__ void __launch_bounds__(kWarps * 32, 3)
+    encode_stretches(const __grid_constant__ NormBlockCode c, const __grid_constant__ NormPass pass) {
+  __shared__ NormTables<kPieces> table;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t n = c.code.grid.values, step = static_cast<int64_t>(gridDim.x) * kWarps;
+  table.fill(pass.with, c.chain.channels, blockIdx.x * kStretch);
+  const Turn turn = {c, pass, table, lane, UniformSeed(c.code_seed), Dropout(c.chain, c.drop_seed)};
+  if (blockIdx.x == 0) zero_gap(c.at, n, 2);
+  __syncthreads();
+  for (int64_t s = blockIdx.x + warp * static_cast<int64_t>(gridDim.x); s * kStretch < n; s += step) {
+    if ((s + 1) * kStretch <= n)
+      encode_stretch<type, block, true>(turn, s);
+    else
+      encode_stretch<type, block, false>(turn, s);
+  }
+}
+
+// ---- launch ----------------------------------------------------------------------------------------------------------
+
+template <End end, bool optimal2>
+void launch(const Forward& a, StreamHandle stream) {
+  const unsigned grid = grid_size(walk_blocks(a.values, a.channels, kFewBlocks));
+  with_type(a.pass.type, [&](auto t) { encode_steps<t(), end, optimal2><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a); });
+}
+
+/// May a norm of so many values and channels be walked over?
+bool fits_walk(int64_t values, int64_t channels) {
+  return values > 0 && values < int64_t{1} << 38 && channels > 0 && values % channels == 0 && walk_blocks(values, channels, kFewBlocks) > 0;
+}
+
+}  // namespace
+
+void check_fit(const NormAddCode& c, const char* op) {
+  if (!norm_add_fits(c)) fail(op, "norm_add_fits must be true of the codes");
+  if (c.extra.slots != nullptr) check_extra_bit(c.sum, c.extra, op);
+  check_aligned({c.norm_at.codes, c.norm_at.headers, c.sum_at.codes, c.sum_at.headers}, op);
+}
+
+void check_fit(const NormBlockCode& c, const char* op) {
+  if (!norm_block_fits(c.code, c.chain.channels)) fail(op, "norm_block_fits must be true of code and channels");
+  check_aligned({c.at.codes, c.at.headers}, op);
+}
+
+void check_fit(const NormImageCode& c, const char* op) {
+  if (!norm_image_fits(c)) fail(op, "norm_image_fits must be true of the code");
+  if ((c.bits == 0) != (c.entries != nullptr)) fail(op, "bits or entries must be given");
+  check_aligned({c.at.codes, c.at.headers}, op);
+}
+
+}  // namespace epilogue
+
+using namespace epilogue;
+
+bool norm_add_fits(const NormAddCode& c) {
+  const int bits = c.norm.levels.bits;
+  const SideTable& t = c.sum.table;
+  return bits >= 1 && bits <= 4 && t.side == Side::relu && (t.bits == 2 || t.bits == 3) && t.off == 1 && t.on == (1 << t.bits) - 1 &&
+         is_straight_256(c.norm.grid) && is_straight_256(c.sum.grid) && c.norm.grid.values == c.sum.grid.values &&
+         fits_walk(c.norm.grid.values, c.channels);
+}
+
+bool norm_block_fits(const BlockCode& code, int64_t channels) {
+  const int64_t block = code.grid.block;
+  return (block == 128 || block == 256 || block == 512 || block == 1024) && code.levels.bits == 2 && code.grid.is_straight() &&
+         fits_walk(code.grid.values, channels);
+}
+
+bool norm_image_fits(const NormImageCode& c) {
+  return c.block == kBlock && c.bits >= 0 && c.bits <= 8 && c.samples > 0 && c.values > 0 && c.values % kBlock == 0 &&
+         c.values < int64_t{1} << 38 && c.samples <= (int64_t{1} << 38) / c.values && c.channels > 0 && c.values % c.channels == 0 &&
+         walk_blocks(values_of(c), c.channels, kFewBlocks) > 0;
+}
+
+void norm_encode(const NormAddCode& code, const NormPass& pass, StreamHandle stream) {
+  constexpr const char* op = "norm_add_encode";
+  check_fit(code, op);
+  check_aligned({pass.x, pass.skip, pass.z}, op);
+  const BlockCode& norm = code.norm;
+  Forward a = {pass,          norm.grid.values,     code.channels, {code.norm_at.codes, norm.levels.bits}, norm.levels, norm.header,
+               norm.rounding, code.norm_at.headers, code.norm_seed};
+  a.add = code;
+  a.wide = {code.sum.table, code.extra};
+  if (norm.levels.bits != 2 || norm.levels.even)
+    launch<End::wide_form, false>(a, stream);
+  else if (code.sum.table.bits == 3 || code.extra.slots != nullptr)
+    launch<End::wide_form, true>(a, stream);
+  else
+    launch<End::form, true>(a, stream);
+  check_launch(op);
+}
+
+void norm_encode(const NormImageCode& code, const NormPass& pass, const F32Header* ranges, F32Header* z_ranges, StreamHandle stream) {
+  constexpr const char* op = "norm_image_encode";
+  check_fit(code, op);
+  check_aligned({pass.x, pass.skip, pass.z}, op);
+  if (code.bits == 0 && ranges == nullptr) fail(op, "bits per sample need the blocks' extremes");
+  if (pass.skip != nullptr && code.on == nullptr) fail(op, "a sum must have its ReLU");
+  const Forward a = {pass,          values_of(code), code.channels, Places(code), {},      code.header,
+                     code.rounding, code.at.headers, code.seed,     ranges,       code.on, z_ranges};
+  if (pass.skip != nullptr)
+    launch<End::add, false>(a, stream);
+  else if (code.on != nullptr)
+    launch<End::relu, false>(a, stream);
+  else
+    launch<End::norm, false>(a, stream);
+  check_launch(op);
+}
+
+void norm_image_measure(const NormImageCode& code, const NormPass& pass, F32Header* ranges, StreamHandle stream) {
+  constexpr const char* op = "norm_image_measure";
+  check_fit(code, op);
+  check_aligned({pass.x}, op);
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const unsigned grid = grid_size(walk_blocks(values_of(code), code.channels, kManyBlocks));
+  with_type(pass.type, [&](auto t) { measure_steps<t()><<<grid, kWarps * 32, 0, s>>>(pass, values_of(code), code.channels, ranges); });
+  check_launch(op);
+}
+
+void norm_encode(const NormBlockCode& code, const NormPass& pass, StreamHandle stream) {
+  constexpr const char* op = "norm_block_encode";
+  check_fit(code, op);
+  check_aligned({pass.x, pass.z}, op);
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const unsigned grid = grid_size(walk_blocks(code.code.grid.values, code.chain.channels, kFewBlocks, kStretch));
+  with_type(pass.type, [&](auto t) {
+    switch (code.code.grid.block) {
+      case 128: return encode_stretches<t(), 128><<<grid, kWarps * 32, 0, s>>>(code, pass);
+      case 256: return encode_stretches<t(), 256><<<grid, kWarps * 32, 0, s>>>(code, pass);
+      case 512: return encode_stretches<t(), 512><<<grid, kWarps * 32, 0, s>>>(code, pass);
+      default: return encode_stretches<t(), 1024><<<grid, kWarps * 32, 0, s>>>(code, pass);
+    }
+  });
+  check_launch(op);
+}
+
+}  // namespace satchel::cuda

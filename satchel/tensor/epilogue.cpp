@@ -1,0 +1,466 @@
+#include "satchel/tensor/epilogue.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <utility>
+
+#include "satchel/core/error.h"
+#include "satchel/kernels/cuda/epilogue.h"
+#include "satchel/kernels/cuda/norm_act_product.h"
+#include "satchel/kernels/cuda/norm_rows.h"
+#include "satchel/kernels/cuda/per_sample.h"
+#include "satchel/tensor/check.h"
+#include "satchel/tensor/coders.h"
+#include "satchel/tensor/device.h"
+#include "satchel/tensor/order.h"
+#include "satchel/tensor/split_product.h"
+
+namespace satchel {
+namespace {
+
+// Each with its own name in errors.
+constexpr const char *kActOp = "norm_act", *kAddOp = "norm_add", *kBlockOp = "norm_block", *kImageOp = "norm_image",
+                     *kLowPassOp = "norm_low_pass";
+constexpr const char* kProductOp = "norm_act_product";
+
+// Pointers; null for what is undefined. What kernels write goes through room().
+
+const float* numbers(const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
+float* room(const at::Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; }
+const void* values(const at::Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
+uint8_t* bits(const at::Tensor& t) { return t.defined() ? static_cast<uint8_t*>(t.data_ptr()) : nullptr; }
+const uint64_t* seed_or_null(const at::Tensor& seed) { return seed.defined() ? seed_pointer(seed) : nullptr; }
+F32Header* headers_in(const at::Tensor& ranges) { return reinterpret_cast<F32Header*>(room(ranges)); }
+
+DType type_of(const at::Tensor& t) { return dtype_of(t.scalar_type()); }
+
+at::Tensor floats(int64_t count, const at::Tensor& like) { return at::empty({count}, like.options().dtype(at::kFloat)); }
+at::Tensor room_of_bytes(int64_t count, const at::Tensor& like) {
+  return at::empty({count}, at::TensorOptions().device(like.device()).dtype(at::kByte));
+}
+
+bool is_cuda_float(const at::Tensor& x) {
+  const at::ScalarType type = x.scalar_type();
+  return x.is_cuda() && (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf) && x.numel() > 0;
+}
+
+CodecLayout layout_for(at::IntArrayRef shape, at::ScalarType type, const CodecSpec& spec, const char* op) {
+  return plan_of(shape, dtype_of(type), spec, 0, 1, op);
+}
+CodecLayout layout_for(const Packed& p, const char* op) { return plan_of(p.shape, dtype_of(p.dtype), p.spec, p.channels, p.inner, op); }
+
+/// Is this a code of blocks, and of nothing else?
+bool is_block_code(const CodecLayout& layout) { return layout.coding == Coding::block && !layout.projected; }
+
+/// Room for the code of values that lie as x does: rows, or an image in an order of its own.
+Packed packed_like(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec, int64_t channels, const char* op) {
+  Packed packed;
+  packed.shape = x.sizes().vec();
+  packed.strides = x.dim() == 2 ? contiguous_strides(x.sizes()) : strides_of(x);
+  packed.dtype = type;
+  packed.spec = spec;
+  packed.channels = channels;
+  packed.bytes = room_of_bytes(layout_for(packed, op).at.total, x);
+  return packed;
+}
+
+cuda::CodeParts code_parts(const CodecLayout& layout, const Packed& packed) {
+  const Parts at = parts_of(layout, packed.bytes);
+  return {at.codes, at.headers};
+}
+
+/// The forward pass. z's memory comes first: asking for it may move memory that x or skip share with copies.
+cuda::NormPass pass_of(const NormInput& in, const at::Tensor& z) {
+  void* to = z.mutable_data_ptr();
+  const cuda::NormParameters with{numbers(in.moments.mean), numbers(in.moments.rstd), numbers(in.gamma), numbers(in.beta)};
+  return {values(in.x), type_of(in.x), with, to, values(in.skip)};
+}
+at::Tensor result_of(const NormInput& in) { return in.into.defined() ? in.into : at::empty(in.x.sizes(), in.x.options()); }
+
+template <class Code>
+NormActSums sums_of(const Code& code, const at::Tensor& g, int64_t scratch_bytes, const Place& place) {
+  const NormActSums sums{floats(g.size(1), g), floats(g.size(1), g)};
+  const at::Tensor scratch = room_of_bytes(scratch_bytes, g);
+  cuda::norm_sums(code, values(g), type_of(g), {room(sums.beta), room(sums.gamma)}, scratch.mutable_data_ptr(), place.stream());
+  return sums;
+}
+
+/// The last pass: skip's gradient over g unless x's goes there; null sums: the statistics were not the batch's.
+cuda::NormBack back_of(const at::Tensor& g, const at::Tensor& dx, const at::Tensor& gamma, const at::Tensor& rstd,
+                       const NormActSums& sums) {
+  void* own = g.mutable_data_ptr();
+  void* to = dx.defined() ? dx.mutable_data_ptr() : nullptr;
+  return {own, type_of(g), numbers(gamma), numbers(rstd), numbers(sums.beta), numbers(sums.gamma), to == own ? nullptr : own, to};
+}
+
+cuda::NormActCode act_code(const Packed& code, const at::Tensor& seed, const ChainOptions& options, const ExtraBit& extra) {
+  const CodecLayout layout = layout_for(code, kActOp);
+  return {side_code_of(layout, parts_of(layout, code.bytes)), chain_of(code.shape, options), bits(code.bytes), seed_or_null(seed),
+          extra_bit_view(code, extra)};
+}
+
+/// Rows × columns of floats beside the code, each row in one piece.
+bool stands_beside(const Packed& code, const at::Tensor& g) {
+  return g.defined() && g.device() == code.bytes.device() && is_cuda_float(g) && g.dim() == 2 && g.size(0) == code.shape[0] &&
+         (g.stride(1) == 1 || g.size(1) == 1);
+}
+
+bool match(const Packed& code, const std::vector<at::Tensor>& gs) {
+  if (gs.empty() || gs.size() > 2) return false;
+  for (const at::Tensor& g : gs) {
+    if (!stands_beside(code, g) || g.size(1) != gs[0].size(1) || g.scalar_type() != gs[0].scalar_type()) return false;
+  }
+  return true;
+}
+
+cuda::ProductGradients gradients_of(const std::vector<at::Tensor>& gs) {
+  cuda::ProductGradients p;
+  p.type = type_of(gs[0]);
+  p.tf32 = allows_tf32();
+  p.count = static_cast<int>(gs.size());
+  p.width = gs[0].size(1);
+  for (size_t i = 0; i < gs.size(); ++i) {
+    p.g[i] = values(gs[i]);
+    p.stride[i] = gs[i].stride(0);
+  }
+  return p;
+}
+
+cuda::NormAddCode add_code(const Packed& norm, const Packed& sum, const ExtraBit& extra) {
+  const CodecLayout a = layout_for(norm, kAddOp), b = layout_for(sum, kAddOp);
+  return {a.block, b.side, norm.shape[1], code_parts(a, norm), code_parts(b, sum), extra_bit_view(sum, extra)};
+}
+cuda::NormAddCode add_code(const NormAddCodes& codes) { return add_code(codes.norm, codes.sum, codes.extra); }
+
+cuda::NormBlockCode block_code(const NormBlockSave& s) {
+  const CodecLayout layout = layout_for(s.code, kBlockOp);
+  return {layout.block,
+          chain_of(s.code.shape, {s.dropout, 0}),
+          code_parts(layout, s.code),
+          bits(s.on),
+          bits(s.kept),
+          seed_or_null(s.seed),
+          numbers(s.moments.mean),
+          numbers(s.moments.rstd)};
+}
+
+/// Blocks that fill all values are the same with one sample and with many.
+cuda::NormImageCode image_code(const BlockCode& block, int64_t channels) {
+  return {1, block.grid.values, channels, block.grid.block, block.levels.bits, block.header, block.rounding};
+}
+cuda::NormImageCode image_code(const PerSampleCode& c, int64_t channels) {
+  return {c.samples, c.values, channels, c.block, 0, c.header, c.rounding};
+}
+
+cuda::NormImageCode image_code(const Packed& packed, const at::Tensor& on) {
+  cuda::NormImageCode code;
+  if (packed.budget > 0) {
+    const PerSampleCode per_sample = per_sample_code(packed, kImageOp);
+    uint8_t* bytes = bits(packed.bytes);
+    code = image_code(per_sample, packed.shape[1]);
+    code.at = {bytes, bytes + per_sample.headers_at()};
+    code.entries = reinterpret_cast<const uint32_t*>(bytes + per_sample.entries_at());
+  } else {
+    const CodecLayout layout = layout_for(packed, kImageOp);
+    code = image_code(layout.block, packed.shape[1]);
+    code.at = code_parts(layout, packed);
+  }
+  code.on = bits(on);
+  return code;
+}
+
+/// The one pass; codes stand where `result` has room for them.
+void encode_image(const NormImageInput& in, const F32Header* ranges, const at::Tensor& seed, NormImageResult& result, const Place& place) {
+  const NormInput& rows = in.rows;
+  const at::Tensor& x = rows.x;
+  if (rows.skip.defined() && (rows.skip.sizes() != x.sizes() || rows.skip.scalar_type() != x.scalar_type())) {
+    fail(kImageOp, "skip must have x's sizes and type", rows.skip.sizes());
+  }
+  if (in.relu || rows.skip.defined()) result.on = room_of_bytes(x.numel() / 8, x);
+  if (in.takes_ranges) result.z_ranges = at::empty({x.numel() / kRangeBlock, 2}, x.options().dtype(at::kFloat));
+  result.z = result_of(rows);
+  const cuda::NormPass pass = pass_of(rows, result.z);
+  cuda::NormImageCode code = image_code(result.code, result.on);
+  code.seed = seed_pointer(seed);
+  cuda::norm_encode(code, pass, ranges, headers_in(result.z_ranges), place.stream());
+}
+
+cuda::NormLowPassCode low_pass_code(const NormLowPassSave& save, const CodecLayout& layout) {
+  const Parts at = parts_of(layout, save.code.bytes);
+  return {{layout.maps, layout.block, save.code.shape[1], at.codes, at.headers, at.means},
+          bits(save.on),
+          numbers(save.moments.mean),
+          numbers(save.moments.rstd)};
+}
+cuda::NormLowPassCode low_pass_code(const NormLowPassSave& save) { return low_pass_code(save, layout_for(save.code, kLowPassOp)); }
+
+void check_like(const at::Tensor& x, const at::Tensor& other, const char* rule) {
+  const bool alike = other.sizes() == x.sizes() && other.scalar_type() == x.scalar_type() && is_channels_last(other);
+  if (!alike) fail(kLowPassOp, rule, other.toString());
+}
+
+}  // namespace
+
+at::Tensor for_kernels(const at::Tensor& x) {
+  const at::Tensor rows = x.contiguous();
+  return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % kAlign == 0 ? rows : rows.clone();
+}
+
+ColumnMoments column_moments(const at::Tensor& x, const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
+                             double momentum) {
+  const Place place(x.device(), "column_moments");
+  const int64_t channels = x.size(1);
+  const ColumnMoments result{floats(channels, x), floats(channels, x)};
+  const at::Tensor scratch = room_of_bytes(cuda::column_moments_scratch_bytes(channels), x);
+  const cuda::Moments to{room(result.mean), room(result.rstd), nullptr, room(running_mean), room(running_var), eps, momentum};
+  cuda::column_moments(values(x), type_of(x), x.size(0), channels, to, scratch.mutable_data_ptr(), place.stream());
+  return result;
+}
+
+void norm_rows_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& along, const at::Tensor& offset) {
+  const Place place(g.device(), "norm");
+  cuda::norm_rows_back(g.mutable_data_ptr(), values(x), type_of(g), g.size(0), g.size(1), {numbers(scale), numbers(along), numbers(offset)},
+                       place.stream());
+}
+
+// norm_act
+
+bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec) {
+  if (!x.is_cuda() || x.dim() != 2 || x.numel() == 0 || spec.side != Side::one_sided) return false;
+  const CodecLayout layout = plan_of(x.sizes(), DType::f32, spec, x.size(1), 1, kActOp);
+  return layout.coding == Coding::side && cuda::norm_act_fits(layout.side);
+}
+
+bool fuses_norm_act(const Packed& code) {
+  if (!code.bytes.is_cuda() || code.spec.side != Side::one_sided || code.shape.size() != 2 || code.channels != code.shape[1]) return false;
+  const CodecLayout layout = check_packed(code, kActOp);
+  return layout.coding == Coding::side && layout.values > 0 && cuda::norm_act_fits(layout.side);
+}
+
+NormActResult norm_act_encode(const NormInput& in, const CodeChoice& how, const ChainOptions& options, const ExtraBit& extra) {
+  const Place place(in.x.device(), kActOp);
+  NormActResult result{packed_like(in.x, at::kFloat, how.spec, in.x.size(1), kActOp), result_of(in)};
+  const cuda::NormPass pass = pass_of(in, result.z);
+  const at::Tensor scratch = room_of_bytes(cuda::norm_act_scratch_bytes(), in.x);
+  cuda::norm_encode(act_code(result.code, how.seed, options, extra), pass, scratch.mutable_data_ptr(), place.stream());
+  return result;
+}
+
+NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options,
+                          const ExtraBit& extra) {
+  const Place place(g.device(), kActOp);
+  return sums_of(act_code(code, seed, options, extra), g, cuda::norm_act_scratch_bytes(), place);
+}
+
+void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
+                    const NormActSums& sums, bool training, const ExtraBit& extra) {
+  const Place place(g.device(), kActOp);
+  cuda::norm_back(act_code(code, seed, options, extra), back_of(g, g, {}, rstd, training ? sums : NormActSums()), place.stream());
+}
+
+at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
+                          at::ScalarType type, const ExtraBit& extra) {
+  const Place place(code.bytes.device(), kActOp);
+  const at::Tensor z = at::empty({last - first, code.shape[1]}, code.bytes.options().dtype(type));
+  cuda::norm_act_input(act_code(code, seed, options, extra), first, last, z.mutable_data_ptr(), dtype_of(type), place.stream());
+  return z;
+}
+
+// norm_act_product
+
+bool fuses_norm_act_product(const Packed& code, const std::vector<at::Tensor>& gs) {
+  if (!fuses_norm_act(code) || !match(code, gs)) return false;
+  const Place place(code.bytes.device(), kProductOp);
+  return cuda::norm_act_product_fits(check_packed(code, kProductOp).side, gradients_of(gs));
+}
+
+std::vector<at::Tensor> norm_act_product(const Packed& code, const at::Tensor& seed, const ChainOptions& options,
+                                         const std::vector<at::Tensor>& gs) {
+  if (!fuses_norm_act_product(code, gs)) fail(kProductOp, "fuses_norm_act_product must be true of code and gradients");
+  const Place place(code.bytes.device(), kProductOp);
+  const SideCode side = check_packed(code, kProductOp).side;
+  cuda::ProductGradients p = gradients_of(gs);
+  std::vector<at::Tensor> products;
+  for (size_t i = 0; i < gs.size(); ++i) {
+    products.push_back(at::empty({p.width, code.shape[1]}, code.bytes.options().dtype(at::kFloat)));
+    p.out[i] = room(products[i]);
+  }
+  const at::Tensor scratch = room_of_bytes(cuda::norm_act_product_scratch_bytes(side, p), code.bytes);
+  cuda::norm_act_product(side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), p,
+                         scratch.mutable_data_ptr(), place.stream());
+  return products;
+}
+
+// norm_add
+
+bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec& sum) {
+  if (!is_cuda_float(x) || x.dim() != 2 || norm.side != Side::none || sum.side != Side::relu) return false;
+  const CodecLayout a = layout_for(x.sizes(), at::kFloat, norm, kAddOp), b = layout_for(x.sizes(), x.scalar_type(), sum, kAddOp);
+  return is_block_code(a) && b.coding == Coding::side && cuda::norm_add_fits({a.block, b.side, x.size(1), {}, {}});
+}
+
+NormAddResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra) {
+  if (in.skip.sizes() != in.x.sizes()) fail(kAddOp, "x and skip must have the same sizes", in.skip.sizes());
+  if (in.skip.scalar_type() != in.x.scalar_type()) fail(kAddOp, "x and skip must be of one type", c10::toString(in.skip.scalar_type()));
+  const Place place(in.x.device(), kAddOp);
+  NormAddResult result{packed_like(in.x, at::kFloat, norm.spec, 0, kAddOp), packed_like(in.x, in.x.scalar_type(), sum.spec, 0, kAddOp),
+                       result_of(in)};
+  const cuda::NormPass pass = pass_of(in, result.z);
+  cuda::NormAddCode code = add_code(result.norm, result.sum, extra);
+  code.norm_seed = seed_pointer(norm.seed);
+  code.sum_seed = seed_pointer(sum.seed);
+  cuda::norm_encode(code, pass, place.stream());
+  return result;
+}
+
+NormActSums norm_add_sums(const at::Tensor& g, const NormAddCodes& codes) {
+  const Place place(g.device(), kAddOp);
+  return sums_of(add_code(codes), g, cuda::norm_scratch_bytes(), place);
+}
+
+void norm_add_back_(const at::Tensor& g, const at::Tensor& dx, const NormAddCodes& codes, const at::Tensor& gamma, const at::Tensor& rstd,
+                    const NormActSums& sums, bool training) {
+  const Place place(g.device(), kAddOp);
+  cuda::norm_back(add_code(codes), back_of(g, dx, gamma, rstd, training ? sums : NormActSums()), place.stream());
+}
+
+// norm_block
+
+bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec) {
+  if (!is_cuda_float(x) || x.dim() != 2 || spec.side != Side::none) return false;
+  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec, kBlockOp);
+  return is_block_code(layout) && cuda::norm_block_fits(layout.block, x.size(1));
+}
+
+NormBlockResult norm_block_encode(const NormInput& in, const CodeChoice& how, const NormBlockDropout& dropout) {
+  const Place place(in.x.device(), kBlockOp);
+  NormBlockResult result;
+  NormBlockSave& save = result.save;
+  save.code = packed_like(in.x, in.x.scalar_type(), how.spec, 0, kBlockOp);
+  save.moments = in.moments;
+  save.on = room_of_bytes(ceil_div(in.x.numel(), 8), in.x);
+  save.dropout = dropout.chance;
+  if (dropout.chance > 0 && dropout.keeps_mask) save.kept = at::empty_like(save.on);
+  if (dropout.chance > 0 && !dropout.keeps_mask) save.seed = dropout.seed;
+  result.z = result_of(in);
+  const cuda::NormPass pass = pass_of(in, result.z);
+  cuda::NormBlockCode code = block_code(save);
+  code.code_seed = seed_pointer(how.seed);
+  code.drop_seed = seed_or_null(dropout.seed);
+  cuda::norm_encode(code, pass, place.stream());
+  return result;
+}
+
+NormActSums norm_block_sums(const at::Tensor& g, const NormBlockSave& save) {
+  const Place place(g.device(), kBlockOp);
+  return sums_of(block_code(save), g, cuda::norm_scratch_bytes(), place);
+}
+
+void norm_block_back_(const at::Tensor& g, const NormBlockSave& save, const at::Tensor& gamma, const NormActSums& sums) {
+  const Place place(g.device(), kBlockOp);
+  cuda::norm_back(block_code(save), back_of(g, g, gamma, save.moments.rstd, sums), place.stream());
+}
+
+// norm_image
+
+bool fuses_norm_image(const at::Tensor& x, const CodecSpec& spec, bool per_sample) {
+  if (!is_cuda_float(x) || !is_channels_last(x) || spec.side != Side::none) return false;
+  if (per_sample) {
+    if (!takes_per_sample_bits(spec)) return false;
+    const PerSampleCode code{x.size(0), x.numel() / x.size(0), spec.block, x.size(0), spec.header, spec.rounding};
+    return x.size(0) <= kMostSamples && cuda::norm_image_fits(image_code(code, x.size(1)));
+  }
+  const CodecLayout layout = layout_for(x.sizes(), at::kFloat, spec, kImageOp);
+  return is_block_code(layout) && layout.block.grid.is_straight() && layout.block.levels.even &&
+         cuda::norm_image_fits(image_code(layout.block, x.size(1)));
+}
+
+NormImageResult norm_image_encode(const NormImageInput& in, const CodeChoice& how) {
+  const Place place(in.rows.x.device(), kImageOp);
+  NormImageResult result;
+  result.code = packed_like(in.map, at::kFloat, how.spec, 0, kImageOp);
+  encode_image(in, nullptr, how.seed, result, place);
+  return result;
+}
+
+NormImageResult norm_image_encode_per_sample(const NormImageInput& in, const CodeChoice& how, double mean_bits) {
+  const at::Tensor& x = in.rows.x;
+  const Place place(x.device(), kImageOp);
+  NormImageResult result;
+  result.code = room_for_per_sample(in.map, at::kFloat, how.spec, mean_bits);
+  const PerSampleCode per_sample = per_sample_code(result.code, kImageOp);
+  const cuda::NormImageCode code = image_code(result.code, {});
+  const at::Tensor ranges = at::empty({per_sample.samples * per_sample.blocks(), 2}, x.options().dtype(at::kFloat));
+  const at::Tensor squares = at::empty({per_sample.samples}, x.options().dtype(at::kDouble));
+  F32Header* const extremes = headers_in(ranges);
+  const cuda::NormParameters with{numbers(in.rows.moments.mean), numbers(in.rows.moments.rstd), nullptr, nullptr};
+  cuda::norm_image_measure(code, {values(x), type_of(x), with, nullptr}, extremes, place.stream());
+  cuda::per_sample_squares(per_sample, extremes, squares.mutable_data_ptr<double>(), place.stream());
+  cuda::per_sample_allocate(per_sample, squares.const_data_ptr<double>(), nullptr, code.at.codes, place.stream());
+  encode_image(in, extremes, how.seed, result, place);
+  return result;
+}
+
+NormActSums norm_image_sums(const at::Tensor& g, const Packed& code, const at::Tensor& on) {
+  const Place place(g.device(), kImageOp);
+  return sums_of(image_code(code, on), g, cuda::norm_scratch_bytes(), place);
+}
+
+void norm_image_back_(const at::Tensor& g, const at::Tensor& dx, const Packed& code, const at::Tensor& on, const at::Tensor& gamma,
+                      const at::Tensor& rstd, const NormActSums& sums, at::Tensor* squares) {
+  const Place place(g.device(), kImageOp);
+  const int64_t samples = code.shape[0];
+  at::Tensor by_block;
+  if (squares != nullptr) by_block = at::empty({samples, g.numel() / samples / kRangeBlock}, g.options().dtype(at::kFloat));
+  cuda::NormBack back = back_of(g, dx, gamma, rstd, sums);
+  back.squares = room(by_block);
+  cuda::norm_back(image_code(code, on), back, place.stream());
+  if (squares != nullptr) *squares = by_block.sum(1);
+}
+
+// norm_low_pass
+
+bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec) {
+  if (!is_cuda_float(x) || x.dim() != 4 || !is_channels_last(x) || spec.side != Side::none) return false;
+  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec, kLowPassOp);
+  const c10::DeviceGuard guard(x.device());  // GPUs differ in the shared memory that a thread block may have
+  return layout.coding == Coding::low_pass && !layout.projected && layout.part == Part::both &&
+         cuda::norm_low_pass_fits({layout.maps, layout.block, x.size(1), nullptr, nullptr, nullptr}, layout.type);
+}
+
+NormLowPassResult norm_low_pass_encode(const at::Tensor& x, const NormLowPassCall& call, const CodeChoice& how, const at::Tensor& into) {
+  if (call.skip.defined()) check_like(x, call.skip, "skip must be like x");
+  if (into.defined()) check_like(x, into, "the result's memory must be like x");
+  const Place place(x.device(), kLowPassOp);
+  NormLowPassResult result;
+  NormLowPassSave& save = result.save;
+  save.code = packed_like(x, x.scalar_type(), how.spec, 0, kLowPassOp);
+  const CodecLayout layout = layout_for(save.code, kLowPassOp);
+  zero_gaps(layout, save.code.bytes);
+  save.moments = {floats(x.size(1), x), floats(x.size(1), x)};
+  if (call.relu) save.on = room_of_bytes(x.numel() / 8, x);  // channels are a multiple of 8
+  result.z = into.defined() ? into : at::empty_like(x);
+  const cuda::NormPass pass = pass_of({x, save.moments, call.gamma, call.beta, call.skip}, result.z);
+  const cuda::NormLowPassCode code = low_pass_code(save, layout);
+  const cuda::Moments moments{
+      room(save.moments.mean), room(save.moments.rstd), nullptr, room(call.running_mean), room(call.running_var), call.eps, call.momentum};
+  const at::Tensor scratch = room_of_bytes(cuda::norm_low_pass_scratch_bytes(code.parts), x);
+  cuda::norm_low_pass_measure(code.parts, pass.x, pass.type, moments, scratch.mutable_data_ptr(), place.stream());
+  cuda::norm_encode(code, pass, seed_pointer(how.seed), place.stream());
+  return result;
+}
+
+NormActSums norm_low_pass_sums(const at::Tensor& g, const NormLowPassSave& save) {
+  const Place place(g.device(), kLowPassOp);
+  const cuda::NormLowPassCode code = low_pass_code(save);
+  return sums_of(code, g, cuda::norm_low_pass_scratch_bytes(code.parts), place);
+}
+
+void norm_low_pass_back_(const at::Tensor& g, const at::Tensor& dx, const NormLowPassSave& save, const at::Tensor& gamma,
+                         const NormActSums& sums) {
+  const Place place(g.device(), kLowPassOp);
+  cuda::norm_back(low_pass_code(save), back_of(g, dx, gamma, save.moments.rstd, sums), place.stream());
+}
+
+}  // namespace satchel
