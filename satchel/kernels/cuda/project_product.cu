@@ -147,20 +147,20 @@ constexpr int kFinishThreads = 1024, kFinishColumns = 8;
 template <int width>
 __global__ void __launch_bounds__(kFinishThreads)
     multiply_signs(const uint64_t* seed, const float* partial, int parts, int64_t columns, int depth, float unit, float* out) {
-  constexpr int kParts = kFinishThreads / kFinishColumns / width;
-  __shared__ double parts[kFinishThreads];
+  constexpr int kShares = kFinishThreads / kFinishColumns / width;
+  __shared__ double shares[kFinishThreads];
   __shared__ float inner[width][kFinishColumns];
   const int t = static_cast<int>(threadIdx.x), own = t % kFinishColumns, rest = t / kFinishColumns, r = rest % width;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kFinishColumns + own;
   double sum = 0;
   if (column < columns) {
 #pragma unroll 8
-    for (int p = rest / width; p < parts; p += kParts) sum += partial[(static_cast<int64_t>(p) * width + r) * columns + column];
+    for (int p = rest / width; p < parts; p += kShares) sum += partial[(static_cast<int64_t>(p) * width + r) * columns + column];
   }
-  parts[t] = sum;
+  shares[t] = sum;
   __syncthreads();
   if (rest < width) {
-    for (int s = 1; s < kParts; ++s) sum += parts[t + s * width * kFinishColumns];
+    for (int s = 1; s < kShares; ++s) sum += shares[t + s * width * kFinishColumns];
     inner[r][own] = static_cast<float>(sum);
   }
   __syncthreads();
