@@ -40,6 +40,7 @@
 #include "satchel/graph/csr.h"
 #include "satchel/graph/gcn.h"
 #include "satchel/graph/input.h"
+#include "satchel/graph/layer.h"
 #include "satchel/graph/sage.h"
 #include "satchel/graph/spmm.h"
 

@@ -39,7 +39,7 @@ inline CLI::Option* add_choice(CLI::App& app, const std::string& names, std::opt
       names, [&choice](int64_t times) { choice = times > 0; }, help);
 }
 
-/// The words for a kind of thing: sage, gcn.
+/// The words for a kind of thing: batch, layer, none.
 template <class Enum>
 CLI::IsMember members() {
   std::vector<std::string> names;

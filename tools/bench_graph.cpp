@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "satchel/core/error.h"
+#include "satchel/core/graph_layer.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
@@ -28,7 +29,7 @@ using nlohmann::ordered_json;
 TrainOptions options_of(const BenchGraphCommand& c) {
   TrainOptions o;
   o.shape = c.shape;
-  o.shape.conv = from_name<Conv>(c.model, "bench");
+  o.shape.conv = c.model;
   o.shape.norm = from_name<Norm>(c.norm, "bench");
   o.shape.activation = from_name<Activation>(c.activation, "bench");
   o.device = c.device;
@@ -159,7 +160,7 @@ int64_t check_use(const BenchGraphCommand& c, const TrainOptions& options) {
 
 void add_model_options(CLI::App& graph, BenchGraphCommand& c) {
   graph.add_option("--data", c.data, "The graph, as for train; dense features")->capture_default_str();
-  graph.add_option("--model", c.model, "Graph layer")->check(members<Conv>())->capture_default_str();
+  graph.add_option("--model", c.model, "Graph layer")->check(CLI::IsMember(graph_layer_names()))->capture_default_str();
   graph.add_option("--layers", c.shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str();
   graph.add_option("--hidden", c.shape.hidden, "Width between layers")->transform(whole_number(1, 1 << 20))->capture_default_str();
   graph.add_option("--norm", c.norm, "Norm between layers")->check(members<Norm>())->capture_default_str();
@@ -237,8 +238,9 @@ void add_bench_graph(CLI::App& bench) {
       "  torch  the same model in torch's own functions: sparse CSR matmul with the transpose kept ready, linear, batch_norm,\n"
       "         relu, dropout, cross_entropy\n"
       "  fp32   this library's layers with torch's saves\n"
-      "--amp auto: fp16 with --tf32 for methods that pack, where a norm follows every hidden layer and the largest feature is 2^-8 to\n"
-      "2^8 in size; else float32, as plain torch and fp32 always. TF32 rounds factors to as many bits as fp16 has.\n"
+      "--amp auto: fp16 with --tf32 for methods that pack, where a norm follows every hidden layer, the largest feature is 2^-8 to 2^8\n"
+      "in size and the layer averages neighbours; else float32, as plain torch and fp32 always. TF32 rounds factors to as\n"
+      "many bits as fp16 has.\n"
       "Memory is that of a step without a CUDA graph. With one, the pool that its step needs stays reserved from then on.\n"
       "\nExamples:\n  satchel bench graph\n  satchel bench graph --data synthetic:arxiv --device cuda --steps 100 --json graph.json\n"
       "  satchel bench graph --data synthetic:arxiv --device cuda:1 --tf32 --hidden 256\n"

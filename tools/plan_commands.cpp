@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 
+#include "satchel/core/graph_layer.h"
 #include "tools/plan_image.h"
 #include "tools/plan_text.h"
 #include "tools/tool.h"
@@ -78,7 +79,8 @@ std::vector<Method> methods_of(const std::vector<std::string>& texts) {
 }
 
 std::string model_names() {
-  std::string names = "gcn|sage";
+  std::string names;
+  for (const std::string& name : graph_layer_names()) names += (names.empty() ? "" : "|") + name;
   for (const std::string_view name : image_model_names()) names += "|" + std::string(name);
   return names;
 }
@@ -170,7 +172,7 @@ void add_plan_command(CLI::App& app) {
   for (CLI::Option* option : of_images) option->group("Image models");
   plan->footer(footer());
   plan->callback([=] {
-    if (!is_image_model(o->model) && o->model != "gcn" && o->model != "sage") {
+    if (!is_image_model(o->model) && !is_graph_layer(o->model)) {
       throw UsageError(fmt::format("[plan] --model must be {}, got '{}'", model_names(), o->model));
     }
     const bool image = is_image_model(o->model), table = !o->table.empty();
@@ -184,7 +186,7 @@ void add_plan_command(CLI::App& app) {
     if (table) refuse(of_images, "--table has its own sizes");
     if (image) refuse(of_graphs, o->model + " is an image model and takes no option of graph models");
     if (!image) refuse(of_images, o->model + " is a graph model and takes no option of image models");
-    o->shape.conv = o->model == "gcn" ? Conv::gcn : Conv::sage;
+    if (!image) o->shape.conv = o->model;
     o->dropout_given = dropout->count() > 0;
     run_plan(*o);
   });

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
 
+#include "satchel/core/graph_layer.h"
 #include "tools/tool.h"
 #include "tools/train_report.h"
 
@@ -56,28 +58,40 @@ std::string model_text(const GraphShape& s, int64_t nodes, int64_t training_node
   const std::string norm = s.norm == Norm::none ? "no norm" : fmt::format("{} norm", kNorms[static_cast<int>(s.norm)]);
   const std::string act = s.activation == Activation::none ? "no activation" : kActivations[static_cast<int>(s.activation)];
   return fmt::format("{} of {} layer{}, {} hidden, {}, {}, dropout {}\n{} nodes ({} to train on), {}{} features, {} classes\n",
-                     s.conv == Conv::sage ? "GraphSAGE" : "GCN", s.layers, s.layers == 1 ? "" : "s", grouped(s.hidden), norm, act,
-                     s.dropout, grouped(nodes), grouped(training_nodes), grouped(s.features), sparse ? " sparse" : "", grouped(s.classes));
+                     graph_layer(s.conv, "plan").title, s.layers, s.layers == 1 ? "" : "s", grouped(s.hidden), norm, act, s.dropout,
+                     grouped(nodes), grouped(training_nodes), grouped(s.features), sparse ? " sparse" : "", grouped(s.classes));
 }
 
-std::string line_text(const SavedTensor& s) {
-  return fmt::format("  {:<10} {:<11} {:>20} {:>4} {:>16} {:>12} {:>12}\n", s.name, s.kind, shape_text(s.shape), s.bits, grouped(s.bytes),
-                     mib(s.bytes), mib(s.fp32_bytes));
-}
+/// The table of one method; its first column is as wide as the names are.
+class MethodTable {
+ public:
+  MethodTable(const MethodPlan& plan, const MethodPlan& fp32) : plan_(plan), fp32_(fp32) {
+    for (const SavedTensor& s : plan.saved) width_ = std::max(width_, s.name.size());
+  }
 
-std::string total_text(const char* what, int64_t bytes, int64_t fp32_bytes) {
-  return fmt::format("  {:<48} {:>16} {:>12} {:>12}   {:>7} smaller than fp32's {} MiB\n", what, grouped(bytes), mib(bytes), "",
-                     times_text(fp32_bytes, bytes), mib(fp32_bytes));
-}
+  std::string text() const {
+    std::string text = fmt::format("\n{}\n  {:<{}} {:<11} {:>20} {:>4} {:>16} {:>12} {:>12}\n", plan_.method, "layer", width_, "kind",
+                                   "shape", "bits", "bytes", "MiB", "float32 MiB");
+    for (const SavedTensor& s : plan_.saved) text += line(s);
+    text += total("saved", total_bytes(plan_.saved), total_bytes(fp32_.saved));
+    for (const SavedTensor& s : plan_.loss) text += line(s);
+    return text + total("saved, and the loss's tensors", with_loss(plan_), with_loss(fp32_));
+  }
 
-std::string method_text(const MethodPlan& plan, const MethodPlan& fp32) {
-  std::string text = fmt::format("\n{}\n  {:<10} {:<11} {:>20} {:>4} {:>16} {:>12} {:>12}\n", plan.method, "layer", "kind", "shape", "bits",
-                                 "bytes", "MiB", "float32 MiB");
-  for (const SavedTensor& s : plan.saved) text += line_text(s);
-  text += total_text("saved", total_bytes(plan.saved), total_bytes(fp32.saved));
-  for (const SavedTensor& s : plan.loss) text += line_text(s);
-  return text + total_text("saved, and the loss's tensors", with_loss(plan), with_loss(fp32));
-}
+ private:
+  std::string line(const SavedTensor& s) const {
+    return fmt::format("  {:<{}} {:<11} {:>20} {:>4} {:>16} {:>12} {:>12}\n", s.name, width_, s.kind, shape_text(s.shape), s.bits,
+                       grouped(s.bytes), mib(s.bytes), mib(s.fp32_bytes));
+  }
+
+  std::string total(const char* what, int64_t bytes, int64_t fp32_bytes) const {
+    return fmt::format("  {:<{}} {:>16} {:>12} {:>12}   {:>7} smaller than fp32's {} MiB\n", what, width_ + 38, grouped(bytes), mib(bytes),
+                       "", times_text(fp32_bytes, bytes), mib(fp32_bytes));
+  }
+
+  const MethodPlan &plan_, &fp32_;
+  size_t width_ = 10;
+};
 
 std::string comparison_text(const ModelPlan& plan) {
   std::string text = fmt::format("\n{:<36} {:>12} {:>9} {:>14} {:>9}\n", "method", "saved MiB", "smaller", "with loss MiB", "smaller");
@@ -90,7 +104,7 @@ std::string comparison_text(const ModelPlan& plan) {
 }
 
 ordered_json model_json(const GraphShape& s, int64_t nodes, int64_t training_nodes, bool sparse) {
-  return {{"conv", s.conv == Conv::sage ? "sage" : "gcn"},
+  return {{"conv", s.conv},
           {"layers", s.layers},
           {"features", s.features},
           {"hidden", s.hidden},
@@ -137,7 +151,7 @@ ModelPlan plan_model(const GraphShape& shape, int64_t nodes, int64_t training_no
 
 std::string plan_text(const ModelPlan& plan) {
   std::string text = model_text(plan.shape, plan.nodes, plan.training_nodes, plan.sparse);
-  for (const MethodPlan& p : plan.methods) text += method_text(p, plan.fp32);
+  for (const MethodPlan& p : plan.methods) text += MethodTable(p, plan.fp32).text();
   return plan.methods.size() > 1 ? text + comparison_text(plan) : text;
 }
 

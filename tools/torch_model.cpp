@@ -5,7 +5,6 @@
 #include <ATen/ops/elu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/leaky_relu.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/relu.h>
@@ -41,11 +40,6 @@ at::Tensor spmm(const TorchAdjacency& a, const at::Tensor& given) {
   const at::Tensor x = given.to(a.matrix.scalar_type());
   if (!x.requires_grad()) return at::matmul(a.matrix, x);
   return TorchSpmm::apply(x, a.matrix, a.transpose);
-}
-
-/// x·Wᵀ + b in the type of products.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::ScalarType type) {
-  return at::linear(x.to(type), weight.to(type), bias.defined() ? bias.to(type) : bias);
 }
 
 at::Tensor activated(const at::Tensor& x, const GraphShape& shape) {
@@ -95,18 +89,11 @@ at::Tensor torch_forward(const GraphModel& model, const at::Tensor& input, const
   const GraphShape& shape = model->options().shape;
   const auto parameters = model->named_parameters();
   const auto buffers = model->named_buffers();
-  const at::ScalarType type = activation_type(model->options().amp);
+  const TorchFunctions torch{[&](const at::Tensor& x) { return spmm(a, x); }, activation_type(model->options().amp)};
   at::Tensor x = input;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    const std::string conv = "convs." + std::to_string(layer) + ".", norm = "norms." + std::to_string(layer) + ".";
-    if (shape.conv == Conv::sage) {
-      x = linear(spmm(a, x), parameters[conv + "lin_l.weight"], parameters[conv + "lin_l.bias"], type) +
-          linear(x, parameters[conv + "lin_r.weight"], {}, type);
-    } else {
-      // A bias of float32 would make its sum so, as it does under autocast.
-      x = spmm(a, linear(x, parameters[conv + "lin.weight"], {}, type)) + parameters[conv + "bias"];
-    }
-    if (layer + 1 < shape.layers) x = between_layers(x, shape, parameters, buffers, norm);
+    x = model->convs()[static_cast<size_t>(layer)]->torch_forward(x, torch);
+    if (layer + 1 < shape.layers) x = between_layers(x, shape, parameters, buffers, "norms." + std::to_string(layer) + ".");
   }
   return x;
 }

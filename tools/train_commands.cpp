@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "satchel/core/graph_layer.h"
 #include "satchel/data/image_data.h"
 #include "satchel/data/npy.h"
 #include "satchel/train/checkpoint.h"
@@ -44,7 +45,8 @@ constexpr const char* kTrainNotes =
     "--threads: torch takes a thread a core. On a machine that other programs keep busy a step waits for the thread that got the\n"
     "least of the CPU: give it as many threads as there are idle cores. Results depend on the number of threads.\n"
     "--amp auto, graphs: fp16 with --tf32 for methods that pack (less than 32 bits), where a norm follows every hidden layer and\n"
-    "features are dense, the largest 2^-8 to 2^8 in size; else none. TF32 rounds factors to as many bits as fp16 has. Images: none.\n"
+    "features are dense, the largest 2^-8 to 2^8 in size, and the layer averages neighbours; else none. TF32 rounds factors\n"
+    "to as many bits as fp16 has. Images: none.\n"
     "\nExamples:\n  satchel train --data synthetic:arxiv,scale=0.1 --method fp32,satchel --epochs 50\n"
     "  satchel train --data cora.npz --model gcn --layers 2 --norm none --method fp32,exact,satchel --seeds 16 --json cora.json\n"
     "  satchel train --data arxiv/ --checkpoint run.safetensors --resume --checkpoint-every 5 --device cuda:1 --tf32\n"
@@ -52,7 +54,7 @@ constexpr const char* kTrainNotes =
 
 TrainOptions options_of(const TrainCommand& c, const Method& method, uint64_t seed) {
   TrainOptions o = c.options;
-  o.shape.conv = from_name<Conv>(c.model, "train");
+  o.shape.conv = c.model;
   o.shape.norm = from_name<Norm>(c.norm, "train");
   o.shape.activation = from_name<Activation>(c.activation, "train");
   o.optimizer = from_name<Optimizer>(c.optimizer, "train");
@@ -150,8 +152,7 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
 }
 
 std::vector<std::string> model_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : Names<Conv>::all) names.emplace_back(name);
+  std::vector<std::string> names = graph_layer_names();
   for (const std::string_view name : image_model_names()) names.emplace_back(name);
   return names;
 }
@@ -175,7 +176,8 @@ void add_train(CLI::App& app) {
   train->add_option("--dropout", shape.dropout, "Dropout between layers; image models: before the classifier")
       ->transform(real_number())
       ->default_str(fmt::format("{} (images: vgg {}, else 0)", shape.dropout, kVggDropout));
-  train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (gcn always does)")->group(kGraphGroup);
+  train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (other layers count it in any case)")
+      ->group(kGraphGroup);
   train->add_flag("--unweighted", command->unweighted, "Take edges without their weights (default: weights that the data have are used)")
       ->group(kGraphGroup);
   train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();

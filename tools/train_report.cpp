@@ -192,8 +192,8 @@ void print_runs(const std::vector<RunResult>& runs, const std::string& metric, c
 
 void print_comparison(const std::vector<RunResult>& runs, const RunsAbout& about) {
   const size_t seeds = seeds_of(grouped_runs(runs));
-  fmt::print("\n{} on {}, {} layers × {}, {} {}{}{}{}\n\n", name_of(about.shape.conv), about.data, about.shape.layers, about.shape.hidden,
-             seeds, seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", types_text(runs),
+  fmt::print("\n{} on {}, {} layers × {}, {} {}{}{}{}\n\n", about.shape.conv, about.data, about.shape.layers, about.shape.hidden, seeds,
+             seeds == 1 ? "seed" : "seeds", about.tf32 ? ", TF32" : "", types_text(runs),
              std::ranges::any_of(runs, &RunResult::cuda_graph) ? ", CUDA graph" : "");
   print_runs(runs, metric_name(about.task), "epoch");
 }

@@ -5,7 +5,6 @@
 
 namespace satchel {
 
-enum class Conv : uint8_t { gcn, sage };
 enum class Norm : uint8_t { none, batch, layer };
 enum class Activation : uint8_t { none, relu, leaky_relu, elu };
 /// What features and activations are kept in between layers; weights, statistics and losses are float32 either way. automatic: what the

@@ -12,6 +12,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
+#include "satchel/core/layer_table.h"
 #include "satchel/graph/check.h"
 #include "satchel/graph/product_rows.h"
 #include "satchel/graph/spmm.h"
@@ -160,8 +161,20 @@ at::Tensor GcnConvImpl::forward_data(const GraphInput& input, const Adjacency& a
   return gcn(input, a, lin_->weight, bias_, options.saving);
 }
 
+at::Tensor GcnConvImpl::torch_forward(const at::Tensor& x, const TorchFunctions& torch) const {
+  const at::Tensor out = torch.aggregate(torch.linear(x, lin_->weight));
+  return bias_.defined() ? out + bias_ : out;  // a bias of float32 makes the sum so, as it does under autocast
+}
+
 void GcnConvImpl::pretty_print(std::ostream& stream) const {
   stream << "satchel::GcnConv(" << options.in << ", " << options.out << ", method=" << options.saving.method.name << ")";
+}
+
+const LayerFactory& layer_table::Gcn::factory() {
+  static constexpr LayerFactory made{
+      [](const Csr& graph, bool) { return gcn_adjacency(graph); },  // with self-loops in any case
+      [](const GcnOptions& options) -> std::shared_ptr<GraphConvImpl> { return std::make_shared<GcnConvImpl>(options); }};
+  return made;
 }
 
 }  // namespace satchel

@@ -1,13 +1,13 @@
 // Kipf and Welling's layer: A·(x·Wᵀ) + b. Only x is kept (theory.md 9).
 #pragma once
 
-#include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include "satchel/autograd/save_policy.h"
 #include "satchel/graph/csr.h"
 #include "satchel/graph/input.h"
+#include "satchel/graph/layer.h"
 
 namespace satchel {
 
@@ -18,20 +18,16 @@ at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight
 at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias = {},
                const SavePolicy& saving = {});
 
-struct GcnOptions {
-  int64_t in = 0, out = 0;
-  bool bias = true;
-  SavePolicy saving = {};
-};
+using GcnOptions = GraphConvOptions;
 
 /// Parameters as PyG's GCNConv names them: lin.weight, bias.
-class GcnConvImpl : public torch::nn::Module {
+class GcnConvImpl : public GraphConvImpl {
  public:
   explicit GcnConvImpl(const GcnOptions& options);
-  void reset_parameters();
-  at::Tensor forward(const at::Tensor& x, const Adjacency& a);
-  /// The first layer's: keeps references to the data set.
-  at::Tensor forward_data(const GraphInput& input, const Adjacency& a);
+  void reset_parameters() override;
+  at::Tensor forward(const at::Tensor& x, const Adjacency& a) override;
+  at::Tensor forward_data(const GraphInput& input, const Adjacency& a) override;
+  at::Tensor torch_forward(const at::Tensor& x, const TorchFunctions& torch) const override;
   void pretty_print(std::ostream& stream) const override;
 
   GcnOptions options;

@@ -13,6 +13,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
+#include "satchel/core/layer_table.h"
 #include "satchel/graph/check.h"
 #include "satchel/graph/product_rows.h"
 #include "satchel/graph/spmm.h"
@@ -218,8 +219,19 @@ SageWeights SageConvImpl::weights() const { return {lin_l_->weight, lin_r_->weig
 at::Tensor SageConvImpl::forward(const at::Tensor& x, const Adjacency& a) { return sage(x, a, weights(), options.saving); }
 at::Tensor SageConvImpl::forward_data(const GraphInput& input, const Adjacency& a) { return sage(input, a, weights(), options.saving); }
 
+at::Tensor SageConvImpl::torch_forward(const at::Tensor& x, const TorchFunctions& torch) const {
+  return torch.linear(torch.aggregate(x), lin_l_->weight, lin_l_->bias) + torch.linear(x, lin_r_->weight);
+}
+
 void SageConvImpl::pretty_print(std::ostream& stream) const {
   stream << "satchel::SageConv(" << options.in << ", " << options.out << ", method=" << options.saving.method.name << ")";
+}
+
+const LayerFactory& layer_table::Sage::factory() {
+  static constexpr LayerFactory made{
+      [](const Csr& graph, bool self_loops) { return mean_adjacency(self_loops ? with_self_loops(graph) : graph); },
+      [](const SageOptions& options) -> std::shared_ptr<GraphConvImpl> { return std::make_shared<SageConvImpl>(options); }};
+  return made;
 }
 
 }  // namespace satchel

@@ -2,13 +2,13 @@
 // methods that follow papers which keep it (theory.md 9).
 #pragma once
 
-#include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include "satchel/autograd/save_policy.h"
 #include "satchel/graph/csr.h"
 #include "satchel/graph/input.h"
+#include "satchel/graph/layer.h"
 
 namespace satchel {
 
@@ -22,20 +22,16 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& weig
 /// The first layer: reads the data set (and its A·X, where that stands there), keeps references.
 at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& weights, const SavePolicy& saving = {});
 
-struct SageOptions {
-  int64_t in = 0, out = 0;
-  bool bias = true;
-  SavePolicy saving = {};
-};
+using SageOptions = GraphConvOptions;
 
 /// Parameters as PyG's SAGEConv names them: lin_l.weight and lin_l.bias (neighbours), lin_r.weight (the node itself).
-class SageConvImpl : public torch::nn::Module {
+class SageConvImpl : public GraphConvImpl {
  public:
   explicit SageConvImpl(const SageOptions& options);
-  void reset_parameters();
-  at::Tensor forward(const at::Tensor& x, const Adjacency& a);
-  /// The first layer's: keeps references to the data set.
-  at::Tensor forward_data(const GraphInput& input, const Adjacency& a);
+  void reset_parameters() override;
+  at::Tensor forward(const at::Tensor& x, const Adjacency& a) override;
+  at::Tensor forward_data(const GraphInput& input, const Adjacency& a) override;
+  at::Tensor torch_forward(const at::Tensor& x, const TorchFunctions& torch) const override;
   void pretty_print(std::ostream& stream) const override;
 
   SageWeights weights() const;

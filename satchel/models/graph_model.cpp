@@ -15,6 +15,7 @@ void check_shape(const GraphShape& s) {
   if (s.features < 1) fail(op, "features must be at least 1", s.features);
   if (s.hidden < 1) fail(op, "hidden must be at least 1", s.hidden);
   if (s.classes < 1) fail(op, "classes must be at least 1", s.classes);
+  graph_layer(s.conv, op);
   check_dropout(s.dropout, op);
 }
 
@@ -50,13 +51,8 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
     const bool last = i + 1 == s.layers;
     const int64_t in = i == 0 ? s.features : s.hidden, out = last ? s.classes : s.hidden;
     const SavePolicy saving{options_.method, "convs." + std::to_string(i)};
-    if (s.conv == Conv::sage) {
-      sages_.emplace_back(SageOptions{in, out, true, saving});
-      convs->push_back(sages_.back());
-    } else {
-      gcns_.emplace_back(GcnOptions{in, out, true, saving});
-      convs->push_back(gcns_.back());
-    }
+    convs_.push_back(make_layer(s.conv, {in, out, true, saving}));
+    convs->push_back(convs_.back());
     if (last) break;
     norms_.emplace_back(nn::NormActOptions{out, s.norm, s.activation, s.slope, s.alpha, s.dropout, 1e-5, 0.1,
                                            SavePolicy{options_.method, "norms." + std::to_string(i)}});
@@ -67,13 +63,12 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
 at::Tensor GraphModelImpl::forward(const GraphInput& input, const Adjacency& a) { return logits(input, a).to(at::kFloat); }
 
 at::Tensor GraphModelImpl::logits(const GraphInput& given, const Adjacency& a) {
-  const bool sage = !sages_.empty();
   const GraphInput input = type_ == at::kFloat ? given : in_type(given, type_);
-  at::Tensor x = sage ? sages_[0]->forward_data(input, a) : gcns_[0]->forward_data(input, a);
+  at::Tensor x = convs_[0]->forward_data(input, a);
   if (type_ != at::kFloat) x = x.to(type_);  // sparse features are float32
   for (size_t i = 0; i < norms_.size(); ++i) {
     x = norms_[i]->forward(std::move(x));
-    x = sage ? sages_[i + 1]->forward(x, a) : gcns_[i + 1]->forward(x, a);
+    x = convs_[i + 1]->forward(x, a);
   }
   return x;
 }

@@ -4,13 +4,13 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <memory>
 #include <vector>
 
 #include "satchel/core/method.h"
 #include "satchel/graph/csr.h"
-#include "satchel/graph/gcn.h"
 #include "satchel/graph/input.h"
-#include "satchel/graph/sage.h"
+#include "satchel/graph/layer.h"
 #include "satchel/nn/norm.h"
 #include "satchel/plan/graph_plan.h"
 
@@ -34,12 +34,12 @@ class GraphModelImpl : public torch::nn::Module {
   /// The same logits in the type of activations, which the losses take as they are.
   at::Tensor logits(const GraphInput& input, const Adjacency& a);
   const GraphModelOptions& options() const { return options_; }
+  const std::vector<std::shared_ptr<GraphConvImpl>>& convs() const { return convs_; }
 
  private:
   GraphModelOptions options_;
-  at::ScalarType type_;          // of activations
-  std::vector<SageConv> sages_;  // one of the two
-  std::vector<GcnConv> gcns_;
+  at::ScalarType type_;  // of activations
+  std::vector<std::shared_ptr<GraphConvImpl>> convs_;
   std::vector<nn::NormAct> norms_;
 };
 TORCH_MODULE(GraphModel);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/core/graph_layer.h"
 #include "satchel/plan/kept_line.h"
 #include "satchel/tensor/codec_layout.h"
 
@@ -18,7 +19,7 @@ void check_within(const char* what, int64_t value, int64_t most, const char* mos
 }
 
 void check_sizes(const GraphShape& shape, int64_t nodes) {
-  if (shape.conv > Conv::sage) fail(kOp, "conv must be gcn or sage", int(shape.conv));
+  graph_layer(shape.conv, kOp);
   if (shape.norm > Norm::layer) fail(kOp, "norm must be none, batch or layer", int(shape.norm));
   if (shape.activation > Activation::elu) fail(kOp, "activation must be none, relu, leaky_relu or elu", int(shape.activation));
   check_within("layers", shape.layers, kMostLayers, "1000");
@@ -36,56 +37,79 @@ class Lines {
       : shape_(shape), nodes_(nodes), method_(method), dense_(!sparse_data) {}
 
   std::vector<SavedTensor> make() {
-    for (int64_t i = 0; i < shape_.layers; ++i) {
-      name_ = "convs." + std::to_string(i);
-      width_ = i == 0 ? shape_.features : shape_.hidden;
-      add_conv(i);
-      if (i + 1 == shape_.layers) break;
-      name_ = "norms." + std::to_string(i);
-      width_ = shape_.hidden;
-      add_chain();
+    const std::vector<Place> places = all_places();
+    for (auto place = places.begin(); place != places.end(); ++place) {
+      const auto is_next = [](const Place& p) { return p.site.role == Role::weight_input || p.site.role == Role::epilogue; };
+      const auto next = std::find_if(place + 1, places.end(), is_next);
+      next_keeps_input_ = next != places.end() && next->site.role == Role::weight_input;
+      name_ = place->name;
+      width_ = place->site.width;
+      norm_ = place->site.norm;
+      is_baseline(method_) ? add_baseline(place->site) : add_packed(place->site);
+      if (place->site.role == Role::epilogue) reads_data_ = false;
     }
     return std::move(lines_);
   }
 
  private:
-  void add_conv(int64_t i) {
-    const bool sage = shape_.conv == Conv::sage, data = i == 0;
-    if (is_baseline(method_)) {
-      if (sage && (!data || dense_)) add_float("aggregate");
-      if (!data) add_float("input");
-      return;
+  struct Place {
+    std::string name;
+    Site site;
+  };
+
+  std::vector<Place> all_places() const {
+    const GraphLayer& layer = graph_layer(shape_.conv, kOp);
+    std::vector<Place> places;
+    for (int64_t i = 0; i < shape_.layers; ++i) {
+      const bool last = i + 1 == shape_.layers;
+      const LayerSites sites = layer.sites(i == 0 ? shape_.features : shape_.hidden, last ? shape_.classes : shape_.hidden);
+      for (const LayerSite& s : is_baseline(method_) ? sites.torch : sites.packed)
+        places.push_back({"convs." + std::to_string(i) + s.part, s.site});
+      if (!last) places.push_back({"norms." + std::to_string(i), between_layers()});
     }
-    const std::vector<Keep> input = keeps_of(method_, {data ? Role::data : Role::weight_input});
-    if ((data && !dense_) || input.empty() || find(before_, Kind::shared) != nullptr) return;
-    add(input);
-    if (sage) add(keeps_of(method_, {Role::aggregate}));
+    return places;
   }
 
-  void add_chain() {
-    if (is_baseline(method_)) return add_baseline_chain();
+  Site between_layers() const {
     Site site;
     site.norm = shape_.norm;
     site.activation = shape_.activation;
     site.drops = shape_.dropout > 0;
-    site.width = width_;
-    site.count = shape_.norm == Norm::batch ? nodes_ : width_;
-    before_ = keeps_of(method_, site);
-    add(before_);
+    site.width = shape_.hidden;
+    site.count = shape_.norm == Norm::batch ? nodes_ : shape_.hidden;
+    return site;
   }
 
-  void add_baseline_chain() {
-    const Activation activation = shape_.activation;
-    if (shape_.norm != Norm::none) {
+  void add_packed(const Site& site) {
+    if (site.role == Role::weight_input) return add_input();
+    const std::vector<Keep> keeps = keeps_of(method_, site);
+    if (site.role != Role::aggregate || keeps_input_) add(keeps);
+    if (site.role == Role::epilogue) before_ = keeps;
+  }
+
+  void add_input() {
+    const std::vector<Keep> input = keeps_of(method_, {reads_data_ ? Role::data : Role::weight_input});
+    keeps_input_ = !(reads_data_ && !dense_) && find(before_, Kind::shared) == nullptr && !input.empty();
+    if (keeps_input_) add(input);
+  }
+
+  void add_baseline(const Site& site) {
+    if (site.role == Role::weight_input && !reads_data_) add_float("input");
+    if (site.role == Role::aggregate && (!reads_data_ || dense_)) add_float("aggregate");
+    if (site.role == Role::epilogue) add_baseline_epilogue(site);
+  }
+
+  void add_baseline_epilogue(const Site& site) {
+    if (site.norm != Norm::none) {
       add_float("norm");
       Keep statistics{Kind::statistics};
       statistics.numbers = 2;
       add(statistics);
     }
-    // Without dropout the result of ReLU is the next layer's input; LeakyReLU and ELU keep what they read.
-    const bool own = activation != Activation::relu || shape_.dropout > 0;
-    if (activation != Activation::none && own) add_float("activation");
-    if (shape_.dropout > 0) add({name_, "dropout", rows(), 8, values(), values()});
+    // Without dropout the result of ReLU is the next layer's input, where that is kept; LeakyReLU and ELU keep what they read.
+    const bool own = site.activation != Activation::relu || site.drops || !next_keeps_input_;
+    if (site.activation != Activation::none && own) add_float("activation");
+    if (site.drops) add({name_, "dropout", rows(), 8, values(), values()});
   }
 
   void add_float(const char* kind) { add({name_, kind, rows(), 32, 4 * values(), 4 * values()}); }
@@ -93,7 +117,7 @@ class Lines {
   void add(const std::vector<Keep>& keeps) {
     for (const Keep& keep : keeps) add(keep);
   }
-  void add(const Keep& keep) { add(kept_line(name_, keep, {rows(), rows(), shape_.norm == Norm::batch ? width_ : nodes_})); }
+  void add(const Keep& keep) { add(kept_line(name_, keep, {rows(), rows(), norm_ == Norm::batch ? width_ : nodes_})); }
 
   void add(SavedTensor line) {
     total_ += std::max(line.bytes, line.fp32_bytes);  // each below 2^60
@@ -108,9 +132,16 @@ class Lines {
   const int64_t nodes_;
   const Method& method_;
   const bool dense_;
+  // Of the place at hand.
   std::string name_;
-  int64_t width_ = 0, total_ = 0;
-  std::vector<Keep> before_;  // what the layers before the next convolution keep
+  int64_t width_ = 0;
+  Norm norm_ = Norm::none;
+
+  bool next_keeps_input_ = false;  // a weight_input comes next, aggregates aside
+  bool reads_data_ = true;         // x is the data set: no epilogue has come yet
+  bool keeps_input_ = false;       // the last weight_input keeps its own
+  std::vector<Keep> before_;       // of the last epilogue
+  int64_t total_ = 0;
   std::vector<SavedTensor> lines_;
 };
 

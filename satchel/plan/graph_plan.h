@@ -13,7 +13,7 @@ namespace satchel {
 
 /// The sizes of a graph model.
 struct GraphShape {
-  Conv conv = Conv::sage;
+  std::string conv = "sage";  // a name of core/graph_layer.h
   int64_t layers = 3;
   int64_t features = 0, hidden = 128, classes = 0;
   Norm norm = Norm::batch;

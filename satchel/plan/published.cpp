@@ -41,7 +41,7 @@ struct Table {
 
 Table table_of(const std::string& name) {
   GraphShape shape;
-  shape.conv = Conv::sage;
+  shape.conv = "sage";
   if (name == "arxiv") {
     shape.features = 128;
     shape.classes = 40;

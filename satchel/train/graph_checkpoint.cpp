@@ -1,6 +1,7 @@
 // What of a run on a graph its checkpoint holds beside the weights.
 #include <nlohmann/json.hpp>
 
+#include "satchel/core/graph_layer.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/checkpoint_json.h"
 #include "satchel/train/digest.h"
@@ -60,6 +61,7 @@ TrainOptions parse_options(const std::string& json) {
     if (!j.contains("amp")) j["amp"] = "none";
     TrainOptions o;
     each_field(o, [&](const char* name, auto& value) { from_field(j.at(name), value); });
+    graph_layer(o.shape.conv, "checkpoint");
     return o;
   });
 }

@@ -80,8 +80,7 @@ Adjacency adjacency_of(const GraphData& data, const TrainOptions& options) {
   const Csr edges = csr_from_csr(copied(data.start, {data.nodes + 1}, at::kLong), copied(data.target, {entries}, at::kInt), data.nodes,
                                  weighted ? copied(data.weight, {entries}, at::kFloat) : at::Tensor());
   const Csr graph = without_self_loops(weighted ? made_symmetric_weighted(edges) : made_symmetric(edges));
-  if (options.shape.conv == Conv::gcn) return gcn_adjacency(graph);
-  return mean_adjacency(options.self_loops ? with_self_loops(graph) : graph);
+  return layer_adjacency(options.shape.conv, graph, options.self_loops);
 }
 
 GraphInput input_of(const Features& x) {
@@ -147,7 +146,7 @@ Amp amp_for(const TrainOptions& o, const FeatureRange& features, const char* op)
     fail(op, "features in float16 (--amp fp16) must be at most 65504 in size", features.largest);
   if (o.amp != Amp::automatic) return o.amp;
   const bool packs = packs_rows(o.method);
-  const bool fits = features.dense && features.largest >= kLeast && features.largest <= kMost;
+  const bool fits = features.dense && features.largest >= kLeast && features.largest <= kMost && graph_layer(o.shape.conv, op).averages;
   return o.tf32 && names_cuda(o.device) && packs && o.shape.norm != Norm::none && fits ? Amp::fp16 : Amp::none;
 }
 

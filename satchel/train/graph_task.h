@@ -41,7 +41,8 @@ struct FeatureRange {
 FeatureRange range_of(const Features& features);
 
 /// The type of a run's features and activations. What was asked for, but for `automatic`: fp16 with tf32 on CUDA, where a method packs
-/// (less than 32 bits), a norm follows every hidden layer, and features are dense with the largest of 2^−8 to 2^8; else none.
+/// (less than 32 bits), the layer averages (GraphLayer), a norm follows every hidden layer, and features are dense with the largest of
+/// 2^−8 to 2^8; else none.
 /// Throws `[op] …` where features do not fit into the float16 that was asked for.
 ///
 /// TF32 products round their factors to 10 bits of mantissa, as many as float16 has; what float16 lacks is range, 2^−24 to 2^16. A mean

@@ -16,11 +16,6 @@ namespace satchel {
 template <class Enum>
 struct Names;
 template <>
-struct Names<Conv> {
-  static constexpr const char* what = "model";
-  static constexpr std::array all{std::pair{"sage", Conv::sage}, std::pair{"gcn", Conv::gcn}};
-};
-template <>
 struct Names<Norm> {
   static constexpr const char* what = "norm";
   static constexpr std::array all{std::pair{"batch", Norm::batch}, std::pair{"layer", Norm::layer}, std::pair{"none", Norm::none}};

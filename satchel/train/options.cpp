@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "satchel/core/error.h"
+#include "satchel/core/graph_layer.h"
 #include "satchel/train/ranges.h"
 
 namespace satchel {
@@ -34,6 +35,7 @@ void validate_run(const RunOptions& o) {
 }
 
 void validate(const TrainOptions& o) {
+  graph_layer(o.shape.conv, "train");
   check_between("layers", o.shape.layers, 1, kMostLayers);
   check_between("hidden", o.shape.hidden, 1, kMostWidth);
   if (!(o.shape.dropout >= 0 && o.shape.dropout < 1)) fail("train", "dropout must be at least 0 and below 1", o.shape.dropout);

@@ -20,7 +20,7 @@ struct TrainOptions : RunOptions {
   double clip = 0;          // largest norm of all gradients together; 0: none
   int64_t patience = 0;     // evaluations without a better validation metric before it stops; 0: never
   int64_t split = 0;        // which of the data's splits
-  bool self_loops = false;  // sage: a node averages itself too (gcn always does)
+  bool self_loops = false;  // sage: a node averages itself too (other layers count it in any case)
   bool cache_aggregate =
       true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
   int64_t cache_bytes = 0;         // most of A·X that is so kept, its first rows; 0: all

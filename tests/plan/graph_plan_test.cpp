@@ -17,7 +17,7 @@ using test::error_of;
 constexpr double kMiB = 1 << 20;
 
 /// Two layers: 10 features, 12 hidden, 3 classes. With 100 nodes every size has to be rounded up somewhere.
-GraphShape small(Norm norm, Activation activation, double dropout = 0.5, Conv conv = Conv::sage) {
+GraphShape small(Norm norm, Activation activation, double dropout = 0.5, const std::string& conv = "sage") {
   GraphShape shape;
   shape.conv = conv;
   shape.layers = 2;
@@ -70,7 +70,7 @@ TEST(GraphPlan, SatchelKeepsOneThingALayer) {
   expect_lines(plan(small(Norm::batch, leaky_relu), "satchel,off=mean"), {shared(3, kThreeBitsChannels), kBatch, kSeedOfNorm});
   expect_lines(plan(small(Norm::none, leaky_relu), "satchel,off=mean"), {shared(3, kThreeBitsOneChannel), kSeedOfNorm});
   expect_lines(plan(small(Norm::batch, none), "satchel,off=mean"), {shared(2, kTwoBits), kAffine, kBatch, kSeedOfNorm});
-  EXPECT_EQ(plan(small(Norm::batch, relu, .5, Conv::gcn), "satchel,off=mean"), plan(small(Norm::batch, relu), "satchel,off=mean"));
+  EXPECT_EQ(plan(small(Norm::batch, relu, .5, "gcn"), "satchel,off=mean"), plan(small(Norm::batch, relu), "satchel,off=mean"));
   EXPECT_EQ(plan(small(Norm::batch, relu), "satchel,off=mean", true), plan(small(Norm::batch, relu), "satchel,off=mean"));
 }
 
@@ -125,7 +125,7 @@ TEST(GraphPlan, LayerByLayerKeepsEach) {
   // Sign and value in 3 bits: 464 bytes, 100 headers (864, aligned) and a channel.
   const SavedTensor elu_output = {"norms.0", "activation", {100, 12}, 3, 464 + 400 + 16, 4800};
   expect_lines(plan(small(Norm::batch, elu), "exact"), joined(data, {norm, kBatchPair, elu_output, drop}, conv));
-  expect_lines(plan(small(Norm::batch, relu, .5, Conv::gcn), "exact"), {data[0], data[1], norm, kBatchPair, kMask, drop, conv[0], conv[1]});
+  expect_lines(plan(small(Norm::batch, relu, .5, "gcn"), "exact"), {data[0], data[1], norm, kBatchPair, kMask, drop, conv[0], conv[1]});
 }
 
 // Rows with bits of their own: 12 values are 16 bytes a bit, with a header and a share of 4 bytes each.
@@ -164,7 +164,7 @@ TEST(GraphPlan, PlainIsWhatTorchKeeps) {
   expect_lines(plan(small(Norm::none, leaky_relu, 0), "fp32"), {data, activation, aggregate, input});
   expect_lines(plan(small(Norm::none, none), "fp32"), {data, drop, aggregate, input});
   expect_lines(plan(small(Norm::batch, relu), "fp32", true), {norm, kBatchPair, activation, drop, aggregate, input});
-  expect_lines(plan(small(Norm::batch, relu, .5, Conv::gcn), "fp32"), {norm, kBatchPair, activation, drop, input});
+  expect_lines(plan(small(Norm::batch, relu, .5, "gcn"), "fp32"), {norm, kBatchPair, activation, drop, input});
 }
 
 TEST(GraphPlan, NamesCountLayers) {
@@ -212,6 +212,7 @@ TEST(GraphPlan, SizesOutOfRange) {
   EXPECT_EQ(error(same, 0), "[plan] nodes must be 1 to 2^40, got 0");
   EXPECT_EQ(error(same, (int64_t{1} << 40) + 1), "[plan] nodes must be 1 to 2^40, got 1099511627777");
   EXPECT_EQ(error(same, int64_t{1} << 40), "accepted");
+  EXPECT_EQ(error([](GraphShape& s) { s.conv = "SAGE"; }).rfind("[plan] model must be sage, gcn", 0), 0u);
   EXPECT_EQ(error([](GraphShape& s) { s.layers = 0; }), "[plan] layers must be 1 to 1000, got 0");
   EXPECT_EQ(error([](GraphShape& s) { s.layers = 1001; }), "[plan] layers must be 1 to 1000, got 1001");
   EXPECT_EQ(error([](GraphShape& s) { s.features = 0; }), "[plan] features must be 1 to 2^31, got 0");

@@ -36,10 +36,10 @@ void expect_lines(const Lines& kept, const Lines& plan, const std::string& where
 
 constexpr int64_t kNodes = 61, kEdges = 300;
 
-Adjacency random_graph(Conv conv) {
+Adjacency random_graph(const std::string& conv) {
   at::manual_seed(5);
   const Csr a = made_symmetric(csr_from_coo(at::randint(kNodes, {kEdges}), at::randint(kNodes, {kEdges}), kNodes, kNodes));
-  return conv == Conv::gcn ? gcn_adjacency(a) : mean_adjacency(a);
+  return layer_adjacency(conv, a);
 }
 
 GraphInput features(int64_t width, bool sparse) {
@@ -56,11 +56,10 @@ void expect_graph_plan(const GraphShape& shape, const std::string& name, bool sp
   GraphModel model(GraphModelOptions{shape, method});
   model(input, a);  // what is made once stands
   const Lines plan = plan_graph(shape, kNodes, method, sparse);
-  const std::string where = name + (shape.conv == Conv::gcn ? " gcn" : " sage") + " layers " + std::to_string(shape.layers) + " width " +
-                            std::to_string(shape.features) + "/" + std::to_string(shape.hidden) + " norm " +
-                            std::to_string(static_cast<int>(shape.norm)) + " activation " +
-                            std::to_string(static_cast<int>(shape.activation)) + " dropout " + std::to_string(shape.dropout) +
-                            (sparse ? " sparse" : "");
+  const std::string where =
+      name + " " + shape.conv + " layers " + std::to_string(shape.layers) + " width " + std::to_string(shape.features) + "/" +
+      std::to_string(shape.hidden) + " norm " + std::to_string(static_cast<int>(shape.norm)) + " activation " +
+      std::to_string(static_cast<int>(shape.activation)) + " dropout " + std::to_string(shape.dropout) + (sparse ? " sparse" : "");
   const MemoryMeter meter(at::kCPU);
   at::Tensor logits = model(input, a);
   EXPECT_EQ(meter.allocated() - static_cast<int64_t>(logits.nbytes()), total_bytes(plan)) << where;
@@ -109,10 +108,10 @@ TEST_P(KeptByGraphs, IsThePlan) { expect_graph_plan(GetParam().shape, GetParam()
 std::vector<GraphPlanCase> widths() {
   std::vector<GraphPlanCase> all;
   for (const std::string method : kGraphMethods) {
-    all.push_back({"sage 1 " + method, {Conv::sage, 2, 1, 1, 5}, method});
-    all.push_back({"gcn 7 to 13 " + method, {Conv::gcn, 3, 7, 13, 5}, method});
-    all.push_back({"sage 33 to 130 " + method, {Conv::sage, 3, 33, 130, 5}, method});
-    all.push_back({"gcn 300 " + method, {Conv::gcn, 2, 300, 300, 5}, method});
+    all.push_back({"sage 1 " + method, {"sage", 2, 1, 1, 5}, method});
+    all.push_back({"gcn 7 to 13 " + method, {"gcn", 3, 7, 13, 5}, method});
+    all.push_back({"sage 33 to 130 " + method, {"sage", 3, 33, 130, 5}, method});
+    all.push_back({"gcn 300 " + method, {"gcn", 2, 300, 300, 5}, method});
   }
   return all;
 }
@@ -124,7 +123,7 @@ std::vector<GraphPlanCase> layers() {
     for (const Norm norm : {Norm::none, Norm::batch, Norm::layer}) {
       for (const Activation activation : {Activation::none, Activation::relu, Activation::leaky_relu, Activation::elu}) {
         for (const double dropout : {0.0, 0.3}) {
-          GraphShape shape{Conv::sage, 2, 7, 13, 5, norm, activation};
+          GraphShape shape{"sage", 2, 7, 13, 5, norm, activation};
           shape.dropout = dropout;
           all.push_back({std::string(kNorms[static_cast<size_t>(norm)]) + " " + kActivations[static_cast<size_t>(activation)] + " " +
                              (dropout > 0 ? "dropout " : "") + method,
@@ -139,10 +138,9 @@ std::vector<GraphPlanCase> layers() {
 std::vector<GraphPlanCase> sparse_and_single() {
   std::vector<GraphPlanCase> all;
   for (const std::string method : kGraphMethods) {
-    for (const Conv conv : {Conv::sage, Conv::gcn}) {
-      const std::string name = conv == Conv::sage ? "sage " : "gcn ";
-      all.push_back({name + "sparse " + method, {conv, 2, 40, 12, 5}, method, /*sparse=*/true});
-      all.push_back({name + "one layer " + method, {conv, 1, 9, 12, 5}, method});
+    for (const std::string& conv : graph_layer_names()) {
+      all.push_back({conv + " sparse " + method, {conv, 2, 40, 12, 5}, method, /*sparse=*/true});
+      all.push_back({conv + " one layer " + method, {conv, 1, 9, 12, 5}, method});
     }
   }
   return all;

@@ -57,7 +57,7 @@ TEST(PlanCommand, EveryOptionReachesThePlan) {
       "--method exact --json -");
   ASSERT_EQ(r.code, 0) << r.out;
   const json out = json::parse(r.out);
-  GraphShape shape{Conv::gcn, 4, 10, 12, 3, Norm::layer, Activation::elu};
+  GraphShape shape{"gcn", 4, 10, 12, 3, Norm::layer, Activation::elu};
   shape.dropout = 0;
   EXPECT_EQ(out["methods"][0]["saved_bytes"], total_bytes(plan_graph(shape, 100, parse_method("exact"), true)));
   EXPECT_EQ(out["model"]["norm"], "layer");

@@ -192,7 +192,7 @@ TEST_F(TrainCommand, WrongUse) {
   refused({"--dropout", ""}, "--dropout: must be a number, got ''");
   refused({"--dropout", "1"}, "[train] dropout must be at least 0 and below 1, got 1");
   refused({"--dropout", "0.999999"}, "[train] dropout must leave something: 0.9999 at most, got 0.999999");
-  refused({"--model", "gat"}, "--model: gat not in {sage,gcn,resnet18");
+  refused({"--model", "sagee"}, "--model: sagee not in {sage,gcn,");
   refused({"--method", "satchle"}, "got 'satchle'");
   refused({"--method", "exact,side=one"}, "[method] side codes need shared saves, got 'exact,side=one'");
   refused({"--method", "division"}, "[method] a low-pass does not fit a graph layer, got 'division'");

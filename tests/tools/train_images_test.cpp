@@ -170,7 +170,7 @@ TEST_F(TrainImages, WrongUse) {
   refused("--checkpoint a.st --seeds 2", "[train] --checkpoint takes a single run");
   expect_refused("train --data synthetic:nodes=10,edges=20,features=4,classes=2 --batch 8", 2,
                  "[train] --batch is not for this model, got sage");
-  expect_refused("train --data x --model resnet19", 2, "--model: resnet19 not in {sage,gcn,resnet18");
+  expect_refused("train --data x --model resnet19", 2, "--model: resnet19 not in {sage,gcn,");
   expect_refused("train --data /nonexistent --model resnet18", 1, "[load] ");
   expect_refused(training("--lr 1e30 --epochs 3 --quiet"), 1,
                  "[train] loss must be finite (satchel; a smaller lr or a warm-up may help), got nan at epoch 1, step ");

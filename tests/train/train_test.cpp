@@ -10,6 +10,7 @@
 #include <map>
 
 #include "satchel/core/error.h"
+#include "satchel/core/graph_layer.h"
 #include "tests/train/train_common.h"
 
 namespace satchel {
@@ -19,7 +20,7 @@ using namespace train_test;
 
 TEST_F(Train, LearnsWithEveryMethodAndModel) {
   const GraphData data = communities();
-  for (const Conv conv : {Conv::sage, Conv::gcn}) {
+  for (const std::string& conv : graph_layer_names()) {
     for (const char* method : {"fp32", "exact", "blockwise", "projection", "satchel"}) {
       TrainOptions o = small(method, 40);
       o.shape.conv = conv;
