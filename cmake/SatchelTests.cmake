@@ -139,6 +139,7 @@ if(SATCHEL_TORCH)
   target_precompile_headers(test_nn REUSE_FROM test_autograd)
 
   satchel_test(test_train satchel
+    tests/train/graph_layers_test.cpp
     tests/train/graph_task_test.cpp
     tests/train/expandable_segments_test.cpp
     tests/train/image_train_test.cpp
@@ -158,6 +159,7 @@ if(SATCHEL_TORCH)
     tests/tools/bench_bias_test.cpp
     tests/tools/data_command_test.cpp
     tests/tools/data_options_test.cpp
+    tests/tools/graph_layers_test.cpp
     tests/tools/overwrite_test.cpp
     tests/tools/plan_command_test.cpp
     tests/tools/plan_image_test.cpp
