@@ -7,7 +7,7 @@ install(TARGETS ${installed} EXPORT SatchelTargets)
 if(SATCHEL_TORCH)
   set(public_headers satchel/satchel.h)
 else()
-  set(public_headers satchel/core/method.h satchel/data/graph_data.h satchel/data/image_data.h satchel/kernels/cpu/cpu.h
+  set(public_headers satchel/core/graph_layer.h satchel/core/method.h satchel/data/graph_data.h satchel/data/image_data.h satchel/kernels/cpu/cpu.h
     satchel/plan/graph_plan.h satchel/plan/image_plan.h)
 endif()
 list(JOIN public_headers " " public_headers)
