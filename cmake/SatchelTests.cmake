@@ -139,6 +139,7 @@ if(SATCHEL_TORCH)
   target_precompile_headers(test_nn REUSE_FROM test_autograd)
 
   satchel_test(test_train satchel
+    tests/graph/gin_test.cpp
     tests/train/graph_layers_test.cpp
     tests/train/graph_task_test.cpp
     tests/train/expandable_segments_test.cpp

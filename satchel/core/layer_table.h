@@ -28,9 +28,18 @@ struct Gcn {
   static const LayerFactory& factory();
 };
 
+struct Gin {
+  static constexpr GraphLayer layer{
+      "gin", "GIN", false, [](int64_t in, int64_t out) -> LayerSites {
+        const LayerSite relu{{.activation = Activation::relu, .width = out}, ".nn.act"}, second = input(out, ".nn.lins.1");
+        return {{input(in), relu, second}, {aggregate(in), relu, second}};
+      }};
+  static const LayerFactory& factory();
+};
+
 template <class... Layer>
 struct List {};
-using GraphLayers = List<Sage, Gcn>;
+using GraphLayers = List<Sage, Gcn, Gin>;
 
 }  // namespace layer_table
 }  // namespace satchel
