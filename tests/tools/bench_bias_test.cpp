@@ -43,6 +43,20 @@ TEST(BenchBias, FindsABiasedCode) {
   EXPECT_NE(r.out.find("1 of 5 biased"), std::string::npos) << r.out;
 }
 
+/// One of every norm with every activation; all of them take minutes (docs/results.md).
+TEST(BenchBias, TakesANormWithAnActivation) {
+  const Outcome r = bias("--nets layer_gelu_tanh_rows_dropout,rms_silu_images --loss squares --seeds 20 --again 160 --json -");
+  EXPECT_EQ(r.code, 0) << r.out;
+  const json out = json::parse(r.out, nullptr, /*allow_exceptions=*/false);
+  ASSERT_FALSE(out.is_discarded()) << r.out;
+  ASSERT_EQ(out["results"].size(), 2u);
+  EXPECT_EQ(out["results"][0]["net"], "layer_gelu_tanh_rows_dropout");
+  EXPECT_EQ(out["results"][0]["tensors"].size(), 5u);  // two weights, γ, β, the last bias
+  EXPECT_EQ(out["results"][1]["tensors"].size(), 5u);  // three weights, γ, the last bias
+  EXPECT_GT(out["results"][0]["tensors"][0]["first"]["noise"].get<double>(), 0.01);
+  EXPECT_EQ(bias("--nets layer_gelu").code, 2);
+}
+
 TEST(BenchBias, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(bias("--nets batch,nothing").code, 2);
   EXPECT_NE(bias("--nets nothing").out.find("got 'nothing'"), std::string::npos);
