@@ -8,6 +8,7 @@
 
 #include "satchel/autograd/report.h"
 #include "tests/autograd/pairs.h"
+#include "tests/one_thread.h"
 #include "tests/support.h"
 
 namespace satchel::test {
@@ -32,8 +33,11 @@ std::vector<PairMethod> with_methods(const std::vector<std::string>& methods) {
   return all;
 }
 
-class PairsAt32Bits : public testing::TestWithParam<PairMethod> {};
-class PairsKept : public testing::TestWithParam<PairMethod> {};
+class Pairs : public testing::TestWithParam<PairMethod> {
+  const OneThread one_thread_;
+};
+class PairsAt32Bits : public Pairs {};
+class PairsKept : public Pairs {};
 
 TEST_P(PairsAt32Bits, GradientsEqualTorch) { expect_exact(pair_case(GetParam().pair), GetParam().method); }
 
