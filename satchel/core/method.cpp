@@ -106,6 +106,8 @@ std::span<const MethodPreset> method_presets() {
        by_layer("actnn", "actnn", true)},
       {"division", "DIVISION: low frequencies in bf16, the rest in 2 bits by feature map (images)",
        by_layer("division", "division", false)},
+      {"int8", "inputs of layers and norms in 8 bits by 256 values: next to exact, 4 times less than float32",
+       by_layer("int8", "bits=8,block=256,levels=even", false)},
       {"satchel", "one shared save a layer, one-sided code, 2 bits in all", shared()},
   };
   return kPresets;

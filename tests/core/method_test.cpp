@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(, MethodPresets, testing::ValuesIn(method_presets().beg
 TEST(Method, PresetsAreThePublishedMethods) {
   std::vector<std::string_view> names;
   for (const MethodPreset& p : method_presets()) names.push_back(p.name);
-  EXPECT_EQ(names, (std::vector<std::string_view>{"fp32", "exact", "blockwise", "projection", "actnn", "division", "satchel"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{"fp32", "exact", "blockwise", "projection", "actnn", "division", "int8", "satchel"}));
   expect_method("fp32", "bits=32", "bits=32", "plain");
   expect_method("exact", "exact", "block=row,levels=even", "aggregate data dropout 1024");
   expect_method("blockwise", "blockwise", "block=64rows", "aggregate data dropout 1024");
@@ -126,6 +126,14 @@ TEST(Method, ImageMethodsKeepLayerByLayer) {
   EXPECT_EQ(division.input, parse_spec("division,bits=4"));
   EXPECT_EQ(division.norm, division.input);
   EXPECT_FALSE(division.adaptive || division.shared);
+}
+
+TEST(Method, Int8KeepsLayerByLayerInEightBits) {
+  const Method int8 = parse_method("int8");
+  EXPECT_EQ(int8.input, parse_spec("bits=8,block=256,levels=even"));
+  EXPECT_EQ(int8.norm, int8.input);
+  EXPECT_FALSE(int8.adaptive || int8.shared);
+  EXPECT_EQ(parse_method("int8,block=128").input.block, 128);
 }
 
 TEST(Method, ActnnHasLevels) {
@@ -208,10 +216,10 @@ TEST(Method, GraphsHaveNoMapsToFilter) {
 }
 
 TEST(Method, ErrorsNameRuleAndText) {
-  EXPECT_EQ(
-      parse_error("nonsense"),
-      "[method] a method must be one of fp32, exact, blockwise, projection, actnn, division, satchel, gact, or options (key=value), got "
-      "'nonsense'");
+  EXPECT_EQ(parse_error("nonsense"),
+            "[method] a method must be one of fp32, exact, blockwise, projection, actnn, division, int8, satchel, gact, or options "
+            "(key=value), got "
+            "'nonsense'");
   EXPECT_EQ(parse_error(""), parse_error("nonsense").substr(0, parse_error("nonsense").size() - 10) + "''");
   EXPECT_EQ(parse_error("fp32,bits=4"), "[method] fp32 takes no options, got 'fp32,bits=4'");
   EXPECT_EQ(parse_error("satchel,bits=9"), "[method] bits must be 1 to 8 or 32, got 'satchel,bits=9'");
