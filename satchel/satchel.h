@@ -58,3 +58,7 @@
 #include "satchel/train/memory.h"
 #include "satchel/train/metrics.h"
 #include "satchel/train/train.h"
+
+// Old names, for a release.
+#include "satchel/autograd/saving.h"
+#include "satchel/plan/share_out.h"

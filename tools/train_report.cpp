@@ -232,9 +232,14 @@ void write_json(const std::string& path, const ordered_json& json, const char* o
 std::string method_help() {
   std::string text = "\nMethods: NAME[,OPTION=VALUE…], or a spec's options alone (see `satchel presets --help`)\n";
   for (const MethodPreset& p : method_presets()) text += fmt::format("  {:<11} {}\n", p.name, p.summary);
+  for (const Preset& p : presets()) {
+    const bool known = std::ranges::any_of(method_presets(), [&](const MethodPreset& m) { return m.name == p.name; });
+    if (!known) text += fmt::format("  {:<11} {}, in shared saves\n", p.name, p.summary);
+  }
   return text +
-         "  Beside a spec's options: norm_bits=1..8, norm_bias=0..1 (methods that share saves) ·\n"
-         "  mean_bits=2..3 or budget=SIZE (satchel, images) · level=0..5, adaptive=yes|no (actnn)\n"
+         "  Beside a spec's options: norm_bits=1..8 (bits of norms that no other layer reads) and norm_bias=0..1 of methods that\n"
+         "  share saves · mean_bits=2..3 or budget=SIZE (satchel, images: 2 or 3 bits per sample) · level=0..5 as ActNN's paper\n"
+         "  counts, adaptive=yes|no (actnn)\n"
          "  Several: repeat --method, or separate them by commas; a part with = belongs to the method before it.\n";
 }
 

@@ -36,9 +36,9 @@ class BitAllocator {
   virtual bool wants_gradient(int64_t layer) const = 0;
 
   /// Backward of `layer`: `squares` float32[samples], K/groups times the squared norm of each sample's output gradient, once for each
-  /// layer that reads the input; `ranges` float64[samples], ‖R_n‖²
-  /// of what was saved; C_n = factor·ranges·squares, of an image the variance that the third bit takes away. Both stay on their device, and
-  /// nothing waits for them.
+  /// layer that reads the input; `ranges` float64[samples], ‖R_n‖² of what was saved;
+  /// C_n = factor·ranges·squares, of an image the variance that the third bit takes away. Both stay on their device, and nothing waits for
+  /// them.
   virtual void saw_gradient(int64_t layer, const at::Tensor& squares, const at::Tensor& ranges, double factor) = 0;
 };
 

@@ -178,7 +178,8 @@ NormGradients kept_norm_back(const EpilogueSaves& saves, const at::Tensor& g, bo
     return norm_back_(g, back, needs_x, [&](const auto& each) { for_stretches_of(g.size(0), g.size(1), g.is_cuda(), each, unit); });
   };
   NormBack norm{saves.axes, saves.training, saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), saves.rstd, {}, saves.mean};
-  const bool of_rows = saves.code_is_normalised || (saves.norm.defined() && saves.norm.shape().size() == 2);
+  const bool of_rows =
+      saves.code_is_normalised || (saves.norm.defined() && !saves.norm.has_bits_per_sample() && saves.norm.shape().size() == 2);
   if (of_rows) {
     SharedSave own;
     own.code = saves.norm.packed();

@@ -115,7 +115,7 @@ struct Outgoing {
 
 HostOffload::HostOffload(at::Tensor bytes) : state_(std::make_shared<State>()) {
   if (!bytes.defined() || bytes.scalar_type() != at::kByte || bytes.dim() != 1 || !bytes.is_contiguous()) {
-    fail("swap", "bytes must be one line of uint8", bytes.defined() ? c10::toString(bytes.scalar_type()) : "nothing");
+    fail("host_offload", "bytes must be one line of uint8", bytes.defined() ? c10::toString(bytes.scalar_type()) : "nothing");
   }
   state_->size = bytes.numel();
   state_->device = std::move(bytes);

@@ -39,17 +39,18 @@ struct LiveInput {
   at::ScalarType type;  // packed in
   std::optional<c10::Stream> stream;
   CodecSpec spec;
+  bool per_sample_bits;
   std::shared_ptr<const StepClock> clock;  // of the run that packed it
   uint64_t era;                            // … and its step
   std::weak_ptr<const OwnInput> own;
 
   bool operator==(const LiveInput& o) const {
     return address == o.address && data == o.data && version == o.version && type == o.type && stream == o.stream && sizes == o.sizes &&
-           strides == o.strides && spec == o.spec && clock == o.clock && era == o.era;
+           strides == o.strides && spec == o.spec && per_sample_bits == o.per_sample_bits && clock == o.clock && era == o.era;
   }
 };
 
-LiveInput key_of(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec) {
+LiveInput key_of(const at::Tensor& x, at::ScalarType type, const Keep& keep) {
   return {WeakTensor(x.getIntrusivePtr()),
           x.unsafeGetTensorImpl(),
           x.const_data_ptr(),
@@ -58,7 +59,8 @@ LiveInput key_of(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec
           x._version(),
           type,
           current_stream(x),
-          spec,
+          keep.spec,
+          keep.per_sample_bits,
           step_clock(),
           step_clock()->era(),
           {}};
@@ -77,13 +79,13 @@ std::shared_ptr<const OwnInput> own_input(const at::Tensor& x, const at::Tensor&
                 [](const LiveInput& input) { return input.own.expired() || input.tensor.expired() || input.era != input.clock->era(); });
   const auto make = [&] { return std::make_shared<const OwnInput>(OwnInput{Saved(values, saving, keep), saving.name, {}}); };
   if (x.is_inference()) return make();
-  const LiveInput wanted = key_of(x, values.scalar_type(), keep.spec);
+  const LiveInput wanted = key_of(x, values.scalar_type(), keep);
   const auto found = std::find(live.begin(), live.end(), wanted);
   if (found != live.end()) {
     if (auto own = found->own.lock()) return own;
   }
   const auto own = make();
-  LiveInput key = key_of(x, values.scalar_type(), keep.spec);  // its seed may have been the first of a run
+  LiveInput key = key_of(x, values.scalar_type(), keep);  // its seed may have been the first of a run
   key.own = own;
   live.push_back(std::move(key));
   return own;

@@ -18,8 +18,8 @@
 namespace satchel {
 
 /// What a fused pass has found out about a tensor that it made, for the Saved that meets this very tensor, untouched, next in this thread;
-/// whichever Saved with bits per sample comes next forgets it. ranges: as pack_per_sample() takes them. squares: squared norms of the
-/// samples of a gradient, float32[n].
+/// whichever comes next forgets it, ranges where samples are packed in bits of their own, squares where a gradient is told. ranges: as
+/// pack_per_sample() takes them. squares: squared norms of the samples of a gradient, float32[n].
 void pass_on_ranges(const at::Tensor& x, at::Tensor ranges);
 void pass_on_squares(const at::Tensor& g, at::Tensor squares);
 

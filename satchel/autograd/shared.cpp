@@ -109,7 +109,7 @@ at::Tensor SharedRows::input(int64_t first, int64_t last, at::ScalarType type) c
   if (const int64_t odd = first % kGroup; odd != 0) return input(first - odd, last, type).narrow(0, odd, last - first);
   if (fused_) return norm_act_input(save_.code, save_.seed, save_.chain, first, last, type, save_.bits.extra);
   if (is_output_) return values(first, last, type);
-  // Third bits on CUDA that no fused kernel reads are a ReLU's: its own values tell what is on.
+  // Extra bits on CUDA that no fused kernel reads are a ReLU's: its own values tell what is on.
   const at::Tensor on = place_.cuda() && save_.bits.extra.defined() ? at::Tensor() : bits(first, last);
   return apply_chain(values(first, last), gamma_, beta_, on, save_.seed, save_.chain, first * save_.channels()).to(type);
 }

@@ -43,7 +43,7 @@ struct Keep {
   Kind kind = Kind::input;
   CodecSpec spec = {};           // of what is coded: input, aggregate, norm, activation, shared, derivative
   Of of = Of::input;             // … and which tensor
-  bool per_sample_bits = false;  // … samples have bits of their own, spec.bits in the mean (core/mixed.h)
+  bool per_sample_bits = false;  // … samples have bits of their own, spec.bits in the mean (core/per_sample.h)
   double mean_bits = 0;          // shared images: samples have 2 or 3 bits, so many in the mean; 0: all alike
   bool offload = false;          // its bytes wait in host memory
   int numbers = 0;               // statistics: numbers a channel, row or group: the deviation, or mean and deviation

@@ -39,7 +39,7 @@ struct MethodPreset {
   Method method;
 };
 
-/// The published methods as their papers have them, torch's own (fp32, first) and Satchel's (last).
+/// torch's own (fp32) first, then the published methods and their relatives, Satchel's last.
 std::span<const MethodPreset> method_presets();
 
 /// "blockwise,levels=even,block=16rows": a preset's name and what differs from its `input` spec, as parse_spec() reads it; or

@@ -1,4 +1,4 @@
-// Bytes of a tensor whose samples have bits of their own, 1 to 8, shared out under a budget (theory.md 5).
+// Bytes of a tensor whose samples have bits of their own, 1 to 8, allocated under a budget (docs/theory.md 5).
 //
 //   codes   | sample 0        | sample 1   | …   sample n: a bit stream as core/layout.h has it, b_n bits a value, from byte
 //             unit·b_0          unit·b_1         unit·(b_0 + … + b_{n−1}) on; unit = an eighth of its values, up to 16 bytes

@@ -19,8 +19,8 @@
 
 namespace satchel {
 RunningBitAllocator::RunningBitAllocator(const BitAllocatorOptions& options) : options_(options) {
-  if (options.samples < 0) fail("share_out", "samples must not be negative", options.samples);
-  if (options.every < 1) fail("share_out", "every must be 1 step or more", options.every);
+  if (options.samples < 0) fail("bit_allocator", "samples must not be negative", options.samples);
+  if (options.every < 1) fail("bit_allocator", "every must be 1 step or more", options.every);
 }
 
 RunningBitAllocator::~RunningBitAllocator() = default;
@@ -87,7 +87,7 @@ bool RunningBitAllocator::wants_gradient(int64_t layer) const {
 
 void RunningBitAllocator::set_gradient_scale(at::Tensor scale) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (scale.defined() && scale.numel() != 1) fail("share_out", "a gradient scale must be one number", scale.sizes());
+  if (scale.defined() && scale.numel() != 1) fail("bit_allocator", "a gradient scale must be one number", scale.sizes());
   scale_ = std::move(scale);
 }
 
@@ -106,7 +106,7 @@ void RunningBitAllocator::saw_gradient(int64_t at, const at::Tensor& squares, co
 void RunningBitAllocator::set_samples(std::span<const int64_t> indices) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const int64_t i : indices) {
-    if (i < 0) fail("share_out", "a sample's number must not be negative", i);
+    if (i < 0) fail("bit_allocator", "a sample's number must not be negative", i);
   }
   indices_.assign(indices.begin(), indices.end());
   at_.reset();

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kOp = "plan";
 constexpr int64_t kMostBytes = int64_t{1} << 62, kMostValues = int64_t{1} << 56;
-constexpr int64_t kExtraBitBlock = 256;  // values that samples with bits of their own are whole blocks of (tensor/third.h)
+constexpr int64_t kExtraBitBlock = 256;  // values that samples with bits of their own are whole blocks of (tensor/extra_bit.h)
 
 /// The lines of a model, layer by layer in the order of the forward pass.
 class Lines {

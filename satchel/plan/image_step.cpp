@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kWorkspace = int64_t{32} << 20;      // of cuBLAS on a GPU of compute capability 9
 constexpr int64_t kSampleStretch = int64_t{64} << 20;  // values decoded at a time by a convolution (autograd/input.cpp)
 constexpr int64_t kRowStretch = int64_t{12} << 20;     // … and by a linear layer or a norm of its own (autograd/shared.cpp)
-constexpr size_t kInFlight = 2;                        // saves on their way to or from host memory at once (autograd/swap.h)
-constexpr int64_t kLeastOffloaded = 64 << 10;          // bytes; smaller ones stay on the device (autograd/swap.h)
+constexpr size_t kInFlight = 2;                        // saves on their way to or from host memory at once (autograd/host_offload.h)
+constexpr int64_t kLeastOffloaded = 64 << 10;          // bytes; smaller ones stay on the device (autograd/host_offload.h)
 
 /// Lines of fp32 that are maps which torch holds, not memory of their own.
 bool is_image(const SavedTensor& line) { return line.kind == "input" || line.kind == "norm" || line.kind == "activation"; }

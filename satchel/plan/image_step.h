@@ -10,7 +10,7 @@
 //   it
 //                  makes, and what waits for other readers of the same map. A sum makes a second one; other fused norms work in place.
 //                  A convolution makes its input's gradient and then decodes that input, at most 64 Mi values in equal stretches of samples
-// Not counted: cuDNN's workspaces, and what bits that move between layers (actnn, mean=) change after the third step.
+// Not counted: cuDNN's workspaces, and what bits that move between layers (actnn, mean_bits=) change after the third step.
 #pragma once
 
 #include <cstddef>

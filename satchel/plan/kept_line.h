@@ -21,8 +21,8 @@ struct KeptSizes {
 
 SavedTensor kept_line(const std::string& layer, const Keep& keep, const KeptSizes& sizes);
 
-/// Bytes of a tensor whose samples have bits of their own (core/mixed.h): what pack_per_sample() takes of `shape`, samples first (rows,
-/// where a graph's layer packs), with spec.bits in the mean. Throws what training would throw.
+/// Bytes of a tensor whose samples have bits of their own (core/per_sample.h): what pack_per_sample() takes of `shape`, samples first
+/// (rows, where a graph's layer packs), with spec.bits in the mean. Throws what training would throw.
 int64_t per_sample_bytes(const std::vector<int64_t>& shape, const CodecSpec& spec);
 /// Does the code of a keep have them? 32 bits are kept as they are.
 bool has_per_sample_bits(const Keep& keep);

@@ -1,4 +1,4 @@
-// The name of bit_allocator.h before 0.2: it goes with the next release.
+// The old name of bit_allocator.h. It goes with the next release.
 #pragma once
 
 #include "satchel/plan/bit_allocator.h"

@@ -56,6 +56,7 @@ void check_product(at::IntArrayRef shape, const at::Tensor& g, at::Device device
 }
 
 CodecLayout check_packed(const Packed& packed, const char* op, bool meta) {
+  if (packed.budget != 0) fail(op, "all samples must have the same bits", "bits per sample");
   check_tensor(packed.bytes, op, meta);
   const at::Tensor& bytes = packed.bytes;
   if (bytes.scalar_type() != at::kByte) fail(op, "bytes must be uint8", c10::toString(bytes.scalar_type()));

@@ -22,7 +22,7 @@ int64_t check_affine(const at::Tensor& x, const CodecSpec& spec, const at::Tenso
 /// g of transposed_product: floats on `device`, the packed tensor's sizes but for the last.
 void check_product(at::IntArrayRef shape, const at::Tensor& g, at::Device device, const char* op);
 
-/// The plan of what is packed; throws unless bytes, seed, shape, strides and spec fit each other.
+/// How the bytes of what is packed lie; throws unless bytes, seed, shape, strides and spec fit each other.
 CodecLayout check_packed(const Packed& packed, const char* op, bool meta = false);
 
 }  // namespace satchel

@@ -1,6 +1,7 @@
 #include "satchel/tensor/codec_layout.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -227,7 +228,7 @@ CodecSpec spec_of(const SpecNumbers& n, const char* op) {
   spec.bits = static_cast<int>(within("bits", n.bits, 1, kKeep));
   spec.block = n.block;
   spec.per_sample = n.per_sample;
-  spec.levels = static_cast<Levels>(within("levels", n.levels, 0, 1));
+  spec.levels = static_cast<Levels>(within("levels", n.levels, 0, std::size(kLevelNames) - 1));
   spec.rounding = static_cast<Rounding>(within("rounding", n.rounding, 0, 1));
   spec.header = static_cast<HeaderType>(within("header", n.header, 0, 1));
   const int64_t side = within("side", n.side, 0, kSampledSide);

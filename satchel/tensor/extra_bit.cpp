@@ -14,7 +14,7 @@
 namespace satchel {
 namespace {
 
-constexpr const char* kOp = "third";
+constexpr const char* kOp = "extra_bit";
 constexpr int64_t kBlock = 256;
 
 SideCode wide_of(const SideCode& code, const ExtraBitView& extra) {

@@ -1,5 +1,5 @@
 // The room's functions as torch ops: tensors and numbers only, on CPU, CUDA and Meta (sizes without data).
-// The spec travels as SpecNumbers (plan.h). Of what pack leaves out of its result, packed_strides tells the strides, and
+// The spec travels as SpecNumbers (codec_layout.h). Of what pack leaves out of its result, packed_strides tells the strides, and
 // inner is the stride of the channels' dimension (1 where that has size 1).
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>

@@ -1,4 +1,4 @@
-// torch in, per-sample bits out: samples (the first dimension) with 1 to 8 bits each, shared out under a mean (theory.md 5).
+// torch in, per-sample bits out: samples (the first dimension) with 1 to 8 bits each, allocated under a mean (docs/theory.md 5).
 #pragma once
 
 #include <ATen/core/Tensor.h>

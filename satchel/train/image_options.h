@@ -40,7 +40,7 @@ std::vector<SavedTensor> planned_saves(const ImageTrainOptions& options, const I
 struct ConvolutionOptions {
   bool tf32 = false;              // float32 ones in TF32
   bool tries = true;              // cuDNN tries its algorithms on every new shape and keeps the fastest
-  bool growing_segments = false;  // as wants_growing_segments(): of torch's allocator (growing_segments.h)
+  bool growing_segments = false;  // as wants_growing_segments(): of torch's allocator (expandable_segments.h)
 };
 
 /// While it lives, torch's settings are those, on a CUDA device; then as before. All threads': torch has one setting.

@@ -57,9 +57,9 @@ TEST_P(PairsKept, AsPlanned) {
 INSTANTIATE_TEST_SUITE_P(, PairsAt32Bits,
                          testing::ValuesIn(with_methods({"satchel,bits=32", "exact,bits=32,project=none", "actnn,bits=32,adaptive=no"})),
                          test_name);
-INSTANTIATE_TEST_SUITE_P(, PairsKept,
-                         testing::ValuesIn(with_methods({"satchel", "exact", "blockwise", "projection", "actnn", "division", "gact"})),
-                         test_name);
+INSTANTIATE_TEST_SUITE_P(
+    , PairsKept, testing::ValuesIn(with_methods({"satchel", "exact", "blockwise", "projection", "actnn", "division", "int8", "gact"})),
+    test_name);
 
 }  // namespace
 }  // namespace satchel::test

@@ -68,7 +68,9 @@ void expect_products(std::initializer_list<int64_t> row_counts) {
             const at::Tensor bound = p.abs().mm(z.abs().t().mm(wide.abs())) * (terms * 0x1p-24);
             EXPECT_EQ(got.scalar_type(), at::kFloat);
             EXPECT_TRUE(((got - expected).abs() <= bound).all().item<bool>()) << ((got - expected).abs() / bound).max();
-            if (repeats()) EXPECT_TRUE(same(got, transposed_product(packed, g))) << "a second time";
+            if (repeats()) {
+              EXPECT_TRUE(same(got, transposed_product(packed, g))) << "a second time";
+            }
           }
         }
       }

@@ -59,7 +59,9 @@ TEST_F(SplitProduct, RowsAreRightWithinRounding) {
         ASSERT_TRUE(product.is_split());
         product.write(to, x);
         EXPECT_LE(Exact(x, w, bias).over(to, share_of(w)), 1);
-        if (repeats()) EXPECT_TRUE(same(product(x), to.contiguous())) << "in memory of its own";
+        if (repeats()) {
+          EXPECT_TRUE(same(product(x), to.contiguous())) << "in memory of its own";
+        }
         to.fill_(7);
         EXPECT_TRUE((line == 7).all().item<bool>()) << "what stands around the result";
       }
@@ -99,7 +101,9 @@ TEST_F(SplitProduct, GradientsAreRightWithinRounding) {
         ASSERT_TRUE(splits_gradient(g.t(), x));
         const at::Tensor sums = gradient_of(g, x);
         EXPECT_LE(Exact({g.t()}, {x}).over(sums, share), 1);
-        if (repeats()) EXPECT_TRUE(same(gradient_of(g, x), sums)) << "a second time";
+        if (repeats()) {
+          EXPECT_TRUE(same(gradient_of(g, x), sums)) << "a second time";
+        }
         const at::Tensor before = normal({g_columns, x_columns}, 24).cuda(), added = before.clone();
         split_gradient_(added, g.t(), x, /*add=*/true);
         EXPECT_TRUE(same(added, before + sums)) << "one more rounding";

@@ -15,6 +15,7 @@
 
 #include "satchel/graph/layer.h"
 #include "satchel/plan/graph_plan.h"
+#include "tests/one_thread.h"
 #include "tests/train/train_common.h"
 
 namespace satchel {
@@ -76,7 +77,7 @@ TEST(Gin, RefusesWhatDoesNotFit) {
 /// At 2 bits gradients are right on average.
 TEST(Gin, GradientsAreTorchsOnAverage) {
   constexpr int64_t kRows = 64, kDraws = 200;
-  at::set_num_threads(1);
+  const test::OneThread one_thread;
   at::manual_seed(5);
   const Csr graph = made_symmetric(csr_from_coo(at::randint(kRows, {200}), at::randint(kRows, {200}), kRows, kRows));
   const Adjacency a = layer_adjacency("gin", graph);
@@ -131,7 +132,7 @@ TEST(Gin, PlanKeepsXAndOneCodeOfTheReLU) {
 }
 
 TEST(Gin, LearnsInHalves) {
-  at::set_num_threads(1);
+  const test::OneThread one_thread;
   for (const Amp amp : {Amp::bf16, Amp::fp16}) {
     for (const char* method : {"fp32", "exact", "satchel"}) {
       TrainOptions o = small(method, 40);

@@ -68,22 +68,22 @@ TEST(ShareMaps, WhatGainsMoreAValueComesFirst) {
 struct Step {
   BitAllocation a, b;
 };
-Step run(RunningBitAllocator& shares, double loud, double mean = 2.5, double scale = 1) {
-  Step s{shares.image("a", 4, 512, mean, at::kCPU), shares.image("b", 4, 512, mean, at::kCPU)};
+Step run(RunningBitAllocator& allocator, double loud, double mean = 2.5, double scale = 1) {
+  Step s{allocator.image("a", 4, 512, mean, at::kCPU), allocator.image("b", 4, 512, mean, at::kCPU)};
   const at::Tensor ranges = at::tensor({1.0, 2.0, 4.0, 3.0}, at::kDouble);
-  if (shares.wants_gradient(0)) {
-    shares.saw_gradient(1, at::full({4}, scale * scale), ranges, 1);
-    shares.saw_gradient(0, at::full({4}, loud * scale * scale), ranges, 1);
+  if (allocator.wants_gradient(0)) {
+    allocator.saw_gradient(1, at::full({4}, scale * scale), ranges, 1);
+    allocator.saw_gradient(0, at::full({4}, loud * scale * scale), ranges, 1);
   }
-  shares.step();
+  allocator.step();
   return s;
 }
 
 TEST(ShareMaps, StartEvenlyAndFollowTheGains) {
-  RunningBitAllocator shares({0, 1});
+  RunningBitAllocator allocator({0, 1});
   for (int step = 0; step < 4; ++step) {
-    const Step s = run(shares, 100);
-    EXPECT_LE(shares.mean_bits(), 2.5);
+    const Step s = run(allocator, 100);
+    EXPECT_LE(allocator.mean_bits(), 2.5);
     if (step < 3) {  // seen, copied, worked on
       EXPECT_EQ(s.a.count, 2);
       EXPECT_TRUE(s.a.slots.equal(at::tensor({0, 1, -1, -1}, at::kInt))) << "nothing is known of samples";
@@ -97,44 +97,44 @@ TEST(ShareMaps, StartEvenlyAndFollowTheGains) {
 }
 
 TEST(ShareMaps, SamplesThatCountGetTheBits) {
-  RunningBitAllocator shares({8, 100});
+  RunningBitAllocator allocator({8, 100});
   const std::vector<int64_t> numbers{7, 2, 4, 0};
-  shares.set_samples(numbers);
-  run(shares, 1);
-  shares.set_samples(numbers);
+  allocator.set_samples(numbers);
+  run(allocator, 1);
+  allocator.set_samples(numbers);
   // Ranges 1, 2, 4, 3 with equal gradients: the third and the fourth.
-  EXPECT_TRUE(shares.image("a", 4, 512, 2.5, at::kCPU).slots.equal(at::tensor({-1, -1, 0, 1}, at::kInt)));
-  shares.set_samples(std::vector<int64_t>{4, 7, 0, 2});
-  EXPECT_TRUE(shares.image("a", 4, 512, 2.5, at::kCPU).slots.equal(at::tensor({0, -1, 1, -1}, at::kInt)));
+  EXPECT_TRUE(allocator.image("a", 4, 512, 2.5, at::kCPU).slots.equal(at::tensor({-1, -1, 0, 1}, at::kInt)));
+  allocator.set_samples(std::vector<int64_t>{4, 7, 0, 2});
+  EXPECT_TRUE(allocator.image("a", 4, 512, 2.5, at::kCPU).slots.equal(at::tensor({0, -1, 1, -1}, at::kInt)));
 }
 
 TEST(ShareMaps, AnotherMeanChoosesAnew) {
-  RunningBitAllocator shares({8, 100});
+  RunningBitAllocator allocator({8, 100});
   const std::vector<int64_t> numbers{7, 2, 4, 0};
-  shares.set_samples(numbers);
-  run(shares, 1, 2.75);
-  shares.set_samples(numbers);
+  allocator.set_samples(numbers);
+  run(allocator, 1, 2.75);
+  allocator.set_samples(numbers);
   // Places 0 … 2 were chosen for a mean of 2.75; at 2.25 a plane has room for one of four samples.
-  const BitAllocation share = shares.image("a", 4, 512, 2.25, at::kCPU);
+  const BitAllocation share = allocator.image("a", 4, 512, 2.25, at::kCPU);
   EXPECT_EQ(share.count, 1);
   EXPECT_EQ(share.slots.max().item<int>(), 0);
 }
 
 TEST(ShareMaps, ALossScaleCancels) {
   const auto averages = [](double first, double second) {
-    RunningBitAllocator shares({4, 1});
+    RunningBitAllocator allocator({4, 1});
     const at::Tensor scale = at::full({1}, first);
-    shares.set_gradient_scale(scale);
+    allocator.set_gradient_scale(scale);
     for (int step = 0; step < 8; ++step) {
-      shares.set_samples(std::vector<int64_t>{0, 1, 2, 3});
-      run(shares, 5, 2.25, scale.item<double>());
+      allocator.set_samples(std::vector<int64_t>{0, 1, 2, 3});
+      run(allocator, 5, 2.25, scale.item<double>());
       if (step == 3) scale.fill_(second);  // as a loss scaler does, in place
     }
-    return shares.state().at("averages");
+    return allocator.state().at("averages");
   };
   EXPECT_TRUE(averages(1, 1).equal(averages(65536, 1024))) << "powers of two: to the bit";
-  RunningBitAllocator shares;
-  EXPECT_THROW(shares.set_gradient_scale(at::ones({2})), Error);
+  RunningBitAllocator allocator;
+  EXPECT_THROW(allocator.set_gradient_scale(at::ones({2})), Error);
 }
 
 TEST(ShareMaps, AreRestoredAtEveryStageOfAShareOut) {
@@ -142,10 +142,10 @@ TEST(ShareMaps, AreRestoredAtEveryStageOfAShareOut) {
     RunningBitAllocator whole({4, 5});
     std::unique_ptr<RunningBitAllocator> resumed;
     for (int step = 0; step < 16; ++step) {
-      for (RunningBitAllocator* shares : {&whole, resumed.get()}) {
-        if (shares == nullptr) continue;
-        shares->set_samples(std::vector<int64_t>{3, 0, 2, 1});
-        run(*shares, step < 6 ? 100 : 0.01, 2.25);
+      for (RunningBitAllocator* allocator : {&whole, resumed.get()}) {
+        if (allocator == nullptr) continue;
+        allocator->set_samples(std::vector<int64_t>{3, 0, 2, 1});
+        run(*allocator, step < 6 ? 100 : 0.01, 2.25);
       }
       if (step == stop) {
         resumed = std::make_unique<RunningBitAllocator>(BitAllocatorOptions{4, 5});
@@ -162,9 +162,9 @@ TEST(ShareMaps, AreRestoredAtEveryStageOfAShareOut) {
 }
 
 TEST(ShareMaps, RestoresNothingElse) {
-  RunningBitAllocator shares({4, 1});
-  run(shares, 2);
-  const auto good = shares.state();
+  RunningBitAllocator allocator({4, 1});
+  run(allocator, 2);
+  const auto good = allocator.state();
   const auto refused = [&](const std::string& name, const at::Tensor& tensor) {
     auto state = good;
     if (tensor.defined()) {
@@ -192,8 +192,8 @@ at::Tensor weight_gradient(const std::string& method, bool sum, uint64_t seed, i
                    w = at::randn({8, 16, 3, 3}).requires_grad_();
   const at::Tensor gamma = at::rand({16}).add_(0.5).requires_grad_(), beta = at::randn({16}).mul_(0.3).requires_grad_();
   const at::Tensor g = at::randn({8, 8, 4, 4});
-  const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{8, 1});
-  const SavePolicy saving{parse_method(method), "map", shares};
+  const auto allocator = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{8, 1});
+  const SavePolicy saving{parse_method(method), "map", allocator};
   const NormWeights norm{gamma, beta, {}, {}};
   at::manual_seed(seed);
   const at::Tensor z = sum ? norm_add_act(x, norm, skip, {}, saving) : norm_act(x, norm, {}, saving);

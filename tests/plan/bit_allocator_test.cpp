@@ -21,7 +21,7 @@ SavePolicy actnn(const std::string& name, std::shared_ptr<BitAllocator> allocato
   SavePolicy saving;
   saving.method = parse_method("actnn");
   saving.name = name;
-  saving.allocator = std::move(shares);
+  saving.allocator = std::move(allocator);
   return saving;
 }
 
@@ -38,8 +38,8 @@ Step saved(const at::Tensor& x, const SavePolicy& saving, bool norm = false) {
   return s;
 }
 
-double mean_of(const RunningBitAllocator& shares, const std::string& name) {
-  for (const LayerBits& l : shares.layers()) {
+double mean_of(const RunningBitAllocator& allocator, const std::string& name) {
+  for (const LayerBits& l : allocator.layers()) {
     if (l.name == name) return l.mean_bits;
   }
   return 0;
@@ -91,10 +91,10 @@ TEST(ShareOutLayers, SensitiveLayersGetMore) {
 
 TEST(RunningBitAllocator, StartsWithTheMeanAndThenFollowsTheGradients) {
   at::manual_seed(1);
-  const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{0, 1});
+  const auto allocator = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{0, 1});
   const at::Tensor x = at::randn({8, 4, 16, 16}), quiet = at::randn({8, 4}) * 1e-3, loud = at::randn({8, 4}) * 1e3;
   for (int step = 0; step < 8; ++step) {
-    const Step a = saved(x, actnn("a", shares)), n = saved(x, actnn("n", shares), /*norm=*/true), b = saved(x, actnn("b", shares));
+    const Step a = saved(x, actnn("a", allocator)), n = saved(x, actnn("n", allocator), /*norm=*/true), b = saved(x, actnn("b", allocator));
     const int64_t plain = saved(x, actnn("plain")).bytes;
     if (step < 3) {  // seen, copied, worked on
       EXPECT_EQ(a.bytes, plain);
@@ -108,39 +108,39 @@ TEST(RunningBitAllocator, StartsWithTheMeanAndThenFollowsTheGradients) {
     b.save.gradient_seen(loud);
     a.save.gradient_seen(quiet);
     n.save.gradient_seen(loud);  // norms have no say
-    shares->step();
-    EXPECT_LE(shares->mean_bits(), 2);
+    allocator->step();
+    EXPECT_LE(allocator->mean_bits(), 2);
   }
-  EXPECT_EQ(mean_of(*shares, "a"), 1);
+  EXPECT_EQ(mean_of(*allocator, "a"), 1);
   // a and its norm leave a bit each for b's values, which are half as many.
-  EXPECT_EQ(mean_of(*shares, "b"), 4);
+  EXPECT_EQ(mean_of(*allocator, "b"), 4);
 }
 
 TEST(RunningBitAllocator, SharesOutEverySoManySteps) {
-  const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{0, 4});
+  const auto allocator = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{0, 4});
   EXPECT_THROW(RunningBitAllocator({0, 0}), Error);
   EXPECT_THROW(RunningBitAllocator({-1, 1}), Error);
   const at::Tensor x = at::randn({4, 64});
   std::vector<bool> wanted;
   for (int step = 0; step < 10; ++step) {
-    const Saved save(x, actnn("a", shares));
-    wanted.push_back(shares->wants_gradient(0));
+    const Saved save(x, actnn("a", allocator));
+    wanted.push_back(allocator->wants_gradient(0));
     save.gradient_seen(at::ones({4, 3}));
-    shares->step();
+    allocator->step();
   }
   // Seen at 0, obeyed after 2; then after 6, so seen at 4; then at 8.
   EXPECT_EQ(wanted, (std::vector<bool>{true, false, false, false, true, false, false, false, true, false}));
 }
 
 TEST(RunningBitAllocator, RemembersSamplesByTheirNumbers) {
-  const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{10, 100});
+  const auto allocator = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{10, 100});
   const at::Tensor x = at::randn({1, 256}).expand({4, 256}).contiguous();
   const auto weights = [&](std::vector<int64_t> numbers, const at::Tensor& g) {
-    shares->set_samples(numbers);
-    const at::Tensor w = shares->input("a", 4, 256, 2, at::kCPU).weights;
-    const Saved save(x, actnn("a", shares));
+    allocator->set_samples(numbers);
+    const at::Tensor w = allocator->input("a", 4, 256, 2, at::kCPU).weights;
+    const Saved save(x, actnn("a", allocator));
     if (g.defined()) save.gradient_seen(g);
-    shares->step();
+    allocator->step();
     return w;
   };
   EXPECT_FALSE(weights({0, 1, 2, 3}, at::tensor({1.f, 2.f, 4.f, 8.f}).view({4, 1})).defined());
@@ -152,23 +152,23 @@ TEST(RunningBitAllocator, RemembersSamplesByTheirNumbers) {
   weights({3, 2, 9, 20}, at::tensor({INFINITY, 4.f, NAN, 3.f}).view({4, 1}));
   EXPECT_TRUE(weights({3, 2, 9, 20}, {}).equal(at::tensor({32.f, 16.f, 1.f, 9.f})));
   // Batches of another size than the numbers count alike.
-  shares->set_samples(std::vector<int64_t>{1, 2});
-  EXPECT_FALSE(shares->input("a", 4, 256, 2, at::kCPU).weights.defined());
-  EXPECT_THROW(shares->set_samples(std::vector<int64_t>{-1}), Error);
+  allocator->set_samples(std::vector<int64_t>{1, 2});
+  EXPECT_FALSE(allocator->input("a", 4, 256, 2, at::kCPU).weights.defined());
+  EXPECT_THROW(allocator->set_samples(std::vector<int64_t>{-1}), Error);
 }
 
 TEST(RunningBitAllocator, AnOverflowChangesNothing) {
-  const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{0, 3});
+  const auto allocator = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{0, 3});
   const at::Tensor x = at::randn({4, 512});
   for (int step = 0; step < 12; ++step) {
-    const Saved a(x, actnn("a", shares)), b(x * 100, actnn("b", shares));
+    const Saved a(x, actnn("a", allocator)), b(x * 100, actnn("b", allocator));
     // Steps 0 and 3 are looked at; what was seen in 3 is thrown away in 4, so 5 is looked at.
-    EXPECT_EQ(shares->wants_gradient(0), step == 0 || step == 3 || step == 5 || step == 8 || step == 11) << step;
+    EXPECT_EQ(allocator->wants_gradient(0), step == 0 || step == 3 || step == 5 || step == 8 || step == 11) << step;
     b.gradient_seen(at::full({4, 2}, step == 3 ? INFINITY : 1.0f));
     a.gradient_seen(at::ones({4, 2}));
-    shares->step();
-    EXPECT_EQ(mean_of(*shares, "a"), step < 2 ? 2 : 1) << step;
-    EXPECT_EQ(mean_of(*shares, "b"), step < 2 ? 2 : 3) << step;
+    allocator->step();
+    EXPECT_EQ(mean_of(*allocator, "a"), step < 2 ? 2 : 1) << step;
+    EXPECT_EQ(mean_of(*allocator, "b"), step < 2 ? 2 : 3) << step;
   }
 }
 

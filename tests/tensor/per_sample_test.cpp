@@ -8,6 +8,7 @@
 #include "chance.h"
 #include "reference.h"
 #include "satchel/tensor/pack.h"
+#include "satchel/tensor/project.h"
 
 namespace satchel {
 namespace {
@@ -104,6 +105,8 @@ TEST(Mixed, BytesDoNotDependOnThreads) {
   at::set_num_threads(1);
   const Packed one = pack_per_sample(x, kActnn, 3, 2);
   const at::Tensor y = unpack_per_sample(one);
+  EXPECT_TRUE(same(unpack(one), y));
+  EXPECT_TRUE(same(unpack_samples(one, 1, 3), y.narrow(0, 1, 2)));
   at::set_num_threads(2);
   EXPECT_TRUE(same(pack_per_sample(x, kActnn, 3, 2).bytes, one.bytes));
   EXPECT_TRUE(same(unpack_per_sample(one), y));
@@ -173,6 +176,7 @@ TEST(Mixed, RefusesWhatItCannotCode) {
   expect_error([&] { pack_per_sample(whole, kActnn, seed, 2, {}, nullptr, at::zeros({2, 2})); }, "ranges must be");
   Packed p = pack_per_sample(x, kActnn, 1, 2);
   expect_error([&] { unpack_per_sample(p, 1, 5); }, "[unpack_per_sample] samples must lie within 0 to 4, got 1 to 5");
+  expect_error([&] { transposed_product(p, x); }, "all samples must have the same bits, got bits per sample");
   p.bytes = p.bytes.narrow(0, 0, 10);
   expect_error([&] { unpack_per_sample(p); }, "bytes must be");
 }

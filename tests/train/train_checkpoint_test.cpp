@@ -125,7 +125,9 @@ TEST_F(Train, AResultOutlivesItsCheckpoint) {
   std::string error;
   try {
     train_graph(communities(), o, [&](const Progress& p) {
-      if (p.epoch == 1) EXPECT_EQ(::rmdir(folder.c_str()), 0);  // before the first checkpoint
+      if (p.epoch == 1) {
+        EXPECT_EQ(::rmdir(folder.c_str()), 0);  // before the first checkpoint
+      }
       if (p.epoch == 2) error = p.checkpoint_error;
       return true;
     });

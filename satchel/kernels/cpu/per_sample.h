@@ -1,5 +1,5 @@
-// Mixed bits on the CPU: each function takes a range of samples, so that callers share the work out over threads as they like. `ranges`
-// are a block's exact extremes each, in the order of the headers.
+// Bits per sample on the CPU: each function takes a range of samples, so that callers share the work out over threads as they like.
+// `ranges` are a block's exact extremes each, in the order of the headers.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ void per_sample_measure(const PerSampleCode&, Source x, F32Header* ranges, doubl
 /// C_n = weight_n·squares_n; no weights: all 1.
 void per_sample_allocate(const PerSampleCode&, std::span<const double> squares, const float* weights, uint32_t* entries);
 
-/// Codes and headers of samples [first, last) into `bytes`, whose shares stand already; what no code fills becomes 0.
+/// Codes and headers of samples [first, last) into `bytes`, whose entries stand already; what no code fills becomes 0.
 void per_sample_encode(const PerSampleCode&, Source x, uint64_t seed, const F32Header* ranges, uint8_t* bytes, int64_t first, int64_t last);
 
 /// Samples [first, last); x starts with sample `origin`.

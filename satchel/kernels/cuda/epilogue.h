@@ -89,7 +89,7 @@ struct NormBlockCode {
 struct NormImageCode {
   int64_t samples, values;  // values a sample
   int64_t channels, block;
-  int bits;  // of every sample; 0: its own, as its share says
+  int bits;  // of every sample; 0: its own, as its entry says
   HeaderType header;
   Rounding rounding;
   CodeParts at = {};
@@ -129,7 +129,7 @@ bool norm_image_fits(const NormImageCode&);
 /// of pixels in multiples of 4 that make maps of multiples of 8, or maps of which 32 fit the current device's shared memory.
 bool norm_low_pass_fits(const LowPassParts&, DType);
 
-/// Scratch of what takes some: all of norm_act, the sums of add, block and map, all of low_pass.
+/// Scratch of what takes some: all of norm_act, the sums of add, block and image, all of low_pass.
 int64_t norm_act_scratch_bytes();
 int64_t norm_scratch_bytes();
 int64_t norm_low_pass_scratch_bytes(const LowPassParts&);

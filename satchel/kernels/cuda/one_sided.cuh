@@ -7,7 +7,7 @@ namespace satchel::cuda::epilogue {
 
 /// Throws unless blocks fill the samples, of which some have 3 bits in place of 2.
 inline void check_extra_bit(const SideCode& code, const ExtraBitView& extra, const char* op) {
-  if (code.table.bits != 2 || extra.table.bits != 3) fail(op, "third bits stand beside codes of 2", code.table.bits);
+  if (code.table.bits != 2 || extra.table.bits != 3) fail(op, "extra bits stand beside codes of 2", code.table.bits);
   if (extra.sample < kBlock || extra.sample % kBlock != 0 || code.grid.values % extra.sample != 0) {
     fail(op, "a sample must be whole blocks of 256 values", extra.sample);
   }

@@ -1,5 +1,5 @@
-// Mixed bits on CUDA: what kernels/cpu/mixed.h does, to the byte, without the host ever knowing a sample's bits. Raw device pointers and a
-// stream in, checked launches out. Where CMake found no CUDA, none.cpp stands in and everything throws.
+// Bits per sample on CUDA: what kernels/cpu/per_sample.h does, to the byte, without the host ever knowing a sample's bits. Raw device
+// pointers and a stream in, checked launches out. Where CMake found no CUDA, none.cpp stands in and everything throws.
 #pragma once
 
 #include <cstdint>
