@@ -189,10 +189,31 @@ struct LevelFamily {
   std::vector<double> (*on_side)(int count);
 };
 
+/// As many values between any two neighbours, as NF4 has them (QLoRA), under the clipped normal of `block` values.
+std::vector<double> quantiles_in_block(int count, double block) {
+  const double top = count - 1;
+  if (block < 3) return even_levels(count, top);
+  const Normal n = clipped_normal(top, block);
+  const double outside = Phi(-n.mu / n.sigma);
+  std::vector<double> levels(static_cast<size_t>(count), 0.0);
+  for (int i = 1; i < count - 1; ++i) levels[static_cast<size_t>(i)] = n.mu + n.sigma * inverse_Phi(outside + i / top * (1 - 2 * outside));
+  levels.back() = top;
+  return levels;
+}
+
+/// … and under the half normal of a side.
+std::vector<double> quantiles_on_side(int count) {
+  std::vector<double> levels(static_cast<size_t>(count), 0.0);
+  const double mass = Phi(kSideLength) - 0.5;
+  for (int i = 1; i < count; ++i) levels[static_cast<size_t>(i)] = inverse_Phi(0.5 + i * mass / (count - 1)) / kSideLength;
+  return levels;
+}
+
 /// In the order of Levels.
 constexpr LevelFamily kFamilies[] = {
     {[](int count, double) { return even_levels(count, count - 1); }, [](int count) { return even_levels(count, 1); }},
     {optimal_levels, side_levels},
+    {quantiles_in_block, quantiles_on_side},
 };
 static_assert(std::size(kFamilies) == std::size(kLevelNames));
 

@@ -12,9 +12,9 @@
 namespace satchel {
 
 /// Where a block's codes sit. A family of levels is a name here and a row of functions in core/levels.cpp.
-enum class Levels : uint8_t { even, optimal };
-inline constexpr std::string_view kLevelNames[] = {"even", "optimal"};
-inline constexpr std::string_view kLevelChoices = "even or optimal";
+enum class Levels : uint8_t { even, optimal, quantile };
+inline constexpr std::string_view kLevelNames[] = {"even", "optimal", "quantile"};
+inline constexpr std::string_view kLevelChoices = "even, optimal or quantile";
 enum class Rounding : uint8_t { stochastic, nearest };
 enum class HeaderType : uint8_t { bf16, f32 };
 
@@ -83,7 +83,7 @@ struct Preset {
 std::span<const Preset> presets();
 
 /// "blockwise,bits=2,block=1024,project=8": a preset (or none: the defaults), then options. Throws on anything unknown.
-/// Options: bits=1..8|32 · block=N|row|Nrows|map · sample=yes|no · levels=even|optimal · round=stochastic|nearest ·
+/// Options: bits=1..8|32 · block=N|row|Nrows|map · sample=yes|no · levels=even|optimal|quantile · round=stochastic|nearest ·
 /// header=bf16|f32 · side=none|one|relu|both · off=mean|sampled · project=RATIO|none · hadamard=yes|no · rows=N|all · lowpass=SIZE|none ·
 /// part=both|low|high
 CodecSpec parse_spec(std::string_view text);

@@ -206,6 +206,26 @@ void expect_levels(const float* got, const std::vector<double>& want) {
   }
 }
 
+/// As many values between any two, and so a larger variance than the optimal ones'.
+TEST(Levels, QuantilesHoldEqualShares) {
+  for (const int bits : {2, 3, 4}) {
+    for (const int64_t block : {16, 256, 4096}) {
+      const LevelTable table = level_table(bits, Levels::quantile, block), best = level_table(bits, Levels::optimal, block);
+      const int top = (1 << bits) - 1;
+      const double mu = top / 2.0, sigma = sigma_of(static_cast<double>(block)) * top / 3;
+      const auto below = [&](int i) { return 0.5 * std::erfc(-(table.at[i] - mu) / sigma / std::numbers::sqrt2); };
+      const double each = (below(top) - below(0)) / top;
+      for (int i = 0; i < top; ++i) EXPECT_NEAR(below(i + 1) - below(i), each, 3e-4) << bits << " bits, " << block << ", " << i;
+      const std::vector<double> own(table.at, table.at + top + 1), least(best.at, best.at + top + 1);
+      EXPECT_GT(expected_variance(own, static_cast<double>(block)), expected_variance(least, static_cast<double>(block)));
+    }
+  }
+  const SideTable side = side_table(2, Side::one_sided, Levels::quantile, 256);
+  EXPECT_EQ(side.on_short[0], 0);
+  EXPECT_NEAR(side.on_short[1], 0.6705 / 2.8, 1e-3);  // Φ⁻¹(0.5 + (Φ(2.8) − 0.5)/2)
+  EXPECT_EQ(side.on_short[2], 1);
+}
+
 TEST(Levels, SideTables) {
   const struct {
     Side side;

@@ -160,8 +160,8 @@ TEST(Spec, ErrorsNameTheRuleAndTheValue) {
       {"block=0rows", "got 0rows"},
       {"block=99999999999999999999rows", "got 99999999999999999999rows"},
       {"block=1099511627777", "got 1099511627777"},
-      {"levels=odd", "[spec] levels must be even or optimal, got odd"},
-      {"levels=", "[spec] levels must be even or optimal, got nothing"},
+      {"levels=odd", "[spec] levels must be even, optimal or quantile, got odd"},
+      {"levels=", "[spec] levels must be even, optimal or quantile, got nothing"},
       {"round=up", "[spec] round must be stochastic or nearest, got up"},
       {"header=f16", "[spec] header must be bf16 or f32, got f16"},
       {"side=one_sided", "[spec] side must be none, one, relu or both, got one_sided"},
@@ -201,7 +201,7 @@ TEST(Spec, ValidateNamesTheOperation) {
   EXPECT_EQ(error_of(CodecSpec{.block = 0}), "[pack] block must be 1 to 2^40, row, Nrows or map, got 0");
   EXPECT_NE(error_of(CodecSpec{.block = kMap + 1}), "accepted");
   EXPECT_NE(error_of(CodecSpec{.block = INT64_MIN}), "accepted");
-  EXPECT_EQ(error_of(CodecSpec{.levels = Levels(7)}), "[pack] levels must be even or optimal, got 7");
+  EXPECT_EQ(error_of(CodecSpec{.levels = Levels(7)}), "[pack] levels must be even, optimal or quantile, got 7");
   EXPECT_EQ(error_of(CodecSpec{.rounding = Rounding(2)}), "[pack] rounding must be stochastic or nearest, got 2");
   EXPECT_EQ(error_of(CodecSpec{.header = HeaderType(2)}), "[pack] header must be bf16 or f32, got 2");
   EXPECT_EQ(error_of(CodecSpec{.side = Side(4)}), "[pack] side must be none, one, relu or both, got 4");

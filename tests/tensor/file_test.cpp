@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(, FileAltered,
                              {"block 0", kBlock, 0, "block"},
                              {"block 8", kBlock, 8, "payload must be"},
                              {"sample 2", kSample, 2, "per_sample must be 0 or 1, got 2"},
-                             {"levels 2", kLevels, 2, "levels must be 0 to 1, got 2"},
+                             {"levels 3", kLevels, 3, "levels must be 0 to 2, got 3"},
                              {"rounding -1", kRounding, -1, "rounding must be"},
                              {"header 7", kHeader, 7, "header must be"},
                              {"header 1", kHeader, 1, "payload must be"},
@@ -283,7 +283,9 @@ TEST_P(FileAnyPayloadDecodes, BySpec) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, FileAnyPayloadDecodes, testing::Values("bits=3", "side=one", "division", "exact", "bits=4,side=both,header=f32"),
+INSTANTIATE_TEST_SUITE_P(, FileAnyPayloadDecodes,
+                         testing::Values("bits=3", "bits=3,levels=quantile", "side=one", "division", "exact",
+                                         "bits=4,side=both,header=f32"),
                          test::kCaseName);
 
 }  // namespace
