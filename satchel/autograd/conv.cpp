@@ -245,10 +245,10 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   node->weight_type = weight.scalar_type();
   if (bias.defined()) node->bias_type = bias.scalar_type();
   const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
-  const double taps_per_weight = static_cast<double>(taps) / static_cast<double>(options.groups);
+  const double weights_per_value = static_cast<double>(taps) / static_cast<double>(options.groups);
   if (weight.requires_grad()) {
     node->input =
-        is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, taps_per_weight});
+        is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, weights_per_value});
   }
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
   return attach(run(), node);

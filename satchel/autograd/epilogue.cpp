@@ -156,7 +156,7 @@ at::Tensor epilogue(EpilogueCall call) {
   return out;
 }
 
-at::Tensor deferred_norm(EpilogueCall call) {
+at::Tensor norm_alone(EpilogueCall call) {
   call.next_reads = false;
   if (!reads_producer(call.saving.method)) return epilogue(std::move(call));
   const NoAutocast no_autocast;

@@ -69,7 +69,7 @@ at::Tensor gradient_rows(at::Tensor&& g, const NormAxes& axes, int64_t width);
 /// The call as one node. All is checked, gradients are recorded, and the method is none of torch's own functions.
 at::Tensor epilogue(EpilogueCall call);
 /// A norm alone, which defers its packing until its reader shows where layers share.
-at::Tensor deferred_norm(EpilogueCall call);
+at::Tensor norm_alone(EpilogueCall call);
 /// The call of the norm that defers in this thread, where y is its untouched output, for an activation that keeps what both need; the norm
 /// packs nothing unless another reads y too.
 std::optional<EpilogueCall> claim_norm(const at::Tensor& y);

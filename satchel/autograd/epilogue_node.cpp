@@ -36,7 +36,7 @@ void EpilogueNode::defer(EpilogueCall call, const at::Tensor& out) {
   beta_version = version_of(beta);
   x_version = call.x._version();
   shares = saves.axes.span > 0 || out.size(-1) == saves.width;
-  waiting = std::move(call);
+  deferred = std::move(call);
   output.emplace(out.getIntrusivePtr());
   output_changes = torch::autograd::impl::version_counter(out);
   stands_for(out);
@@ -46,16 +46,16 @@ void EpilogueNode::output_goes() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);  // who holds it looks for itself
   if (!lock.owns_lock() || claimer_save == nullptr || output_changes.current_version() != output_version()) return;
   const long known = 2 + (claimer.expired() ? 0 : 1);  // the output's pointer, the caller's, the claimer's
-  if (weak_from_this().use_count() <= known) waiting.reset();
+  if (weak_from_this().use_count() <= known) deferred.reset();
 }
 
 std::optional<EpilogueCall> EpilogueNode::claim() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!waiting || !unchanged(waiting->x, x_version) || !unchanged(gamma, gamma_version) || !unchanged(beta, beta_version)) {
+  if (!deferred || !unchanged(deferred->x, x_version) || !unchanged(gamma, gamma_version) || !unchanged(beta, beta_version)) {
     return std::nullopt;
   }
-  EpilogueCall given = *waiting;
-  waiting->seed.reset();
+  EpilogueCall given = *deferred;
+  deferred->seed.reset();
   being_claimed = true;
   return given;
 }
@@ -73,10 +73,11 @@ void EpilogueNode::claimed_by(const std::shared_ptr<SharingNode>& node, std::sha
 }
 
 void EpilogueNode::pack_now() {
-  if (!waiting) return;
-  if (claimer_save != nullptr && !output_lives() && !is_read_by_others()) return waiting.reset();  // no gradient but the claimer's can come
-  EpilogueCall call = std::move(*waiting);
-  waiting.reset();
+  if (!deferred) return;
+  if (claimer_save != nullptr && !output_lives() && !is_read_by_others())
+    return deferred.reset();  // no gradient but the claimer's can come
+  EpilogueCall call = std::move(*deferred);
+  deferred.reset();
   if (!saves.reads_values) return;
   lost = call.x._version() != x_version;
   if (lost) return;  // backward says so, if it comes
@@ -153,11 +154,11 @@ std::vector<SavedTensor> EpilogueNode::lines() const {
 /// A norm that deferred, and that has not packed: by the claimer's values, or by x itself.
 EpilogueGradients EpilogueNode::norm_back(const at::Tensor& g, const EpilogueWants& wants) {
   NormBack back{saves.axes, saves.training, {}, saves.rstd, {}};
-  if (waiting) {
-    if (waiting->x._version() != x_version) fail(op(), kChanged, "a change");
-    const at::Tensor x = rows_of(*waiting);
+  if (deferred) {
+    if (deferred->x._version() != x_version) fail(op(), kChanged, "a change");
+    const at::Tensor x = rows_of(*deferred);
     back.gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor();
-    back.mean = waiting->known.mean;
+    back.mean = deferred->known.mean;
     back.values = [x](int64_t first, int64_t last, at::ScalarType) { return x.narrow(0, first, last - first); };
     return unfused_back(saves, g, wants, &back);
   }
@@ -177,7 +178,7 @@ variable_list EpilogueNode::back(at::Tensor given) {
     return {{}, {}, {}, in_map(g)};
   }
   const EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
-  const bool unpacked = waiting || (claimer_save != nullptr && !saves.norm.defined());
+  const bool unpacked = deferred || (claimer_save != nullptr && !saves.norm.defined());
   EpilogueGradients made = unpacked && saves.reads_values ? norm_back(g, wants) : kernel->back(saves, g, wants);
   variable_list gradients{in_map(made.x), made.gamma, made.beta};
   gradients.resize(num_outputs());
@@ -189,7 +190,7 @@ variable_list EpilogueNode::back(at::Tensor given) {
 void EpilogueNode::release() {
   saves = {};
   shared_.reset();
-  waiting.reset();
+  deferred.reset();
   claimer_save.reset();
   gamma.reset();
   beta.reset();

@@ -44,7 +44,7 @@ class EpilogueNode : public SharingNode {
   bool is_read_by_others() const { return weak_from_this().use_count() > 1 + (output_lives() ? 1 : 0) + (claimer.expired() ? 0 : 1); }
 
   // Of a norm that has deferred its packing.
-  std::optional<EpilogueCall> waiting;  // not packed yet
+  std::optional<EpilogueCall> deferred;  // not packed yet
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> output;
   c10::VariableVersion output_changes;
   bool lost = false;                                    // x was changed in place before it was packed

@@ -122,12 +122,12 @@ int64_t values_of(at::IntArrayRef sizes, size_t from) {
 
 InputSave::InputSave(const at::Tensor& x, const SavePolicy& saving, const InputOptions& options) {
   if (reads_producer(saving.method)) shared_ = shared_input(x, options.reads, saving.method);
-  taps_per_weight_ = options.taps_per_weight;
+  weights_per_value_ = options.weights_per_value;
   if (shared_ != nullptr) return;
   own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving);
   // Saved divides by the pixels of N×C×spatial, all that follows the second dimension; rows' positions stand before the last.
   if (options.reads == Reads::rows && x.dim() > 2) {
-    taps_per_weight_ *= static_cast<double>(x.size(-1)) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
+    weights_per_value_ *= static_cast<double>(x.size(-1)) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
   }
   ticket_ = std::make_shared<const char>();
 }
@@ -200,8 +200,8 @@ void InputSave::fetch() const {
 }
 
 void InputSave::gradient_seen(const at::Tensor& g) const {
-  if (shared_ != nullptr) shared_->bits.note.tell(g, taps_per_weight_);
-  if (own_ != nullptr) own_->save.gradient_seen(g, taps_per_weight_);
+  if (shared_ != nullptr) shared_->bits.note.tell(g, weights_per_value_);
+  if (own_ != nullptr) own_->save.gradient_seen(g, weights_per_value_);
 }
 
 void InputSave::report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const {

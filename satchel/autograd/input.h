@@ -24,8 +24,8 @@ enum class Reads : uint8_t { rows, samples };
 
 struct InputOptions {
   Reads reads = Reads::rows;
-  at::Tensor as = {};          // what to pack: x's values in another type or order; undefined: x
-  double taps_per_weight = 1;  // weights that one value of one channel meets (AllocatorNote::tell())
+  at::Tensor as = {};            // what to pack: x's values in another type or order; undefined: x
+  double weights_per_value = 1;  // weights that one value of one channel meets (AllocatorNote::tell())
 };
 
 class InputSave {
@@ -79,7 +79,7 @@ class InputSave {
   std::shared_ptr<const OwnInput> own_;
   std::shared_ptr<const char> ticket_;  // who of those that share `own_` reports it
   std::shared_ptr<const SharedSave> shared_;
-  double taps_per_weight_ = 1;
+  double weights_per_value_ = 1;
 };
 
 /// A sharing node whose output is packed on demand, when the first layer asks for it: never where only sums and norms read it.

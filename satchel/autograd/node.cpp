@@ -18,24 +18,24 @@ struct Deferred {
   std::weak_ptr<SavingNode> norm;
   bool taken = false;  // a reader has come
 };
-Deferred& waiting() { return step_context().part<Deferred>(); }
+Deferred& deferred() { return step_context().part<Deferred>(); }
 
 }  // namespace
 
 void defer(const std::shared_ptr<SavingNode>& norm) {
-  const std::shared_ptr<SavingNode> older = waiting().norm.lock();
-  waiting() = {norm, false};
+  const std::shared_ptr<SavingNode> older = deferred().norm.lock();
+  deferred() = {norm, false};
   if (older != nullptr) older->pack_deferred();
 }
 
-std::shared_ptr<SavingNode> deferred_norm() { return waiting().taken ? nullptr : waiting().norm.lock(); }
+std::shared_ptr<SavingNode> deferred_norm() { return deferred().taken ? nullptr : deferred().norm.lock(); }
 
-void claim_deferred() { waiting().taken = true; }
+void claim_deferred() { deferred().taken = true; }
 
 void flush_deferred() {
-  const std::shared_ptr<SavingNode> norm = waiting().norm.lock();
-  if (norm == nullptr || (waiting().taken && norm->may_stay_deferred())) return;
-  waiting() = {};
+  const std::shared_ptr<SavingNode> norm = deferred().norm.lock();
+  if (norm == nullptr || (deferred().taken && norm->may_stay_deferred())) return;
+  deferred() = {};
   norm->pack_deferred();
 }
 

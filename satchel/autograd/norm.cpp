@@ -42,7 +42,7 @@ at::Tensor batch_norm(const at::Tensor& x, const NormWeights& weights, const Nor
     return at::batch_norm(x, weights.gamma, weights.beta, weights.running_mean, weights.running_var, options.training, options.momentum,
                           options.eps, /*cudnn_enabled=*/true);
   }
-  return deferred_norm(norm_call(x, weights, Norm::batch, 0, options, saving));
+  return norm_alone(norm_call(x, weights, Norm::batch, 0, options, saving));
 }
 
 at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const NormOptions& options, const SavePolicy& saving) {
@@ -64,7 +64,7 @@ at::Tensor layer_norm(const at::Tensor& given, at::IntArrayRef shape, const Norm
     return at::layer_norm(x, shape, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps);
   }
   EpilogueCall call{x, {line_of(weights.gamma), line_of(weights.beta), {}, {}}, {Norm::layer, 0, 0}, options, saving, width};
-  return deferred_norm(std::move(call));
+  return norm_alone(std::move(call));
 }
 
 at::Tensor rms_norm(const at::Tensor& given, at::IntArrayRef shape, const at::Tensor& gamma, double eps, const SavePolicy& saving) {
@@ -78,7 +78,7 @@ at::Tensor rms_norm(const at::Tensor& given, at::IntArrayRef shape, const at::Te
   check_weight(x, gamma, width, "gamma", op);
   if (torch_serves(x, {gamma, {}, {}, {}}, saving) || x.numel() == 0) return at::rms_norm(x, shape, as_x(gamma, x), eps);
   EpilogueCall call{x, {line_of(gamma), {}, {}, {}}, {Norm::layer, 0, 0, /*centred=*/false}, {eps}, saving, width};
-  return deferred_norm(std::move(call));
+  return norm_alone(std::move(call));
 }
 
 at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights& weights, const NormOptions& options,
@@ -96,7 +96,7 @@ at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights
   if (torch_serves(x, weights, saving) || x.numel() == 0) {
     return at::group_norm(x, groups, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps, /*cudnn_enabled=*/true);
   }
-  return deferred_norm(norm_call(x, weights, Norm::batch, groups, options, saving));
+  return norm_alone(norm_call(x, weights, Norm::batch, groups, options, saving));
 }
 
 }  // namespace satchel

@@ -82,10 +82,10 @@ void pass_on_squares(const at::Tensor& g, at::Tensor squares) {
   if (!g.is_inference()) passed().squares.emplace(g, std::move(squares));
 }
 
-void AllocatorNote::tell(const at::Tensor& g, double taps_per_weight) const {
+void AllocatorNote::tell(const at::Tensor& g, double weights_per_value) const {
   if (allocator == nullptr || !g.defined() || g.dim() == 0 || g.size(0) != ranges.numel()) return;
   const at::Tensor known = take(passed().squares, g), squares = known.defined() ? known : squares_of(g.detach());
-  allocator->saw_gradient(layer, at::mul(squares, taps_per_weight), ranges, factor);
+  allocator->saw_gradient(layer, at::mul(squares, weights_per_value), ranges, factor);
 }
 
 void AllocatorNote::report(const std::string& name, std::vector<SavedTensor>& lines) const {

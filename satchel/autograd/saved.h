@@ -30,9 +30,9 @@ struct AllocatorNote {
   at::Tensor ranges;  // ‖R_n‖² of the samples, float64[n]
   double factor = 1;
 
-  /// To call in backward by each layer that reads what was saved, with its output gradient, samples first. `taps_per_weight` = K / groups
+  /// To call in backward by each layer that reads what was saved, with its output gradient, samples first. `weights_per_value` = K / groups
   /// of a convolution, the weights that one value of one channel meets; 1 for a linear layer.
-  void tell(const at::Tensor& g, double taps_per_weight) const;
+  void tell(const at::Tensor& g, double weights_per_value) const;
   /// The line of its ranges.
   void report(const std::string& name, std::vector<SavedTensor>& lines) const;
 };
@@ -76,7 +76,7 @@ class Saved {
   /// Starts the way back of bytes that stand in host memory (Keep::offload), if they do.
   void fetch() const;
   /// To call in backward, before release(): see AllocatorNote::tell().
-  void gradient_seen(const at::Tensor& g, double taps_per_weight = 1) const { note_.tell(g, taps_per_weight); }
+  void gradient_seen(const at::Tensor& g, double weights_per_value = 1) const { note_.tell(g, weights_per_value); }
 
   /// Adds the lines of its bytes, those in host memory too; none of a reference.
   void report(const std::string& name, const char* kind, std::vector<SavedTensor>& lines) const;

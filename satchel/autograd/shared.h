@@ -1,4 +1,4 @@
-// The one thing that norm → activation → dropout → next layer keeps (theory.md 10): normalised or activated values, packed once,
+// The one thing that norm → activation → dropout → next layer keeps (docs/theory.md 10): normalised or activated values, packed once,
 // from which each reader rebuilds what it needs. Private to the rooms that define functions.
 #pragma once
 
@@ -35,7 +35,7 @@ struct SharedSave {
   at::Tensor gamma, beta;  // fp32 copies made at forward; undefined: the identity, or inside a side code
   at::Tensor seed;         // of the dropout
   ChainOptions chain;
-  std::vector<int64_t> sizes;  // N×C×spatial of a map whose rows these are, in channels_last order; empty: rows themselves
+  std::vector<int64_t> sizes;  // N×C×spatial of an image whose rows these are, in channels_last order; empty: rows themselves
   ImageBits bits = {};
 
   int64_t rows() const { return code.shape[0]; }

@@ -35,7 +35,7 @@ struct GraphLayer {
 std::span<const GraphLayer> graph_layers();
 std::vector<std::string> graph_layer_names();
 bool is_graph_layer(std::string_view name);
-/// Throws `[op] model must be sage, gcn, got 'name'`.
+/// Throws `[op] model must be sage, gcn, …, got 'name'`.
 const GraphLayer& graph_layer(std::string_view name, const char* op);
 
 }  // namespace satchel

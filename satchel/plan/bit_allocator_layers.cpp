@@ -28,11 +28,11 @@ void add_portions(size_t layer, std::vector<double> c, std::vector<Portion>& por
   }
 }
 
-/// Means of the inputs or of the maps.
-void share_out(const std::vector<LayerNeed>& layers, bool maps, int least, int most, std::vector<double>& means) {
+/// Means of the inputs or of the images.
+void allocate(const std::vector<LayerNeed>& layers, bool images, int least, int most, std::vector<double>& means) {
   std::vector<Portion> portions;
   for (size_t l = 0; l < layers.size(); ++l) {
-    if (layers[l].values > 0 && layers[l].map == maps) add_portions(l, layers[l].sensitivity, portions);
+    if (layers[l].values > 0 && layers[l].map == images) add_portions(l, layers[l].sensitivity, portions);
   }
   if (portions.empty()) return;
   std::vector<double> sensitivity;
@@ -60,8 +60,8 @@ void share_out(const std::vector<LayerNeed>& layers, bool maps, int least, int m
 std::vector<double> allocate_layers(const std::vector<LayerNeed>& layers) {
   std::vector<double> means;
   for (const LayerNeed& layer : layers) means.push_back(layer.base);
-  share_out(layers, /*maps=*/false, 1, 8, means);
-  share_out(layers, /*maps=*/true, 2, 3, means);
+  allocate(layers, /*images=*/false, 1, 8, means);
+  allocate(layers, /*images=*/true, 2, 3, means);
   return means;
 }
 
