@@ -5,11 +5,15 @@
 //
 //   Tables   what a thread block has of its channels in shared memory
 //   Own      what a thread keeps all the way: made before the barrier behind fill(), completed after it by begin()
-//   Piece    what stands beside eight values of a lane: load(), then factor(j) = ∂z/∂y of value j and decode(half) = x̂ of four of them
+//   Piece    what stands beside eight values of a lane: load(), later open(), then factor(j) = ∂z/∂y of value j and decode(half) = x̂ of
+//            four of them
 //   kTurns   steps whose loads are in flight together
 //   kSumsResident, kSumsBlocks   thread blocks of the sums: on one processor, and in all
 //   kBroken  values may end inside a step    kBatch  statistics are always the batch's    kAligned  g starts at a multiple of 16
 //   kSkip    a skip's gradient, kSquares  and Σ of x's squared gradients a block may be asked for
+//   kUsual   pieces that say `usual` are decoded in fewer instructions    kGates  of those, what does not pass is its channel's mean
+//
+// A warp's steps are whole; the last, broken one is the business of one warp, behind its whole ones.
 #include "satchel/kernels/cuda/channel_sums.cuh"
 #include "satchel/kernels/cuda/one_sided.cuh"
 
@@ -35,10 +39,10 @@ struct Reader {
 };
 
 /// What most codes say of themselves.
-struct Usual {
+struct Defaults {
   static constexpr int kTurns = 2, kSumsResident = 3;
   static constexpr int64_t kSumsBlocks = kFewBlocks;
-  static constexpr bool kBroken = true, kBatch = true, kAligned = true, kSkip = false, kSquares = false;
+  static constexpr bool kBroken = true, kBatch = true, kAligned = true, kSkip = false, kSquares = false, kUsual = false, kGates = false;
 
   struct Own {
     template <class Code>
@@ -50,13 +54,13 @@ struct Usual {
   __device__ inline float gamma(const NormBack& o, int64_t channel) const { return o.gamma[channel]; }
 };
 
-/// norm_act: x̂ in a one-sided code. `any` serves 3 bits, statistics that are not the batch's and any address too. `samples`: off values as
-/// the off plane has them, where there is one, else their channel's mean.
-template <bool any, bool samples>
-struct OneSided : Usual {
-  static constexpr int kTurns = 1, kSumsResident = 4;
+/// norm_act: x̂ in a one-sided code. `samples`: off values as the off plane has them, where there is one, else their channel's mean.
+template <Serves serves, bool samples>
+struct OneSided : Defaults {
+  static constexpr bool any = serves == Serves::any;
+  static constexpr int kTurns = any ? 1 : 2, kSumsResident = 4;
   static constexpr int64_t kSumsBlocks = kManyBlocks;
-  static constexpr bool kBatch = !any, kAligned = !any;
+  static constexpr bool kBatch = !any, kAligned = !any, kUsual = true, kGates = serves == Serves::plain;
   using Tables = ChannelTables;
 
   NormActCode c;
@@ -74,6 +78,7 @@ struct OneSided : Usual {
   struct Own {
     Dropout dropout;
     uint32_t falling, flat = 0;
+    WarpChannels warp = {};
     bool planes = false;
     OffKey key = {};
 
@@ -81,6 +86,7 @@ struct OneSided : Usual {
     __device__ inline void begin(const OneSided& a, const Tables& table, int lane) {
       falling = table.falling(lane);
       if (any) flat = table.flat(lane);
+      warp = WarpChannels(table, lane);
       if (samples) planes = a.c.side.plane.bytes != nullptr;
       if (planes) key = stored_key(a.c.side);
     }
@@ -90,34 +96,60 @@ struct OneSided : Usual {
 
   struct Piece {
     Codes codes;
+    uint32_t block, header;  // header: of bf16, as it stands
     Range range;
     Words kept;
     uint32_t weight, off_bits;  // of a block whose off values are drawn; weight 0: it is not
+    bool usual;
 
-    __device__ inline void load(const Reader& r, uint32_t block, int64_t group, int count) {
-      const SideCode& side = r.a.c.side;
-      if constexpr (any)
+    __device__ inline void load(const Reader& r, uint32_t own_block, int64_t group, int count) {
+      block = own_block;
+      if constexpr (any) {
         codes = r.a.wide.load(r.a.from.codes, group, block, count);
-      else
+      } else {
         codes = {load_eight(r.a.from.codes, group, count), 0, false};
-      range = load_range(r.a.from.headers, side.header, block);
-      kept = r.own.dropout.draw(group);
-      weight = r.own.planes && !codes.three && !is_poisoned(range) ? off_weight(r.own.key, block, side.plane.blocks) : 0;
-      const int64_t at = kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + r.lane;
-      off_bits = weight > 0 ? __ldg(side.plane.bytes + at) : 0;
+        header = __ldg(static_cast<const uint32_t*>(r.a.from.headers) + block);
+      }
     }
-    __device__ inline float factor(const Reader& r, int j) const { return r.own.dropout.factor(kept, j, codes.is_on(j)); }
+    __device__ inline void open(const Reader& r, int64_t group) {
+      const SideCode& code = r.a.c.side;
+      range = any ? load_range(r.a.from.headers, code.header, block) : load_range(&header, HeaderType::bf16, 0);
+      if constexpr (serves != Serves::plain) kept = r.own.dropout.draw(group);
+      weight = r.own.planes && !codes.three && !is_poisoned(range) ? side::off_weight_of(r.own.key, block, static_cast<uint32_t>(code.plane.blocks)) : 0;
+      const int64_t at = kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + r.lane;
+      off_bits = weight > 0 ? __ldg(code.plane.bytes + at) : 0;
+      usual = weight == 0 && !codes.three && r.own.warp.fit(side::Bounds(range));
+    }
+    __device__ inline float factor(const Reader& r, int j) const {
+      if constexpr (serves == Serves::plain) return codes.is_on(j) ? 1.0f : 0.0f;
+      return r.own.dropout.factor(kept, j, codes.is_on(j));
+    }
+    /// `gated`: for a factor of 0 any finite number will do.
+    template <bool is_usual, bool gated>
     __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
       const Decoder decoder = r.table.decoder(r.lane, half, r.own.falling, r.own.flat);
       const side::Bounds b(range);
-      if (any && codes.three) {
+      const SideTable& table = r.a.c.side.table;
+      const uint32_t two = codes.two >> (8 * half);
+      if constexpr (is_usual) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) x[k] = decoder.wide_value(k, codes.at(4 * half + k), b, is_poisoned(range), r.a.wide.table);
-      } else {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) x[k] = decoder.value(k, codes.two >> (8 * half), b, is_poisoned(range), r.a.c.side.table);
+        for (int k = 0; k < 4; ++k)
+          x[k] = gated && kGates ? decoder.on_value<true>(k, two, b, table) : decoder.value<true>(k, two, b, table);
+        return;
       }
-      if (weight > 0) decoder.sample_off(codes.two >> (8 * half), off_bits >> (4 * half), static_cast<float>(weight), b, x);
+      if (is_poisoned(range)) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[k] = __uint_as_float(kCanonicalNaN);
+        return;
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (any && codes.three)
+          x[k] = decoder.wide_value(k, codes.at(4 * half + k), b, false, r.a.wide.table);
+        else
+          x[k] = decoder.value<false>(k, two, b, table);
+      }
+      if (weight > 0) decoder.sample_off(two, off_bits >> (4 * half), static_cast<float>(weight), b, x);
     }
   };
 };
@@ -144,7 +176,7 @@ struct FourValues {
 /// norm_add: x̂ in a block code, the sum in its ReLU form, whose codes but 0 pass. `bits` of x̂: 2, or 0 for 1 to 4 as they come. `wide`: the
 /// sum may have 3 bits.
 template <int bits, bool wide>
-struct BlocksAndReluForm : Usual {
+struct BlocksAndReluForm : Defaults {
   static constexpr bool kBatch = bits == 2 && !wide, kSkip = true;
   struct Tables {
     float level[kMaxLevels];  // 16 banks, no conflicts
@@ -163,6 +195,7 @@ struct BlocksAndReluForm : Usual {
   using Reader = epilogue::Reader<BlocksAndReluForm>;
 
   struct Piece {
+    static constexpr bool usual = false;
     Header header;
     uint32_t norm = 0, sum;
 
@@ -185,10 +218,12 @@ struct BlocksAndReluForm : Usual {
       }
       header = load_header(c.norm_at.headers, c.norm.header, block);
     }
+    __device__ inline void open(const Reader&, int64_t) {}
     __device__ inline float factor(const Reader&, int j) const {
       const uint32_t code = wide ? (sum >> (2 * j) & 3) | (sum >> (16 + j) & 1) : sum >> (2 * j) & 3;  // 0 or not
       return code != 0 ? 1.0f : 0.0f;
     }
+    template <bool, bool>
     __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
       const LevelTable& levels = r.a.c.norm.levels;
       const FourValues four(levels, header);
@@ -202,7 +237,7 @@ struct BlocksAndReluForm : Usual {
 };
 
 /// norm_block: the norm's input x in a block code of 2 bits, masks of ReLU and dropout.
-struct BlocksAndMasks : Usual {
+struct BlocksAndMasks : Defaults {
   struct Tables {
     Table<> mean, rstd;
   };
@@ -231,6 +266,7 @@ struct BlocksAndMasks : Usual {
   using Reader = epilogue::Reader<BlocksAndMasks>;
 
   struct Piece {
+    static constexpr bool usual = false;
     Header header;
     uint32_t codes, passes;
 
@@ -240,9 +276,10 @@ struct BlocksAndMasks : Usual {
       passes = __ldg(c.on + group);
       if (c.kept != nullptr) passes &= __ldg(c.kept + group);
       header = load_header(c.at.headers, c.code.header, group >> r.a.shift);
-      passes &= r.own.dropout.kept(group);
     }
+    __device__ inline void open(const Reader& r, int64_t group) { passes &= r.own.dropout.kept(group); }
     __device__ inline float factor(const Reader& r, int j) const { return (passes >> j & 1) != 0 ? r.own.dropout.on : 0.0f; }
+    template <bool, bool>
     __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
       float mean[4], rstd[4];
       r.table.mean.get_half(r.lane, half, mean);
@@ -255,7 +292,7 @@ struct BlocksAndMasks : Usual {
 };
 
 /// norm_image: x̂ in blocks of even levels, in equal bits or in bits per sample, and ReLU's mask, if there is one.
-struct SamplesAndMask : Usual {
+struct SamplesAndMask : Defaults {
   static constexpr bool kBroken = false, kSkip = true, kSquares = true;
   struct Tables {};
 
@@ -270,6 +307,7 @@ struct SamplesAndMask : Usual {
   using Reader = epilogue::Reader<SamplesAndMask>;
 
   struct Piece {
+    static constexpr bool usual = false;
     Header header;
     uint32_t low, high;  // codes
     uint32_t passes;
@@ -288,7 +326,9 @@ struct SamplesAndMask : Usual {
       low = __funnelshift_r(first, second, shift);
       high = __funnelshift_r(second, extra, shift);
     }
+    __device__ inline void open(const Reader&, int64_t) {}
     __device__ inline float factor(const Reader&, int j) const { return (passes >> j & 1) != 0 ? 1.0f : 0.0f; }
+    template <bool, bool>
     __device__ inline void decode(const Reader&, int half, float (&x)[4]) const {
       const uint32_t four = half == 0 ? low : __funnelshift_rc(low, high, 4 * bits), mask = (1u << bits) - 1;
 #pragma unroll
@@ -304,19 +344,57 @@ template <class Code, DType type>
 struct Step {
   Eight<type> g;
   typename Code::Piece code;
-  int count = 0;
 
-  __device__ inline void load(const typename Code::Reader& from, const void* given, uint32_t block) {
+  template <bool whole>
+  __device__ inline void load(const typename Code::Reader& from, const void* given, uint32_t block, int count) {
     const int64_t group = static_cast<int64_t>(block) * 32 + from.lane;
-    count = Code::kBroken ? count_of(group, from.a.values()) : 8;
-    if (Code::kTurns > 1 && count == 0) return;
-    if (count == 8 && from.a.aligned())
+    if (whole && from.a.aligned())
       g = read8<type, true>(given, group * 8);
+    else if (whole)
+      g = read8<type, false>(given, group * 8);
     else
       g = read8_until<type, false>(given, group * 8, from.a.values());
-    code.load(from, block, group, count);
+    code.load(from, block, group, whole ? 8 : count);
   }
 };
+
+/// Calls f with every step of a warp, its block, how many of a lane's eight values exist, whether it is whole, and whether it is decoded as
+/// usual; from the last to the first where `backwards`.
+template <class Code, DType type, bool backwards, class F>
+__device__ inline void for_each_step(const typename Code::Reader& from, const void* g, F&& f) {
+  const uint32_t whole = static_cast<uint32_t>(from.a.values() / kBlock);
+  const Walk walk(0, whole);
+  const auto open = [&](Step<Code, type>& step, uint32_t block, int count, auto is_whole) {
+    step.code.open(from, static_cast<int64_t>(block) * 32 + walk.lane);
+    if constexpr (Code::kUsual && is_whole()) {
+      if (step.code.usual) return f(step, block, count, is_whole, std::true_type());
+    }
+    f(step, block, count, is_whole, std::false_type());
+  };
+  const auto broken = [&] {
+    const uint32_t block = walk.step(walk.count);
+    const int count = Code::kBroken && block == whole ? count_of(static_cast<int64_t>(block) * 32 + walk.lane, from.a.values()) : 0;
+    if (count == 0) return;
+    Step<Code, type> step;
+    step.template load<false>(from, g, block, count);
+    open(step, block, count, std::false_type());
+  };
+  if (backwards) broken();
+#pragma unroll 1
+  for (int k = 0; k < walk.count; k += Code::kTurns) {
+    Step<Code, type> step[Code::kTurns];
+    const auto block = [&](int u) { return walk.step(backwards ? walk.count - 1 - k - u : k + u); };
+#pragma unroll
+    for (int u = 0; u < Code::kTurns; ++u) {
+      if (k + u < walk.count) step[u].template load<true>(from, g, block(u), 8);
+    }
+#pragma unroll
+    for (int u = 0; u < Code::kTurns; ++u) {
+      if (k + u < walk.count) open(step[u], block(u), 8, std::true_type());
+    }
+  }
+  if (!backwards) broken();
+}
 
 /// Σ gz and Σ gz·x̂ of the 256 values that a thread block's steps meet.
 template <class Code, DType type>
@@ -324,34 +402,24 @@ __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
     sum_steps(const __grid_constant__ Code a, const void* g, float2* partial) {
   __shared__ typename Code::Tables table;
   __shared__ float2 shared[kWarps][kBlock];
-  const Walk walk(0, steps_of(a.values()));
-  const typename Code::Reader from(a, table, walk.lane, blockIdx.x * kBlock);
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const typename Code::Reader from(a, table, lane, blockIdx.x * kBlock);
   float sum[8] = {}, along[8] = {};
-  for (int k = 0; k < walk.count; k += Code::kTurns) {
-    if (Code::kTurns == 1 && walk.first(k) >= a.values()) break;  // behind the end of the last, broken step
-    Step<Code, type> step[Code::kTurns];
+  for_each_step<Code, type, false>(from, g, [&](const Step<Code, type>& step, uint32_t, int count, auto whole, auto usual) {
 #pragma unroll
-    for (int u = 0; u < Code::kTurns; ++u) {
-      if (k + u < walk.count) step[u].load(from, g, walk.step(k + u));
-    }
+    for (int half = 0; half < 2; ++half) {
+      float hat[4];
+      step.code.template decode<usual(), true>(from, half, hat);
 #pragma unroll
-    for (int u = 0; u < Code::kTurns; ++u) {
-      if (Code::kTurns > 1 && step[u].count == 0) continue;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float hat[4];
-        step[u].code.decode(from, half, hat);
-#pragma unroll
-        for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
-          const float gz = step[u].g[j] * step[u].code.factor(from, j);  // not 0 in its place: NaN and infinity stay visible
-          sum[j] += gz;
-          if (!Code::kBroken || j < step[u].count) along[j] = fmaf(gz, hat[q], along[j]);  // behind the end gz is 0, but 0·NaN is not
-        }
+      for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
+        const float gz = step.g[j] * step.code.factor(from, j);  // not 0 in its place: NaN and infinity stay visible
+        sum[j] += gz;
+        if (whole() || j < count) along[j] = fmaf(gz, hat[q], along[j]);  // behind the end gz is 0, but 0·NaN is not
       }
     }
-  }
+  });
 #pragma unroll
-  for (int j = 0; j < 8; ++j) shared[walk.warp][walk.lane * 8 + j] = make_float2(sum[j], along[j]);
+  for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(sum[j], along[j]);
   __syncthreads();
   const int own = static_cast<int>(threadIdx.x);
   float2 total = shared[0][own];
@@ -369,57 +437,62 @@ __device__ inline float squared_sum(const float (&v)[8]) {
   return sum;
 }
 
+/// `bits` ≠ 0 ? a : b, and no branch around what a takes.
+__device__ inline float pick(uint32_t bits, float a, float b) {
+  float y;
+  asm("{.reg .pred p; setp.ne.u32 p, %1, 0; selp.f32 %0, %2, %3, p;}" : "=f"(y) : "r"(bits), "f"(a), "f"(b));
+  return y;
+}
+
 /// The last pass of NormBack; `inverse` is 1/N. From the last step to the first: the sums' pass, which went the other way, has left the
 /// last ones in the cache.
 template <class Code, DType type>
 __global__ void __launch_bounds__(kWarps * 32, 4)
     back_steps(const __grid_constant__ Code a, const __grid_constant__ NormBack o, float inverse) {
   __shared__ typename Code::Tables table;
-  __shared__ Table<> offsets, alongs, scales;
-  const Walk walk(0, steps_of(a.values()));
+  __shared__ Table<> offsets, alongs, scales, blocked;
   const bool batch = Code::kBatch || o.sum_g != nullptr;
-  const int own = static_cast<int>(threadIdx.x);
+  const int own = static_cast<int>(threadIdx.x), lane = own % 32;
   const int64_t c = own_channel(a.channels());
   scales.put(own, a.gamma(o, c) * o.rstd[c]);
   if (batch) offsets.put(own, o.sum_g[c] * inverse), alongs.put(own, o.sum_gx[c] * inverse);
-  const typename Code::Reader from(a, table, walk.lane, blockIdx.x * kBlock);
-  for (int k = walk.count; k > 0; k -= Code::kTurns) {
-    if (Code::kTurns == 1 && walk.first(k - 1) >= a.values()) continue;
-    Step<Code, type> step[Code::kTurns];
-#pragma unroll
-    for (int u = 0; u < Code::kTurns; ++u) {
-      if (k - 1 - u >= 0) step[u].load(from, o.g, walk.step(k - 1 - u));
-    }
-#pragma unroll
-    for (int u = 0; u < Code::kTurns; ++u) {
-      if (Code::kTurns > 1 && step[u].count == 0) continue;
-      float gz[8], dx[8];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float hat[4] = {}, offset[4] = {}, along[4] = {}, scale[4];
-        if (batch) {
-          step[u].code.decode(from, half, hat);
-          offsets.get_half(walk.lane, half, offset);
-          alongs.get_half(walk.lane, half, along);
-        }
-        scales.get_half(walk.lane, half, scale);
-#pragma unroll
-        for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
-          gz[j] = step[u].g[j] * step[u].code.factor(from, j);
-          dx[j] = (batch ? gz[j] - fmaf(hat[q], along[q], offset[q]) : gz[j]) * scale[q];
-        }
-      }
-      const uint32_t block = walk.step(k - 1 - u);
-      const int count = Code::kBroken ? step[u].count : 8;
-      const int64_t first = walk.first(k - 1 - u);
-      if (Code::kSkip && o.skip != nullptr) write_some<type>(o.skip, first, count, a.aligned(), gz);
-      if (!Code::kSkip || o.x != nullptr) write_some<type>(o.x, first, count, a.aligned(), dx);
-      if (Code::kSquares && o.squares != nullptr) {
-        const float sum = squared_sum(dx);
-        if (walk.lane == 0) o.squares[block] = sum;
-      }
-    }
+  const typename Code::Reader from(a, table, lane, blockIdx.x * kBlock);
+  if constexpr (Code::kGates) {  // the gradient of what does not pass
+    blocked.put(own, (0.0f - fmaf(table.off.of(own), alongs.of(own), offsets.of(own))) * scales.of(own));
+    __syncthreads();
   }
+  for_each_step<Code, type, true>(from, o.g, [&](const Step<Code, type>& step, uint32_t block, int count, auto whole, auto usual) {
+    float gz[8], dx[8];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      constexpr bool gated = Code::kGates && usual();
+      float hat[4] = {}, offset[4] = {}, along[4] = {}, scale[4], none[4] = {};
+      if (batch) {
+        step.code.template decode<usual(), gated>(from, half, hat);
+        offsets.get_half(lane, half, offset);
+        alongs.get_half(lane, half, along);
+      }
+      scales.get_half(lane, half, scale);
+      if constexpr (gated) blocked.get_half(lane, half, none);
+#pragma unroll
+      for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
+        if constexpr (gated) {
+          dx[j] = pick(step.code.codes.two & 3u << (2 * j), (step.g[j] - fmaf(hat[q], along[q], offset[q])) * scale[q], none[q]);
+          continue;
+        }
+        gz[j] = step.g[j] * step.code.factor(from, j);
+        dx[j] = (batch ? gz[j] - fmaf(hat[q], along[q], offset[q]) : gz[j]) * scale[q];
+      }
+    }
+    const int64_t first = (static_cast<int64_t>(block) * 32 + lane) * 8;
+    const int written = whole() ? 8 : count;
+    if (Code::kSkip && o.skip != nullptr) write_some<type>(o.skip, first, written, a.aligned(), gz);
+    if (!Code::kSkip || o.x != nullptr) write_some<type>(o.x, first, written, a.aligned(), dx);
+    if (Code::kSquares && o.squares != nullptr) {
+      const float sum = squared_sum(dx);
+      if (lane == 0) o.squares[block] = sum;
+    }
+  });
 }
 
 /// Values [begin, end) of the next layer's input: decoded, then the chain with the code's own on bits.
@@ -429,26 +502,47 @@ __global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_const
   const uint32_t first = static_cast<uint32_t>(begin / kBlock);
   const Walk walk(first, steps_of(end));
   const typename Code::Reader from(a, table, walk.lane, (static_cast<int64_t>(first) + blockIdx.x) * kBlock);
-  for (int k = 0; k < walk.count; ++k) {
-    const uint32_t block = walk.step(k);
-    const int64_t group = static_cast<int64_t>(block) * 32 + walk.lane, i = group * 8;
-    if (i + 8 <= begin || i >= end) continue;
-    typename Code::Piece piece;
-    piece.load(from, block, group, count_of(group, a.values()));
+  const auto put = [&](const typename Code::Piece& piece, uint32_t block, auto inside, auto usual) {
     float x[8];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float gamma[4], beta[4], hat[4];
-      piece.decode(from, half, hat);
+      piece.template decode<usual(), true>(from, half, hat);
       table.gamma.get_half(walk.lane, half, gamma);
       table.beta.get_half(walk.lane, half, beta);
 #pragma unroll
       for (int q = 0, j = 4 * half; q < 4; ++q, ++j) x[j] = chain_output(fmaf(gamma[q], hat[q], beta[q]), piece.factor(from, j));
     }
-    if (a.aligned())
-      write8_within<type, true>(z, i, begin, end, x);
+    const int64_t i = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
+    if (inside() && a.aligned())
+      write8<type, true>(z, i - begin, x);
     else
       write8_within<type, false>(z, i, begin, end, x);
+  };
+  const uint32_t inside_from = steps_of(begin), inside_to = static_cast<uint32_t>(end / kBlock);
+  const auto inside = [&](uint32_t block) { return block >= inside_from && block < inside_to; };  // all its values are wanted, and exist
+#pragma unroll 1
+  for (int k = 0; k < walk.count; k += Code::kTurns) {
+    typename Code::Piece piece[Code::kTurns];
+    const auto group = [&](int u) { return static_cast<int64_t>(walk.step(k + u)) * 32 + walk.lane; };
+#pragma unroll
+    for (int u = 0; u < Code::kTurns; ++u) {
+      if (k + u >= walk.count) break;
+      const int count = inside(walk.step(k + u)) ? 8 : count_of(group(u), a.values());
+      if (count > 0) piece[u].load(from, walk.step(k + u), group(u), count);
+    }
+#pragma unroll
+    for (int u = 0; u < Code::kTurns; ++u) {
+      if (k + u >= walk.count) break;
+      const uint32_t block = walk.step(k + u);
+      piece[u].open(from, group(u));
+      if (!inside(block))
+        put(piece[u], block, std::false_type(), std::false_type());
+      else if (piece[u].usual)
+        put(piece[u], block, std::true_type(), std::true_type());
+      else
+        put(piece[u], block, std::true_type(), std::false_type());
+    }
   }
 }
 
@@ -457,8 +551,10 @@ __global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_const
 /// Calls f with a code as kernels take it, the leanest that serves. `samples` and `aligned` are norm_act's.
 template <bool samples, class F>
 void with_code(const NormActCode& c, bool aligned, bool batch, F&& f) {
-  if (aligned && batch && c.side.table.bits == 2 && c.extra.slots == nullptr) return f(OneSided<false, samples>(c, true));
-  f(OneSided<true, samples>(c, aligned));
+  if (!aligned || !batch || c.side.table.bits != 2 || c.extra.slots != nullptr || c.side.header != HeaderType::bf16)
+    return f(OneSided<Serves::any, samples>(c, aligned));
+  if (!is_plain(c.chain)) return f(OneSided<Serves::dropped, samples>(c, true));
+  f(OneSided<Serves::plain, samples>(c, true));
 }
 template <bool, class F>
 void with_code(const NormAddCode& c, bool, bool batch, F&& f) {

@@ -38,13 +38,19 @@ struct ForwardTables : NormTables<> {
   }
 };
 
+/// Of a warp's channels; y is finite where they cover a block.
 __device__ inline side::Usual usual_of(const ForwardTables& table, int lane) {
-  float gamma[8], threshold[8];
+  float gamma[8], beta[8], threshold[8];
   table.gamma.get(lane, gamma);
+  table.beta.get(lane, beta);
   table.threshold.get(lane, threshold);
   side::Usual usual;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) usual.add(gamma[j], threshold[j]);
+  for (int j = 0; j < 8; ++j) {
+    usual.add(gamma[j], threshold[j]);
+    usual.rising = usual.rising && gamma[j] <= 0x1p60f && fabsf(beta[j]) <= 0x1p60f;
+  }
+  usual.reduce_warp();
   return usual;
 }
 
@@ -96,26 +102,23 @@ __device__ inline void encode4_wide(const float (&x)[8], const Gates& g, const s
   }
 }
 
-/// The same four: their codes, then z in the place of x.
-template <bool any, int half>
-__device__ inline void code_and_pass(const ForwardTables& table, int lane, bool is_usual, const side::Bounds& b, const SideTable& t,
-                                     const Wide& w, const Words& noise, const Dropout& dropout, const Words& kept, float (&x)[8], Codes& c,
+/// The same four: their codes, then z in the place of x; y in its place where ReLU is left to who writes it.
+template <Serves serves, bool usual, int half>
+__device__ inline void code_and_pass(const ForwardTables& table, int lane, const side::Bounds& b, const SideTable& t, const Wide& w,
+                                     const Words& noise, const Dropout& dropout, const Words& kept, float (&x)[8], Codes& c,
                                      side::OffSums& s) {
   const Gates g(table, lane, half);
-  if (any && c.three) {
-    if (is_usual)
-      encode4_wide<true, half>(x, g, b, w.table, noise, c, s);
-    else
-      encode4_wide<false, half>(x, g, b, w.table, noise, c, s);
-  } else if (is_usual) {
-    encode4<true, half>(x, g, b, t, noise, c.two, s);
-  } else {
-    encode4<false, half>(x, g, b, t, noise, c.two, s);
-  }
+  if (serves == Serves::any && c.three)
+    encode4_wide<usual, half>(x, g, b, w.table, noise, c, s);
+  else
+    encode4<usual, half>(x, g, b, t, noise, c.two, s);
 #pragma unroll
   for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
     const float y = fmaf(g.gamma[k], x[j], g.beta[k]);
-    x[j] = chain_output(y, dropout.factor(kept, j, y > 0.0f));
+    if constexpr (serves != Serves::plain)
+      x[j] = chain_output(y, dropout.factor(kept, j, y > 0.0f));
+    else
+      x[j] = usual ? y : chain_output(y, y > 0.0f ? 1.0f : 0.0f);
   }
 }
 
@@ -172,10 +175,10 @@ __device__ inline void keep_tail(const Forward& a) {
   }
 }
 
-/// Blocks of 256 values, one a warp and step, whole ones only; thread blocks, warps and steps as side_encode.cu has them. `any` serves 3
-/// bits and any address too.
-template <DType type, bool any>
+/// Blocks of 256 values, one a warp and step, whole ones only; thread blocks, warps and steps as side_encode.cu has them.
+template <DType type, Serves serves>
 __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_constant__ Forward a) {
+  constexpr bool any = serves == Serves::any;
   __shared__ ForwardTables table;
   __shared__ OffKey key;
   const SideCode& code = a.c.side;
@@ -208,25 +211,38 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     const Range r = e.range(code.header);
     if (lane == 0) store_range(a.to.headers, code.header, block, r);
     const side::Bounds b(r);
-    const bool is_usual = usual.covers(b);
     const Words noise = group_noise(seed, code.rounding, group);
-    if (planes && off_weight(key, block, code.plane.blocks) > 0) {
+    if (planes && side::off_weight_of(key, block, static_cast<uint32_t>(code.plane.blocks)) > 0) {
       const uint32_t bits = is_poisoned(r) ? 0 : off_bits8(table, lane, b, noise, x);
       code.plane.bytes[kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + lane] = static_cast<uint8_t>(bits);
     }
-    const Words kept = dropout.draw(group);
+    Words kept;
+    if constexpr (serves != Serves::plain) kept = dropout.draw(group);
     Codes c;
     if constexpr (any) c.three = a.wide.slot(block) >= 0;
-    Codes poisoned;
-    if (is_poisoned(r)) poison8(table, lane, any && c.three ? 2 : 1, x, poisoned);
-    code_and_pass<any, 0>(table, lane, is_usual, b, code.table, a.wide, noise, dropout, kept, x, c, off);
-    code_and_pass<any, 1>(table, lane, is_usual, b, code.table, a.wide, noise, dropout, kept, x, c, off);
-    if (is_poisoned(r)) c.two = poisoned.two, c.extra = poisoned.extra;
+    const auto put = [&](auto is_usual) {
+      code_and_pass<serves, is_usual(), 0>(table, lane, b, code.table, a.wide, noise, dropout, kept, x, c, off);
+      code_and_pass<serves, is_usual(), 1>(table, lane, b, code.table, a.wide, noise, dropout, kept, x, c, off);
+      if constexpr (serves == Serves::plain && is_usual()) {
+        Eight<type> z;
+        z.template set<true>(x);
+        z.store(static_cast<typename Eight<type>::Raw*>(a.pass.z) + group * 8);
+      } else {
+        write_some<type>(a.pass.z, group * 8, 8, !any || a.aligned, x);
+      }
+    };
+    if (usual.covers(b)) {
+      put(std::true_type());
+    } else {
+      Codes poisoned;
+      if (is_poisoned(r)) poison8(table, lane, any && c.three ? 2 : 1, x, poisoned);
+      put(std::false_type());
+      if (is_poisoned(r)) c.two = poisoned.two, c.extra = poisoned.extra;
+    }
     if constexpr (any)
       a.wide.store(a.to.codes, group, block, c);
     else
       store_codes<2>(a.to.codes, group, c.two, 8);
-    write_some<type>(a.pass.z, group * 8, 8, !any || a.aligned, x);
   }
   write_sums(off, a.partial + blockIdx.x * kBlock);
 }
@@ -342,10 +358,12 @@ void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, Stre
                      aligned};
   const unsigned grid = grid_size(side::fixed_blocks(c.side, true, kBlock, kCodeBlocks));
   with_type(pass.type, [&](auto t) {
-    if (aligned && c.side.table.bits == 2 && c.extra.slots == nullptr)
-      encode_blocks<t(), false><<<grid, kCodeThreads, 0, s>>>(a);
+    if (!aligned || c.side.table.bits != 2 || c.extra.slots != nullptr)
+      encode_blocks<t(), Serves::any><<<grid, kCodeThreads, 0, s>>>(a);
+    else if (is_plain(c.chain))
+      encode_blocks<t(), Serves::plain><<<grid, kCodeThreads, 0, s>>>(a);
     else
-      encode_blocks<t(), true><<<grid, kCodeThreads, 0, s>>>(a);
+      encode_blocks<t(), Serves::dropped><<<grid, kCodeThreads, 0, s>>>(a);
   });
   check_launch(op);
   finish_encode<<<grid_size(ceil_div(c.side.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, grid * kBlock);

@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_
   coded.load(a, row_of(first), channel0);
   __syncthreads();  // the table
   const uint32_t falling = table.falling(thread % 16);
-  decode<math>(a, table, dropout, falling, coded, row_of(first), channel0, z);
+  const WarpChannels met(table, thread % 32);
+  decode<math>(a, table, dropout, met, falling, coded, row_of(first), channel0, z);
   if (first + 1 < last) coded.load(a, row_of(first + 1), channel0);
 
   const int team_row = warp / (4 * T::kAcross) * T::kTeamRows;
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_
     __syncthreads();  // G and Z of this step are there for all, and all are through with the last step
     if (step + 2 < last) fetch<T>(a, column0, row_of(step + 2), g + (stage == 0 ? 2 : stage - 1) * kG);
     end_copies();
-    if (step + 1 < last) decode<math>(a, table, dropout, falling, coded, row_of(step + 1), channel0, z + (side ^ 1) * kZ);
+    if (step + 1 < last) decode<math>(a, table, dropout, met, falling, coded, row_of(step + 1), channel0, z + (side ^ 1) * kZ);
     if (step + 2 < last) coded.load(a, row_of(step + 2), channel0);
     sums.add(g + stage * kG + team_row * T::kPitch, z + side * kZ + team_row * kPitch);
     stage = stage == 2 ? 0 : stage + 1, side ^= 1;

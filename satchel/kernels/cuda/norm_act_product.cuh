@@ -154,8 +154,8 @@ __device__ inline float4 factors(const float (&x)[4]) {
 /// A thread's values of the step from row0 on, to one buffer of Z; zeros where there are none. input_steps() of epilogue_backward.cu,
 /// value for value.
 template <Math math>
-__device__ inline void decode(const Product& a, const ChannelTables& table, const Dropout& dropout, uint32_t falling, const Coded& c,
-                              int64_t row0, int64_t channel0, float* z) {
+__device__ inline void decode(const Product& a, const ChannelTables& table, const Dropout& dropout, const WarpChannels& met,
+                              uint32_t falling, const Coded& c, int64_t row0, int64_t channel0, float* z) {
   const Place place(a, row0, channel0);
   float4* to = reinterpret_cast<float4*>(z + place.row * kPitch + place.lane * 8);
   if (place.group < 0) {
@@ -164,17 +164,25 @@ __device__ inline void decode(const Product& a, const ChannelTables& table, cons
   }
   const Range r = load_range(&c.header, a.code.header, 0);
   const side::Bounds b(r);
+  const bool usual = met.fit(b);
   const Words kept = dropout.draw(place.group);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Decoder decoder = table.decoder(place.lane, half, falling);
+    const uint32_t four = c.eight >> (8 * half);
     float gamma[4], beta[4], x[4];
     table.gamma.get_half(place.lane, half, gamma);
     table.beta.get_half(place.lane, half, beta);
+    if (usual) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[k] = decoder.value<true>(k, four, b, a.code.table);
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[k] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : decoder.value<false>(k, four, b, a.code.table);
+    }
 #pragma unroll
     for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
-      const float y = fmaf(gamma[k], decoder.value(k, c.eight >> (8 * half), b, is_poisoned(r), a.code.table), beta[k]);
-      x[k] = chain_output(y, dropout.factor(kept, j, is_on(c.eight, j)));
+      x[k] = chain_output(fmaf(gamma[k], x[k], beta[k]), dropout.factor(kept, j, is_on(c.eight, j)));
     }
     to[half] = factors<math>(x);
   }

@@ -19,6 +19,12 @@ inline void check_fit(const NormActCode& c, const char* op) {
   if (!is_aligned(c.bytes)) fail(op, "packed bytes must start at a multiple of 16");
 }
 
+/// Which one-sided codes a kernel serves: those of 2 bits, activations at multiples of 16, headers of bf16 and the batch's statistics where
+/// it reads those, of a ReLU that no dropout follows, or of any activation and dropout; or all.
+enum class Serves { plain, dropped, any };
+
+inline bool is_plain(const Chain& c) { return c.drop == 0 && c.slope == 0.0f && c.scale == 1.0f; }
+
 /// Parts of the packed bytes.
 struct Parts {
   uint8_t* codes;
@@ -100,19 +106,35 @@ struct Wide {
   }
 };
 
+/// flush() of core/number.h in one instruction: subnormals and −0 become +0.
+__device__ inline float flush_sum(float x) {
+  float y;
+  asm("add.ftz.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// Four channels as decoding needs them: side_value_of() of core/side.h for one off code and three on.
 struct Decoder {
   float threshold[4], off[4];
   uint32_t falling;   // a bit a channel: γ < 0
   uint32_t flat = 0;  // … γ = 0; read for 3 bits alone
 
-  /// Value j of the four whose codes stand in `codes` from bit 0 on; `poisoned` where the block's range is.
-  __device__ inline float value(int j, uint32_t codes, const side::Bounds& b, bool poisoned, const SideTable& t) const {
-    const uint32_t code = codes >> (2 * j) & 3;
-    const float from = fminf(fmaxf(threshold[j], b.low), b.high), length = ((falling >> j & 1) != 0 ? b.low : b.high) - from;
-    const float middle = fabsf(length) > b.usual ? t.on_long[1] : t.on_short[1];
-    const float v = flush(fmaf(code == 1 ? 0.0f : code == 2 ? middle : 1.0f, length, from));
-    return poisoned ? __uint_as_float(kCanonicalNaN) : code == 0 ? off[j] : v;
+  /// Value j of the four whose codes stand in `codes` from bit 0 on, of a block that is not poisoned; an off value as a code 1.
+  /// `usual`: WarpChannels fit the block.
+  template <bool usual>
+  __device__ inline float on_value(int j, uint32_t codes, const side::Bounds& b, const SideTable& t) const {
+    const float from = usual ? threshold[j] : fminf(fmaxf(threshold[j], b.low), b.high);
+    const float length = (!usual && (falling >> j & 1) != 0 ? b.low : b.high) - from;
+    const float middle = !usual && fabsf(length) > b.usual ? t.on_long[1] : t.on_short[1];
+    const float level = (codes >> (2 * j) & 2) == 0 ? 0.0f : (codes >> (2 * j) & 1) == 0 ? middle : 1.0f;
+    const float v = fmaf(level, length, from);
+    return usual ? v : flush_sum(v);
+  }
+  /// The same, an off value as its channel's mean.
+  template <bool usual>
+  __device__ inline float value(int j, uint32_t codes, const side::Bounds& b, const SideTable& t) const {
+    const float v = on_value<usual>(j, codes, b, t);
+    return (codes >> (2 * j) & 3) == 0 ? off[j] : v;
   }
 
   /// The same for two off codes and six on.
@@ -149,7 +171,7 @@ struct ChannelTables {
 #pragma unroll 1
     for (int k = static_cast<int>(threadIdx.x); k < kBlock; k += static_cast<int>(blockDim.x)) {
       const Channel c = channels[channel_of(first + k, count)];
-      threshold.put(k, c.gamma == 0.0f ? float_of(0xff800000u) : c.threshold);
+      threshold.put(k, c.gamma == 0.0f ? float_of(0xff800000u) : c.threshold + 0.0f);  // −0 as +0
       gamma.put(k, c.gamma);
       beta.put(k, c.beta);
       off.put(k, off_value(c));
@@ -184,6 +206,31 @@ struct ChannelTables {
     for (int j = 0; j < 8; ++j) bits |= (f(own[j]) ? 1u : 0u) << j;
     return bits;
   }
+};
+
+/// The channels that a warp meets. In a block that they fit no side is clamped, long or falling, and no decoded value is subnormal:
+/// thresholds are 0 or 2^-60 at least, the block's high end is 2^-60 at least, and so all are multiples of 2^-83.
+struct WarpChannels {
+  float least = 0.0f, most = float_of(0x7f800000u);  // thresholds; nothing lies above infinity
+
+  WarpChannels() = default;
+  /// Every thread of the warp must call this.
+  __device__ inline WarpChannels(const ChannelTables& table, int lane) {
+    float gamma[8], threshold[8], off[8];
+    table.gamma.get(lane, gamma);
+    table.threshold.get(lane, threshold);
+    table.off.get(lane, off);
+    bool fits = true;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      fits = fits && gamma[j] > 0.0f && (threshold[j] == 0.0f || fabsf(threshold[j]) >= 0x1p-60f) && is_finite(off[j]);
+    }
+    Extremes e;
+    e.add8(threshold);
+    e.reduce_warp();
+    if (__all_sync(~0u, fits)) least = e.least, most = fmaxf(e.most, 0x1p-60f);
+  }
+  __device__ inline bool fit(const side::Bounds& b) const { return b.low <= least && most <= b.high && b.high - least <= b.usual; }
 };
 
 }  // namespace satchel::cuda::epilogue

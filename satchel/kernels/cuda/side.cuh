@@ -64,9 +64,13 @@ struct Usual {
     least = fminf(least, threshold);
     most = fmaxf(most, threshold);
   }
-  __device__ inline bool covers(const Bounds& b) const {
-    return __all_sync(~0u, rising && b.low <= least && most <= b.high && b.high - least <= b.usual);
+  /// All of a warp's: it covers a block for all its threads or for none.
+  __device__ inline void reduce_warp() {
+    rising = __all_sync(~0u, rising);
+    least = unordered(__reduce_min_sync(~0u, ordered(least)));
+    most = unordered(__reduce_max_sync(~0u, ordered(most)));
   }
+  __device__ inline bool covers(const Bounds& b) const { return rising && b.low <= least && most <= b.high && b.high - least <= b.usual; }
 };
 
 /// uniform_of() for the noise of a slot: one byte permutation puts it under the exponent of 128.
@@ -113,6 +117,12 @@ __device__ inline OffKey encoder_key(const SideCode& code, const uint64_t* seed,
   const OffKey key = off_key(__ldg(reinterpret_cast<const unsigned long long*>(seed)));
   if (writes) *reinterpret_cast<uint4*>(code.plane.bytes) = make_uint4(key.a, key.b, 0, 0);
   return key;
+}
+
+/// off_weight() of core/off_plane.h for fewer than 2^32 blocks.
+__device__ inline uint32_t off_weight_of(OffKey key, uint32_t block, uint32_t blocks) {
+  const uint32_t group = block / kOffGroup, rest = blocks - group * kOffGroup, count = rest < kOffGroup ? rest : kOffGroup;
+  return __umulhi(key.a * group + key.b, count) == block % kOffGroup ? count : 0;
 }
 
 /// off_bit_of() of core/off_plane.h for one value of a block that is not poisoned.

@@ -64,6 +64,49 @@ __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__
   }
 }
 
+/// What the codes of a block of a ReLU's output stand for: its values have one threshold, 0.
+template <int bits>
+struct ReluValues {
+  float value[1 << bits];
+
+  __device__ inline ReluValues(Range r, const SideTable& t) {
+    const Bounds b(r);
+    const Gate relu = {0.0f, 1.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int code = 0; code < 1 << bits; ++code) {
+      value[code] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : side_value_at<bits, 1>(static_cast<uint32_t>(code), relu, b, t);
+    }
+  }
+  __device__ inline float at(uint32_t code) const { return choose<0, 1 << (bits - 1)>(code); }
+
+ private:
+  /// The value of [from, from + 2·half) that the bits of `code` below `half`'s and its own point to.
+  template <int from, int half>
+  __device__ inline float choose(uint32_t code) const {
+    if constexpr (half == 0) {
+      return value[from];
+    } else {
+      return (code & half) == 0 ? choose<from, half / 2>(code) : choose<from + half, half / 2>(code);
+    }
+  }
+};
+
+/// Blocks of 256 values of a ReLU's output in 2 bits, eight values a thread and turn, two turns' codes on their way.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) decode_relu(const __grid_constant__ Args a, void* x) {
+  const uint32_t groups = static_cast<uint32_t>(a.code.grid.values / 8), step = gridDim.x * kThreads;
+  const uint16_t* codes = reinterpret_cast<const uint16_t*>(a.codes);
+#pragma unroll 2
+  for (uint32_t group = blockIdx.x * kThreads + threadIdx.x; group < groups; group += step) {
+    const ReluValues<2> values(load_range(a.headers, a.code.header, group / 32), a.code.table);
+    const uint32_t eight = __ldg(codes + group);
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = values.at(eight >> (2 * j));
+    write8<type, true>(x, static_cast<int64_t>(group) * 8, v);
+  }
+}
+
 /// Any values, by the definition.
 template <DType type>
 __global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ Args a, void* x, int64_t first) {
@@ -90,18 +133,17 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t block = static_cast<uint32_t>(group / 32);
   const epilogue::Codes c = w.load(a.codes, group, block, 8);
   const Range r = load_range(a.headers, a.code.header, block);
-  const Bounds b(r);
-  const Gate g = {0.0f, 1.0f, 0.0f, 0.0f};
+  float v[8];
+  if (c.three) {
+    const ReluValues<3> values(r, w.table);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float v[4];
+    for (int j = 0; j < 8; ++j) v[j] = values.at(c.at(j));
+  } else {
+    const ReluValues<2> values(r, a.code.table);
 #pragma unroll
-    for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
-      v[k] = c.three ? side_value_at<3, 1>(c.at(j), g, b, w.table) : side_value_at<2, 1>(c.at(j), g, b, a.code.table);
-      if (is_poisoned(r)) v[k] = __uint_as_float(kCanonicalNaN);
-    }
-    store4<type>(x, group * 8 - first + 4 * half, v);
+    for (int j = 0; j < 8; ++j) v[j] = values.at(c.two >> (2 * j));
   }
+  write8<type, true>(x, group * 8 - first, v);
 }
 
 }  // namespace
@@ -132,14 +174,19 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
                         nullptr};
   const bool aligned = is_aligned(x) && is_aligned(codes, code_alignment(code.table.bits));
   const int64_t wanted = aligned ? side::fixed_blocks(code, channels != nullptr, 4 * kThreads, side::kDecodeBlocks) : 0;
+  const bool relu = wanted > 0 && channels == nullptr && code.plane.bytes == nullptr && code.table.bits == 2 && code.table.off == 1 &&
+                    is_aligned(codes, 2) && code.grid.values / 8 < int64_t{1} << 31;
   with_type(type, [&](auto t) {
-    if (wanted > 0) {
+    if (relu) {
+      side::decode_relu<t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x);
+      check_launch("side_decode");
+    } else if (wanted > 0) {
       side::with_table(code.table, [&](auto bits, auto off) {
         side::decode_fixed<bits(), off(), t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x);
       });
       check_launch("side_decode");
     }
-    const int64_t done = wanted > 0 ? code.grid.values / 4 * 4 : 0;
+    const int64_t each = relu ? 8 : 4, done = wanted > 0 ? code.grid.values / each * each : 0;
     if (done < code.grid.values) side::decode_any<t()><<<blocks_for(code.grid.values - done), kThreads, 0, s>>>(a, x, done);
   });
   check_launch("side_decode");

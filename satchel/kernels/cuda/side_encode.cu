@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(cons
   Usual usual;
 #pragma unroll
   for (int j = 0; j < 8; ++j) usual.add(g[j].gamma, g[j].threshold);
+  usual.reduce_warp();
   OffSums off_sums;
   float ahead[8];  // the next block's values, on their way while this one is coded
   uint32_t block = blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x;

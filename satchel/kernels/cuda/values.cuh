@@ -30,6 +30,16 @@ template <DType type>
 __device__ inline uint32_t half_pair(float low, float high) {
   return type == DType::bf16 ? bf16_pair(low, high) : f16_pair(low, high);
 }
+/// … of relu(low) and relu(high).
+template <DType type>
+__device__ inline uint32_t relu_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (type == DType::bf16)
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 template <DType type>
 __device__ inline float low_half(uint32_t pair) {
   return type == DType::bf16 ? __uint_as_float(pair << 16) : float_of_f16(static_cast<uint16_t>(pair));
@@ -54,10 +64,11 @@ struct Eight {
     w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
   }
   __device__ inline void store(Raw* x) const { *reinterpret_cast<uint4*>(x) = make_uint4(w[0], w[1], w[2], w[3]); }
-  /// v rounded.
+  /// v rounded, or relu(v) of numbers that are finite.
+  template <bool relu = false>
   __device__ inline void set(const float (&v)[8]) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) w[k] = half_pair<type>(v[2 * k], v[2 * k + 1]);
+    for (int k = 0; k < 4; ++k) w[k] = relu ? relu_pair<type>(v[2 * k], v[2 * k + 1]) : half_pair<type>(v[2 * k], v[2 * k + 1]);
   }
 };
 
@@ -78,9 +89,10 @@ struct Eight<DType::f32> {
     to[0] = make_float4(v[0], v[1], v[2], v[3]);
     to[1] = make_float4(v[4], v[5], v[6], v[7]);
   }
+  template <bool relu = false>
   __device__ inline void set(const float (&from)[8]) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = from[j];
+    for (int j = 0; j < 8; ++j) v[j] = relu ? fmaxf(from[j], 0.0f) : from[j];
   }
 };
 
