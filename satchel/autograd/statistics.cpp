@@ -80,7 +80,7 @@ at::Tensor part_of(const at::Tensor& numbers, const NormAxes& axes, int64_t firs
 }
 
 Statistics moments_of_channels(const at::Tensor& x, const NormWeights& w, const NormOptions& options) {
-  const ColumnMoments moments = column_moments(x, w.running_mean, w.running_var, options.eps, options.momentum);
+  const ColumnMoments moments = column_moments(x, {w.running_mean, w.running_var, options.eps, options.momentum});
   return {moments.mean.unsqueeze(0), moments.rstd.unsqueeze(0)};
 }
 

@@ -21,8 +21,12 @@ namespace {
 
 // Each with its own name in errors.
 constexpr const char *kActOp = "norm_act", *kAddOp = "norm_add", *kBlockOp = "norm_block", *kImageOp = "norm_image",
-                     *kLowPassOp = "norm_low_pass";
-constexpr const char* kProductOp = "norm_act_product";
+                     *kLowPassOp = "norm_low_pass", *kProductOp = "norm_act_product";
+
+const char* op_of(FusedNorm pass) {
+  constexpr const char* kOps[] = {kActOp, kAddOp, kBlockOp, kImageOp, kLowPassOp};
+  return kOps[static_cast<size_t>(pass)];
+}
 
 // Pointers; null for what is undefined. What kernels write goes through room().
 
@@ -50,6 +54,10 @@ CodecLayout layout_for(at::IntArrayRef shape, at::ScalarType type, const CodecSp
 }
 CodecLayout layout_for(const Packed& p, const char* op) { return plan_of(p.shape, dtype_of(p.dtype), p.spec, p.channels, p.inner, op); }
 
+cuda::Moments moments_to(const ColumnMoments& to, const RunningMoments& running) {
+  return {room(to.mean), room(to.rstd), nullptr, room(running.mean), room(running.var), running.eps, running.momentum};
+}
+
 /// Is this a code of blocks, and of nothing else?
 bool is_block_code(const CodecLayout& layout) { return layout.coding == Coding::block && !layout.projected; }
 
@@ -76,14 +84,14 @@ cuda::NormPass pass_of(const NormInput& in, const at::Tensor& z) {
   const cuda::NormParameters with{numbers(in.moments.mean), numbers(in.moments.rstd), numbers(in.gamma), numbers(in.beta)};
   return {values(in.x), type_of(in.x), with, to, values(in.skip)};
 }
-at::Tensor result_of(const NormInput& in) { return in.into.defined() ? in.into : at::empty(in.x.sizes(), in.x.options()); }
 
-template <class Code>
-NormActSums sums_of(const Code& code, const at::Tensor& g, int64_t scratch_bytes, const Place& place) {
-  const NormActSums sums{floats(g.size(1), g), floats(g.size(1), g)};
-  const at::Tensor scratch = room_of_bytes(scratch_bytes, g);
-  cuda::norm_sums(code, values(g), type_of(g), {room(sums.beta), room(sums.gamma)}, scratch.mutable_data_ptr(), place.stream());
-  return sums;
+/// What a pass is about to write.
+NormResult result_of(FusedNorm pass, const NormInput& in, Packed code) {
+  NormSave save;
+  save.pass = pass;
+  save.code = std::move(code);
+  save.moments = in.moments;
+  return {std::move(save), in.into.defined() ? in.into : at::empty_like(in.x)};
 }
 
 /// The last pass: skip's gradient over g unless x's goes there; null sums: the statistics were not the batch's.
@@ -127,22 +135,17 @@ cuda::ProductGradients gradients_of(const std::vector<at::Tensor>& gs) {
   return p;
 }
 
-cuda::NormAddCode add_code(const Packed& norm, const Packed& sum, const ExtraBit& extra) {
-  const CodecLayout a = layout_for(norm, kAddOp), b = layout_for(sum, kAddOp);
-  return {a.block, b.side, norm.shape[1], code_parts(a, norm), code_parts(b, sum), extra_bit_view(sum, extra)};
-}
-cuda::NormAddCode add_code(const NormAddCodes& codes) { return add_code(codes.norm, codes.sum, codes.extra); }
+cuda::NormActCode act_code(const NormSave& s) { return act_code(s.code, s.seed, s.chain, s.extra); }
 
-cuda::NormBlockCode block_code(const NormBlockSave& s) {
+cuda::NormAddCode add_code(const NormSave& s) {
+  const CodecLayout norm = layout_for(s.code, kAddOp), sum = layout_for(s.sum, kAddOp);
+  return {norm.block, sum.side, s.code.shape[1], code_parts(norm, s.code), code_parts(sum, s.sum), extra_bit_view(s.sum, s.extra)};
+}
+
+cuda::NormBlockCode block_code(const NormSave& s) {
   const CodecLayout layout = layout_for(s.code, kBlockOp);
-  return {layout.block,
-          chain_of(s.code.shape, {s.dropout, 0}),
-          code_parts(layout, s.code),
-          bits(s.on),
-          bits(s.kept),
-          seed_or_null(s.seed),
-          numbers(s.moments.mean),
-          numbers(s.moments.rstd)};
+  return {layout.block,         chain_of(s.code.shape, s.chain), code_parts(layout, s.code), bits(s.on), bits(s.kept),
+          seed_or_null(s.seed), numbers(s.moments.mean),         numbers(s.moments.rstd)};
 }
 
 /// Blocks that fill all values are the same with one sample and with many.
@@ -153,51 +156,65 @@ cuda::NormImageCode image_code(const PerSampleCode& c, int64_t channels) {
   return {c.samples, c.values, channels, c.block, 0, c.header, c.rounding};
 }
 
-cuda::NormImageCode image_code(const Packed& packed, const at::Tensor& on) {
+cuda::NormImageCode image_code(const NormSave& s) {
   cuda::NormImageCode code;
-  if (packed.budget > 0) {
-    const PerSampleCode per_sample = per_sample_code(packed, kImageOp);
-    uint8_t* bytes = bits(packed.bytes);
-    code = image_code(per_sample, packed.shape[1]);
+  if (s.code.budget > 0) {
+    const PerSampleCode per_sample = per_sample_code(s.code, kImageOp);
+    uint8_t* bytes = bits(s.code.bytes);
+    code = image_code(per_sample, s.code.shape[1]);
     code.at = {bytes, bytes + per_sample.headers_at()};
     code.entries = reinterpret_cast<const uint32_t*>(bytes + per_sample.entries_at());
   } else {
-    const CodecLayout layout = layout_for(packed, kImageOp);
-    code = image_code(layout.block, packed.shape[1]);
-    code.at = code_parts(layout, packed);
+    const CodecLayout layout = layout_for(s.code, kImageOp);
+    code = image_code(layout.block, s.code.shape[1]);
+    code.at = code_parts(layout, s.code);
   }
-  code.on = bits(on);
+  code.on = bits(s.on);
   return code;
 }
 
-/// The one pass; codes stand where `result` has room for them.
-void encode_image(const NormImageInput& in, const F32Header* ranges, const at::Tensor& seed, NormImageResult& result, const Place& place) {
-  const NormInput& rows = in.rows;
-  const at::Tensor& x = rows.x;
-  if (rows.skip.defined() && (rows.skip.sizes() != x.sizes() || rows.skip.scalar_type() != x.scalar_type())) {
-    fail(kImageOp, "skip must have x's sizes and type", rows.skip.sizes());
+cuda::NormLowPassCode low_pass_code(const NormSave& s) {
+  const CodecLayout layout = layout_for(s.code, kLowPassOp);
+  const Parts at = parts_of(layout, s.code.bytes);
+  return {{layout.maps, layout.block, s.code.shape[1], at.codes, at.headers, at.means},
+          bits(s.on),
+          numbers(s.moments.mean),
+          numbers(s.moments.rstd)};
+}
+
+/// Calls run(code, bytes of its sums' scratch) with the pass's own view of what is kept.
+template <class Run>
+void with_code(const NormSave& s, const Run& run) {
+  switch (s.pass) {
+    case FusedNorm::act: return run(act_code(s), cuda::norm_act_scratch_bytes());
+    case FusedNorm::add: return run(add_code(s), cuda::norm_scratch_bytes());
+    case FusedNorm::block: return run(block_code(s), cuda::norm_scratch_bytes());
+    case FusedNorm::image: return run(image_code(s), cuda::norm_scratch_bytes());
+    case FusedNorm::low_pass: {
+      const cuda::NormLowPassCode code = low_pass_code(s);
+      return run(code, cuda::norm_low_pass_scratch_bytes(code.parts));
+    }
   }
-  if (in.relu || rows.skip.defined()) result.on = room_of_bytes(x.numel() / 8, x);
-  if (in.takes_ranges) result.z_ranges = at::empty({x.numel() / kRangeBlock, 2}, x.options().dtype(at::kFloat));
-  result.z = result_of(rows);
-  const cuda::NormPass pass = pass_of(rows, result.z);
-  cuda::NormImageCode code = image_code(result.code, result.on);
-  code.seed = seed_pointer(seed);
-  cuda::norm_encode(code, pass, ranges, headers_in(result.z_ranges), place.stream());
 }
 
-cuda::NormLowPassCode low_pass_code(const NormLowPassSave& save, const CodecLayout& layout) {
-  const Parts at = parts_of(layout, save.code.bytes);
-  return {{layout.maps, layout.block, save.code.shape[1], at.codes, at.headers, at.means},
-          bits(save.on),
-          numbers(save.moments.mean),
-          numbers(save.moments.rstd)};
+/// Bits of samples by the extremes of their blocks, which come back: float32[blocks, 2].
+at::Tensor allocate_bits(const NormInput& in, const NormSave& save, const Place& place) {
+  const PerSampleCode per_sample = per_sample_code(save.code, kImageOp);
+  const cuda::NormImageCode code = image_code(save);
+  const at::Tensor ranges = at::empty({per_sample.samples * per_sample.blocks(), 2}, in.x.options().dtype(at::kFloat));
+  const at::Tensor squares = at::empty({per_sample.samples}, in.x.options().dtype(at::kDouble));
+  const cuda::NormParameters with{numbers(in.moments.mean), numbers(in.moments.rstd), nullptr, nullptr};
+  cuda::norm_image_measure(code, {values(in.x), type_of(in.x), with, nullptr}, headers_in(ranges), place.stream());
+  cuda::per_sample_squares(per_sample, headers_in(ranges), squares.mutable_data_ptr<double>(), place.stream());
+  cuda::per_sample_allocate(per_sample, squares.const_data_ptr<double>(), nullptr, code.at.codes, place.stream());
+  return ranges;
 }
-cuda::NormLowPassCode low_pass_code(const NormLowPassSave& save) { return low_pass_code(save, layout_for(save.code, kLowPassOp)); }
 
-void check_like(const at::Tensor& x, const at::Tensor& other, const char* rule) {
-  const bool alike = other.sizes() == x.sizes() && other.scalar_type() == x.scalar_type() && is_channels_last(other);
-  if (!alike) fail(kLowPassOp, rule, other.toString());
+/// Throws the rule unless `other`, where it is given, has x's sizes and type, without gaps.
+void check_like(const at::Tensor& x, const at::Tensor& other, const char* op, const char* rule) {
+  if (!other.defined()) return;
+  const bool whole = other.is_contiguous() || is_channels_last(other);
+  if (!whole || other.sizes() != x.sizes() || other.scalar_type() != x.scalar_type()) fail(op, rule, other.sizes());
 }
 
 }  // namespace
@@ -207,14 +224,12 @@ at::Tensor for_kernels(const at::Tensor& x) {
   return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % kAlign == 0 ? rows : rows.clone();
 }
 
-ColumnMoments column_moments(const at::Tensor& x, const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
-                             double momentum) {
+ColumnMoments column_moments(const at::Tensor& x, const RunningMoments& running) {
   const Place place(x.device(), "column_moments");
   const int64_t channels = x.size(1);
   const ColumnMoments result{floats(channels, x), floats(channels, x)};
   const at::Tensor scratch = room_of_bytes(cuda::column_moments_scratch_bytes(channels), x);
-  const cuda::Moments to{room(result.mean), room(result.rstd), nullptr, room(running_mean), room(running_var), eps, momentum};
-  cuda::column_moments(values(x), type_of(x), x.size(0), channels, to, scratch.mutable_data_ptr(), place.stream());
+  cuda::column_moments(values(x), type_of(x), x.size(0), channels, moments_to(result, running), scratch.mutable_data_ptr(), place.stream());
   return result;
 }
 
@@ -224,39 +239,151 @@ void norm_rows_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor&
                        place.stream());
 }
 
-// norm_act
-
 bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec) {
   if (!x.is_cuda() || x.dim() != 2 || x.numel() == 0 || spec.side != Side::one_sided) return false;
   const CodecLayout layout = plan_of(x.sizes(), DType::f32, spec, x.size(1), 1, kActOp);
   return layout.coding == Coding::side && cuda::norm_act_fits(layout.side);
 }
 
+bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec& sum) {
+  if (!is_cuda_float(x) || x.dim() != 2 || norm.side != Side::none || sum.side != Side::relu) return false;
+  const CodecLayout a = layout_for(x.sizes(), at::kFloat, norm, kAddOp), b = layout_for(x.sizes(), x.scalar_type(), sum, kAddOp);
+  return is_block_code(a) && b.coding == Coding::side && cuda::norm_add_fits({a.block, b.side, x.size(1), {}, {}});
+}
+
+bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec) {
+  if (!is_cuda_float(x) || x.dim() != 2 || spec.side != Side::none) return false;
+  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec, kBlockOp);
+  return is_block_code(layout) && cuda::norm_block_fits(layout.block, x.size(1));
+}
+
+bool fuses_norm_image(const at::Tensor& x, const CodecSpec& spec, bool per_sample) {
+  if (!is_cuda_float(x) || !is_channels_last(x) || spec.side != Side::none) return false;
+  if (per_sample) {
+    if (!takes_per_sample_bits(spec)) return false;
+    const PerSampleCode code{x.size(0), x.numel() / x.size(0), spec.block, x.size(0), spec.header, spec.rounding};
+    return x.size(0) <= kMostSamples && cuda::norm_image_fits(image_code(code, x.size(1)));
+  }
+  const CodecLayout layout = layout_for(x.sizes(), at::kFloat, spec, kImageOp);
+  return is_block_code(layout) && layout.block.grid.is_straight() && layout.block.levels.even &&
+         cuda::norm_image_fits(image_code(layout.block, x.size(1)));
+}
+
+bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec) {
+  if (!is_cuda_float(x) || x.dim() != 4 || !is_channels_last(x) || spec.side != Side::none) return false;
+  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec, kLowPassOp);
+  const c10::DeviceGuard guard(x.device());  // GPUs differ in the shared memory that a thread block may have
+  return layout.coding == Coding::low_pass && !layout.projected && layout.part == Part::both &&
+         cuda::norm_low_pass_fits({layout.maps, layout.block, x.size(1), nullptr, nullptr, nullptr}, layout.type);
+}
+
+NormResult norm_act_encode(const NormInput& in, const CodeChoice& how, const ChainOptions& options, const ExtraBit& extra) {
+  const Place place(in.x.device(), kActOp);
+  NormResult result = result_of(FusedNorm::act, in, packed_like(in.x, at::kFloat, how.spec, in.x.size(1), kActOp));
+  NormSave& save = result.save;
+  save.chain = options;
+  save.extra = extra;
+  if (options.dropout > 0) save.seed = how.seed;
+  const cuda::NormPass pass = pass_of(in, result.z);
+  const at::Tensor scratch = room_of_bytes(cuda::norm_act_scratch_bytes(), in.x);
+  cuda::norm_encode(act_code(save.code, how.seed, options, extra), pass, scratch.mutable_data_ptr(), place.stream());
+  return result;
+}
+
+NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra) {
+  if (in.skip.sizes() != in.x.sizes()) fail(kAddOp, "x and skip must have the same sizes", in.skip.sizes());
+  if (in.skip.scalar_type() != in.x.scalar_type()) fail(kAddOp, "x and skip must be of one type", c10::toString(in.skip.scalar_type()));
+  const Place place(in.x.device(), kAddOp);
+  NormResult result = result_of(FusedNorm::add, in, packed_like(in.x, at::kFloat, norm.spec, 0, kAddOp));
+  result.save.sum = packed_like(in.x, in.x.scalar_type(), sum.spec, 0, kAddOp);
+  result.save.extra = extra;
+  const cuda::NormPass pass = pass_of(in, result.z);
+  cuda::NormAddCode code = add_code(result.save);
+  code.norm_seed = seed_pointer(norm.seed);
+  code.sum_seed = seed_pointer(sum.seed);
+  cuda::norm_encode(code, pass, place.stream());
+  return result;
+}
+
+NormResult norm_block_encode(const NormInput& in, const CodeChoice& how, const NormBlockDropout& dropout) {
+  const Place place(in.x.device(), kBlockOp);
+  NormResult result = result_of(FusedNorm::block, in, packed_like(in.x, in.x.scalar_type(), how.spec, 0, kBlockOp));
+  NormSave& save = result.save;
+  save.on = room_of_bytes(ceil_div(in.x.numel(), 8), in.x);
+  save.chain.dropout = dropout.chance;
+  if (dropout.chance > 0 && dropout.keeps_mask) save.kept = at::empty_like(save.on);
+  if (dropout.chance > 0 && !dropout.keeps_mask) save.seed = dropout.seed;
+  const cuda::NormPass pass = pass_of(in, result.z);
+  cuda::NormBlockCode code = block_code(save);
+  code.code_seed = seed_pointer(how.seed);
+  code.drop_seed = seed_or_null(dropout.seed);
+  cuda::norm_encode(code, pass, place.stream());
+  return result;
+}
+
+NormResult norm_image_encode(const NormInput& in, const CodeChoice& how, double mean_bits) {
+  check_like(in.x, in.skip, kImageOp, "skip must have x's sizes and type");
+  const Place place(in.x.device(), kImageOp);
+  const bool per_sample = mean_bits > 0;
+  NormResult result = result_of(FusedNorm::image, in,
+                                per_sample ? room_for_per_sample(in.image, at::kFloat, how.spec, mean_bits)
+                                           : packed_like(in.image, at::kFloat, how.spec, 0, kImageOp));
+  NormSave& save = result.save;
+  const at::Tensor ranges = per_sample ? allocate_bits(in, save, place) : at::Tensor();
+  if (in.relu || in.skip.defined()) save.on = room_of_bytes(in.x.numel() / 8, in.x);
+  if (in.takes_ranges) result.z_ranges = at::empty({in.x.numel() / kRangeBlock, 2}, in.x.options().dtype(at::kFloat));
+  const cuda::NormPass pass = pass_of(in, result.z);
+  cuda::NormImageCode code = image_code(save);
+  code.seed = seed_pointer(how.seed);
+  cuda::norm_encode(code, pass, headers_in(ranges), headers_in(result.z_ranges), place.stream());
+  return result;
+}
+
+NormResult norm_low_pass_encode(const NormInput& in, const RunningMoments& running, const CodeChoice& how) {
+  check_like(in.x, in.skip, kLowPassOp, "skip must be like x");
+  check_like(in.x, in.into, kLowPassOp, "the result's memory must be like x");
+  const Place place(in.x.device(), kLowPassOp);
+  NormResult result = result_of(FusedNorm::low_pass, in, packed_like(in.image, in.x.scalar_type(), how.spec, 0, kLowPassOp));
+  NormSave& save = result.save;
+  zero_gaps(layout_for(save.code, kLowPassOp), save.code.bytes);
+  save.moments = {floats(in.x.size(1), in.x), floats(in.x.size(1), in.x)};
+  if (in.relu) save.on = room_of_bytes(in.x.numel() / 8, in.x);  // channels are a multiple of 8
+  const cuda::NormPass pass = pass_of({in.x, save.moments, in.gamma, in.beta, in.skip}, result.z);
+  const cuda::NormLowPassCode code = low_pass_code(save);
+  const at::Tensor scratch = room_of_bytes(cuda::norm_low_pass_scratch_bytes(code.parts), in.x);
+  cuda::norm_low_pass_measure(code.parts, pass.x, pass.type, moments_to(save.moments, running), scratch.mutable_data_ptr(), place.stream());
+  cuda::norm_encode(code, pass, seed_pointer(how.seed), place.stream());
+  return result;
+}
+
+NormActSums norm_sums(const at::Tensor& g, const NormSave& save) {
+  const Place place(g.device(), op_of(save.pass));
+  NormActSums sums{floats(g.size(1), g), floats(g.size(1), g)};
+  with_code(save, [&](const auto& code, int64_t scratch_bytes) {
+    const at::Tensor scratch = room_of_bytes(scratch_bytes, g);
+    cuda::norm_sums(code, values(g), type_of(g), {room(sums.beta), room(sums.gamma)}, scratch.mutable_data_ptr(), place.stream());
+  });
+  return sums;
+}
+
+void norm_back_(const at::Tensor& g, const at::Tensor& dx, const NormSave& save, const at::Tensor& gamma, const NormActSums& sums,
+                at::Tensor* squares) {
+  const Place place(g.device(), op_of(save.pass));
+  const int64_t samples = save.code.shape[0];
+  at::Tensor by_block;
+  if (squares != nullptr) by_block = at::empty({samples, g.numel() / samples / kRangeBlock}, g.options().dtype(at::kFloat));
+  cuda::NormBack back = back_of(g, dx, gamma, save.moments.rstd, sums);
+  back.squares = room(by_block);
+  with_code(save, [&](const auto& code, int64_t) { cuda::norm_back(code, back, place.stream()); });
+  if (squares != nullptr) *squares = by_block.sum(1);
+}
+
+// What else is read of norm_act's code.
+
 bool fuses_norm_act(const Packed& code) {
   if (!code.bytes.is_cuda() || code.spec.side != Side::one_sided || code.shape.size() != 2 || code.channels != code.shape[1]) return false;
   const CodecLayout layout = check_packed(code, kActOp);
   return layout.coding == Coding::side && layout.values > 0 && cuda::norm_act_fits(layout.side);
-}
-
-NormActResult norm_act_encode(const NormInput& in, const CodeChoice& how, const ChainOptions& options, const ExtraBit& extra) {
-  const Place place(in.x.device(), kActOp);
-  NormActResult result{packed_like(in.x, at::kFloat, how.spec, in.x.size(1), kActOp), result_of(in)};
-  const cuda::NormPass pass = pass_of(in, result.z);
-  const at::Tensor scratch = room_of_bytes(cuda::norm_act_scratch_bytes(), in.x);
-  cuda::norm_encode(act_code(result.code, how.seed, options, extra), pass, scratch.mutable_data_ptr(), place.stream());
-  return result;
-}
-
-NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options,
-                          const ExtraBit& extra) {
-  const Place place(g.device(), kActOp);
-  return sums_of(act_code(code, seed, options, extra), g, cuda::norm_act_scratch_bytes(), place);
-}
-
-void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
-                    const NormActSums& sums, bool training, const ExtraBit& extra) {
-  const Place place(g.device(), kActOp);
-  cuda::norm_back(act_code(code, seed, options, extra), back_of(g, g, {}, rstd, training ? sums : NormActSums()), place.stream());
 }
 
 at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
@@ -266,8 +393,6 @@ at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const Chai
   cuda::norm_act_input(act_code(code, seed, options, extra), first, last, z.mutable_data_ptr(), dtype_of(type), place.stream());
   return z;
 }
-
-// norm_act_product
 
 bool fuses_norm_act_product(const Packed& code, const std::vector<at::Tensor>& gs) {
   if (!fuses_norm_act(code) || !match(code, gs)) return false;
@@ -290,177 +415,6 @@ std::vector<at::Tensor> norm_act_product(const Packed& code, const at::Tensor& s
   cuda::norm_act_product(side, chain_of(code.shape, options), code.bytes.const_data_ptr<uint8_t>(), seed_or_null(seed), p,
                          scratch.mutable_data_ptr(), place.stream());
   return products;
-}
-
-// norm_add
-
-bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec& sum) {
-  if (!is_cuda_float(x) || x.dim() != 2 || norm.side != Side::none || sum.side != Side::relu) return false;
-  const CodecLayout a = layout_for(x.sizes(), at::kFloat, norm, kAddOp), b = layout_for(x.sizes(), x.scalar_type(), sum, kAddOp);
-  return is_block_code(a) && b.coding == Coding::side && cuda::norm_add_fits({a.block, b.side, x.size(1), {}, {}});
-}
-
-NormAddResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra) {
-  if (in.skip.sizes() != in.x.sizes()) fail(kAddOp, "x and skip must have the same sizes", in.skip.sizes());
-  if (in.skip.scalar_type() != in.x.scalar_type()) fail(kAddOp, "x and skip must be of one type", c10::toString(in.skip.scalar_type()));
-  const Place place(in.x.device(), kAddOp);
-  NormAddResult result{packed_like(in.x, at::kFloat, norm.spec, 0, kAddOp), packed_like(in.x, in.x.scalar_type(), sum.spec, 0, kAddOp),
-                       result_of(in)};
-  const cuda::NormPass pass = pass_of(in, result.z);
-  cuda::NormAddCode code = add_code(result.norm, result.sum, extra);
-  code.norm_seed = seed_pointer(norm.seed);
-  code.sum_seed = seed_pointer(sum.seed);
-  cuda::norm_encode(code, pass, place.stream());
-  return result;
-}
-
-NormActSums norm_add_sums(const at::Tensor& g, const NormAddCodes& codes) {
-  const Place place(g.device(), kAddOp);
-  return sums_of(add_code(codes), g, cuda::norm_scratch_bytes(), place);
-}
-
-void norm_add_back_(const at::Tensor& g, const at::Tensor& dx, const NormAddCodes& codes, const at::Tensor& gamma, const at::Tensor& rstd,
-                    const NormActSums& sums, bool training) {
-  const Place place(g.device(), kAddOp);
-  cuda::norm_back(add_code(codes), back_of(g, dx, gamma, rstd, training ? sums : NormActSums()), place.stream());
-}
-
-// norm_block
-
-bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec) {
-  if (!is_cuda_float(x) || x.dim() != 2 || spec.side != Side::none) return false;
-  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec, kBlockOp);
-  return is_block_code(layout) && cuda::norm_block_fits(layout.block, x.size(1));
-}
-
-NormBlockResult norm_block_encode(const NormInput& in, const CodeChoice& how, const NormBlockDropout& dropout) {
-  const Place place(in.x.device(), kBlockOp);
-  NormBlockResult result;
-  NormBlockSave& save = result.save;
-  save.code = packed_like(in.x, in.x.scalar_type(), how.spec, 0, kBlockOp);
-  save.moments = in.moments;
-  save.on = room_of_bytes(ceil_div(in.x.numel(), 8), in.x);
-  save.dropout = dropout.chance;
-  if (dropout.chance > 0 && dropout.keeps_mask) save.kept = at::empty_like(save.on);
-  if (dropout.chance > 0 && !dropout.keeps_mask) save.seed = dropout.seed;
-  result.z = result_of(in);
-  const cuda::NormPass pass = pass_of(in, result.z);
-  cuda::NormBlockCode code = block_code(save);
-  code.code_seed = seed_pointer(how.seed);
-  code.drop_seed = seed_or_null(dropout.seed);
-  cuda::norm_encode(code, pass, place.stream());
-  return result;
-}
-
-NormActSums norm_block_sums(const at::Tensor& g, const NormBlockSave& save) {
-  const Place place(g.device(), kBlockOp);
-  return sums_of(block_code(save), g, cuda::norm_scratch_bytes(), place);
-}
-
-void norm_block_back_(const at::Tensor& g, const NormBlockSave& save, const at::Tensor& gamma, const NormActSums& sums) {
-  const Place place(g.device(), kBlockOp);
-  cuda::norm_back(block_code(save), back_of(g, g, gamma, save.moments.rstd, sums), place.stream());
-}
-
-// norm_image
-
-bool fuses_norm_image(const at::Tensor& x, const CodecSpec& spec, bool per_sample) {
-  if (!is_cuda_float(x) || !is_channels_last(x) || spec.side != Side::none) return false;
-  if (per_sample) {
-    if (!takes_per_sample_bits(spec)) return false;
-    const PerSampleCode code{x.size(0), x.numel() / x.size(0), spec.block, x.size(0), spec.header, spec.rounding};
-    return x.size(0) <= kMostSamples && cuda::norm_image_fits(image_code(code, x.size(1)));
-  }
-  const CodecLayout layout = layout_for(x.sizes(), at::kFloat, spec, kImageOp);
-  return is_block_code(layout) && layout.block.grid.is_straight() && layout.block.levels.even &&
-         cuda::norm_image_fits(image_code(layout.block, x.size(1)));
-}
-
-NormImageResult norm_image_encode(const NormImageInput& in, const CodeChoice& how) {
-  const Place place(in.rows.x.device(), kImageOp);
-  NormImageResult result;
-  result.code = packed_like(in.map, at::kFloat, how.spec, 0, kImageOp);
-  encode_image(in, nullptr, how.seed, result, place);
-  return result;
-}
-
-NormImageResult norm_image_encode_per_sample(const NormImageInput& in, const CodeChoice& how, double mean_bits) {
-  const at::Tensor& x = in.rows.x;
-  const Place place(x.device(), kImageOp);
-  NormImageResult result;
-  result.code = room_for_per_sample(in.map, at::kFloat, how.spec, mean_bits);
-  const PerSampleCode per_sample = per_sample_code(result.code, kImageOp);
-  const cuda::NormImageCode code = image_code(result.code, {});
-  const at::Tensor ranges = at::empty({per_sample.samples * per_sample.blocks(), 2}, x.options().dtype(at::kFloat));
-  const at::Tensor squares = at::empty({per_sample.samples}, x.options().dtype(at::kDouble));
-  F32Header* const extremes = headers_in(ranges);
-  const cuda::NormParameters with{numbers(in.rows.moments.mean), numbers(in.rows.moments.rstd), nullptr, nullptr};
-  cuda::norm_image_measure(code, {values(x), type_of(x), with, nullptr}, extremes, place.stream());
-  cuda::per_sample_squares(per_sample, extremes, squares.mutable_data_ptr<double>(), place.stream());
-  cuda::per_sample_allocate(per_sample, squares.const_data_ptr<double>(), nullptr, code.at.codes, place.stream());
-  encode_image(in, extremes, how.seed, result, place);
-  return result;
-}
-
-NormActSums norm_image_sums(const at::Tensor& g, const Packed& code, const at::Tensor& on) {
-  const Place place(g.device(), kImageOp);
-  return sums_of(image_code(code, on), g, cuda::norm_scratch_bytes(), place);
-}
-
-void norm_image_back_(const at::Tensor& g, const at::Tensor& dx, const Packed& code, const at::Tensor& on, const at::Tensor& gamma,
-                      const at::Tensor& rstd, const NormActSums& sums, at::Tensor* squares) {
-  const Place place(g.device(), kImageOp);
-  const int64_t samples = code.shape[0];
-  at::Tensor by_block;
-  if (squares != nullptr) by_block = at::empty({samples, g.numel() / samples / kRangeBlock}, g.options().dtype(at::kFloat));
-  cuda::NormBack back = back_of(g, dx, gamma, rstd, sums);
-  back.squares = room(by_block);
-  cuda::norm_back(image_code(code, on), back, place.stream());
-  if (squares != nullptr) *squares = by_block.sum(1);
-}
-
-// norm_low_pass
-
-bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec) {
-  if (!is_cuda_float(x) || x.dim() != 4 || !is_channels_last(x) || spec.side != Side::none) return false;
-  const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec, kLowPassOp);
-  const c10::DeviceGuard guard(x.device());  // GPUs differ in the shared memory that a thread block may have
-  return layout.coding == Coding::low_pass && !layout.projected && layout.part == Part::both &&
-         cuda::norm_low_pass_fits({layout.maps, layout.block, x.size(1), nullptr, nullptr, nullptr}, layout.type);
-}
-
-NormLowPassResult norm_low_pass_encode(const at::Tensor& x, const NormLowPassCall& call, const CodeChoice& how, const at::Tensor& into) {
-  if (call.skip.defined()) check_like(x, call.skip, "skip must be like x");
-  if (into.defined()) check_like(x, into, "the result's memory must be like x");
-  const Place place(x.device(), kLowPassOp);
-  NormLowPassResult result;
-  NormLowPassSave& save = result.save;
-  save.code = packed_like(x, x.scalar_type(), how.spec, 0, kLowPassOp);
-  const CodecLayout layout = layout_for(save.code, kLowPassOp);
-  zero_gaps(layout, save.code.bytes);
-  save.moments = {floats(x.size(1), x), floats(x.size(1), x)};
-  if (call.relu) save.on = room_of_bytes(x.numel() / 8, x);  // channels are a multiple of 8
-  result.z = into.defined() ? into : at::empty_like(x);
-  const cuda::NormPass pass = pass_of({x, save.moments, call.gamma, call.beta, call.skip}, result.z);
-  const cuda::NormLowPassCode code = low_pass_code(save, layout);
-  const cuda::Moments moments{
-      room(save.moments.mean), room(save.moments.rstd), nullptr, room(call.running_mean), room(call.running_var), call.eps, call.momentum};
-  const at::Tensor scratch = room_of_bytes(cuda::norm_low_pass_scratch_bytes(code.parts), x);
-  cuda::norm_low_pass_measure(code.parts, pass.x, pass.type, moments, scratch.mutable_data_ptr(), place.stream());
-  cuda::norm_encode(code, pass, seed_pointer(how.seed), place.stream());
-  return result;
-}
-
-NormActSums norm_low_pass_sums(const at::Tensor& g, const NormLowPassSave& save) {
-  const Place place(g.device(), kLowPassOp);
-  const cuda::NormLowPassCode code = low_pass_code(save);
-  return sums_of(code, g, cuda::norm_low_pass_scratch_bytes(code.parts), place);
-}
-
-void norm_low_pass_back_(const at::Tensor& g, const at::Tensor& dx, const NormLowPassSave& save, const at::Tensor& gamma,
-                         const NormActSums& sums) {
-  const Place place(g.device(), kLowPassOp);
-  cuda::norm_back(low_pass_code(save), back_of(g, dx, gamma, save.moments.rstd, sums), place.stream());
 }
 
 }  // namespace satchel

@@ -21,20 +21,28 @@ namespace satchel {
 /// x itself, or a copy, where all kernels can read it: contiguous, from a multiple of 16 bytes on.
 at::Tensor for_kernels(const at::Tensor& x);
 
+/// One number a channel each.
 struct ColumnMoments {
-  at::Tensor mean, rstd;  // one number a channel
+  at::Tensor mean, rstd;
 };
-/// Of every channel over rows, which also updates the running ones where they are defined.
-ColumnMoments column_moments(const at::Tensor& x, const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
-                             double momentum);
+/// Running statistics that a pass updates; undefined: none.
+struct RunningMoments {
+  at::Tensor mean, var;
+  double eps = 1e-5, momentum = 0.1;
+};
+/// Of every channel over rows.
+ColumnMoments column_moments(const at::Tensor& x, const RunningMoments& running);
 
 /// What goes into a norm: rows × channels as for_kernels() gives them; x of norm_act may stand anywhere.
 struct NormInput {
   at::Tensor x;
   ColumnMoments moments;
   at::Tensor gamma, beta;
-  at::Tensor skip = {};  // of x's sizes and type; undefined: nothing is added
-  at::Tensor into = {};  // where z is written, of x's sizes and type, x or skip themselves included; undefined: memory of its own
+  at::Tensor skip = {};   // of x's sizes and type; undefined: nothing is added
+  at::Tensor into = {};   // where z is written, of x's sizes and type, x or skip themselves included; undefined: memory of its own
+  at::Tensor image = {};  // norm_image and norm_low_pass: x as N×C×spatial in channels_last order, whose sizes and strides the codes have
+  bool relu = true;       // … norm_image: with a skip always; norm_low_pass: a skip needs it
+  bool takes_ranges = false;  // norm_image: of z
 };
 /// How a code is made.
 struct CodeChoice {
@@ -42,28 +50,68 @@ struct CodeChoice {
   at::Tensor seed;
 };
 
+// The fused passes, and what they serve:
+//
+//   act       norm → activation → dropout: x̂ in a one-sided code, which serves the next layer as well
+//   add       z = relu(γ·x̂ + β + skip): x̂ in a block code of 1 to 4 bits and z in its ReLU form, both in blocks of 256
+//   block     norm → ReLU → dropout of rows, for methods that keep each function's own
+//   image     norm [+ skip] [→ ReLU] of images, likewise; x̂ in equal bits or in bits per sample
+//   low_pass  norm [+ skip] [→ ReLU] of images, likewise; x as a low-pass (DIVISION)
+
+enum class FusedNorm : uint8_t { act, add, block, image, low_pass };
+
+/// What backward reads, next to γ: of each pass some.
+struct NormSave {
+  FusedNorm pass = FusedNorm::act;
+  Packed code = {};            // act, add, image: of x̂; block, low_pass: of x
+  ColumnMoments moments = {};  // add, image: the mean is not read; act: its code has γ
+  at::Tensor on = {};          // block, image, low_pass: ReLU's mask, a bit a value; undefined: no ReLU
+  Packed sum = {};             // add: of z, Side::relu, whose on bits are ReLU's mask
+  ExtraBit extra = {};         // act, add: samples of 3 bits among those of 2; of the sum where there is one
+  ChainOptions chain = {};     // act: slope and dropout; block: dropout
+  at::Tensor seed = {};        // act, block: of the dropout; undefined: nothing is dropped, or `kept` tells
+  at::Tensor kept = {};        // block: dropout's mask, a bit a value
+};
+struct NormResult {
+  NormSave save;
+  at::Tensor z = {};         // the next layer's input
+  at::Tensor z_ranges = {};  // least and most of each block of 256 values of z, float32[blocks, 2]; undefined where not asked for
+};
+struct NormBlockDropout {
+  double chance = 0;
+  at::Tensor seed = {};     // undefined where the chance is 0
+  bool keeps_mask = false;  // instead of the seed
+};
+
+/// Do the fused kernels serve x, rows × channels or an image, with this spec? `per_sample`: samples have bits of their own.
+bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec);
+bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec& sum);
+bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec);
+bool fuses_norm_image(const at::Tensor& x, const CodecSpec& spec, bool per_sample);
+bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec);
+
+NormResult norm_act_encode(const NormInput& in, const CodeChoice& how, const ChainOptions& options, const ExtraBit& extra = {});
+NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra = {});
+NormResult norm_block_encode(const NormInput& in, const CodeChoice& how, const NormBlockDropout& dropout);
+/// `mean_bits`: bits allocated by the samples' ranges, so many in the mean; 0: the spec's for all.
+NormResult norm_image_encode(const NormInput& in, const CodeChoice& how, double mean_bits = 0);
+/// Two reads of x. Takes the moments itself.
+NormResult norm_low_pass_encode(const NormInput& in, const RunningMoments& running, const CodeChoice& how);
+
 /// Gradients of β and γ.
 struct NormActSums {
   at::Tensor beta, gamma;
 };
+NormActSums norm_sums(const at::Tensor& g, const NormSave& save);
+/// `gamma`: not read of act, whose code has it. `sums`: undefined ones: the statistics were not the batch's (act, add). `squares` (image):
+/// where not null, becomes the squared norm of each sample's dx, float32[samples].
+void norm_back_(const at::Tensor& g, const at::Tensor& dx, const NormSave& save, const at::Tensor& gamma, const NormActSums& sums,
+                at::Tensor* squares = nullptr);
 
-// norm_act: norm → activation → dropout with x̂ in a one-sided code. `extra`: samples of 3 bits among those of 2.
+// What else is read of norm_act's code.
 
-/// Do the fused kernels serve x (rows × channels) with this spec?
-bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec);
-/// … and a packed one?
+/// Do the fused kernels serve it?
 bool fuses_norm_act(const Packed& code);
-
-struct NormActResult {
-  Packed code;
-  at::Tensor z;  // the next layer's input
-};
-NormActResult norm_act_encode(const NormInput& in, const CodeChoice& how, const ChainOptions& options, const ExtraBit& extra = {});
-NormActSums norm_act_sums(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options,
-                          const ExtraBit& extra = {});
-/// g becomes the gradient of x, in place; `training`: the statistics were the batch's.
-void norm_act_back_(const at::Tensor& g, const Packed& code, const at::Tensor& seed, const ChainOptions& options, const at::Tensor& rstd,
-                    const NormActSums& sums, bool training, const ExtraBit& extra = {});
 /// Rows [first, last) of z again.
 at::Tensor norm_act_input(const Packed& code, const at::Tensor& seed, const ChainOptions& options, int64_t first, int64_t last,
                           at::ScalarType type = at::kFloat, const ExtraBit& extra = {});
@@ -75,109 +123,6 @@ bool fuses_norm_act_product(const Packed& code, const std::vector<at::Tensor>& g
 /// sizes and types alone.
 std::vector<at::Tensor> norm_act_product(const Packed& code, const at::Tensor& seed, const ChainOptions& options,
                                          const std::vector<at::Tensor>& gs);
-
-// norm_add: z = relu(γ·x̂ + β + skip) with x̂ in a block code of 1 to 4 bits and z in its ReLU form, both in blocks of 256.
-
-bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec& sum);
-
-/// What backward reads, next to γ and rstd.
-struct NormAddCodes {
-  Packed norm;          // of x̂
-  Packed sum;           // of z: Side::relu, whose on bits are ReLU's mask
-  ExtraBit extra = {};  // of the sum's samples of 3 bits
-};
-struct NormAddResult {
-  Packed norm, sum;
-  at::Tensor z;
-};
-NormAddResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra = {});
-NormActSums norm_add_sums(const at::Tensor& g, const NormAddCodes& codes);
-/// `training`: the statistics were the batch's.
-void norm_add_back_(const at::Tensor& g, const at::Tensor& dx, const NormAddCodes& codes, const at::Tensor& gamma, const at::Tensor& rstd,
-                    const NormActSums& sums, bool training);
-
-// norm_block: norm → ReLU → dropout of rows for methods that keep each function's own.
-
-bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec);
-
-/// What backward reads, next to γ.
-struct NormBlockSave {
-  Packed code;            // of the norm's input
-  ColumnMoments moments;  // its mean and deviation
-  at::Tensor on;          // ReLU's mask, a bit a value
-  at::Tensor kept;        // dropout's; undefined: none, or redrawn from the seed
-  at::Tensor seed;        // of the dropout; may be undefined where `kept` is not
-  double dropout = 0;
-};
-struct NormBlockDropout {
-  double chance = 0;
-  at::Tensor seed = {};     // undefined where the chance is 0
-  bool keeps_mask = false;  // instead of the seed
-};
-struct NormBlockResult {
-  NormBlockSave save;
-  at::Tensor z;
-};
-NormBlockResult norm_block_encode(const NormInput& in, const CodeChoice& how, const NormBlockDropout& dropout);
-NormActSums norm_block_sums(const at::Tensor& g, const NormBlockSave& save);
-/// g becomes the gradient of x, in place.
-void norm_block_back_(const at::Tensor& g, const NormBlockSave& save, const at::Tensor& gamma, const NormActSums& sums);
-
-// norm_image: norm [+ skip] [→ ReLU] of channels_last images for methods that keep each function's own; x̂ in equal bits or in bits per
-// sample.
-
-/// Do the fused kernels serve the image x with this spec? `per_sample`: samples have bits of their own.
-bool fuses_norm_image(const at::Tensor& x, const CodecSpec& spec, bool per_sample);
-
-struct NormImageInput {
-  NormInput rows;
-  at::Tensor map;             // x, whose sizes and strides the codes have
-  bool relu = true;           // with a skip always
-  bool takes_ranges = false;  // of z
-};
-struct NormImageResult {
-  Packed code;          // the normalised values in the image's sizes
-  at::Tensor on;        // ReLU's mask, a bit a value; undefined without ReLU
-  at::Tensor z;         // rows
-  at::Tensor z_ranges;  // least and most of each block of 256 values of z, float32[blocks, 2]; undefined where not asked for
-};
-NormImageResult norm_image_encode(const NormImageInput& in, const CodeChoice& how);
-/// … in bits allocated by the samples' ranges, `mean_bits` in the mean.
-NormImageResult norm_image_encode_per_sample(const NormImageInput& in, const CodeChoice& how, double mean_bits);
-/// Undefined `on`: no ReLU.
-NormActSums norm_image_sums(const at::Tensor& g, const Packed& code, const at::Tensor& on);
-/// `squares`: where not null, becomes the squared norm of each sample's dx, float32[samples].
-void norm_image_back_(const at::Tensor& g, const at::Tensor& dx, const Packed& code, const at::Tensor& on, const at::Tensor& gamma,
-                      const at::Tensor& rstd, const NormActSums& sums, at::Tensor* squares = nullptr);
-
-// norm_low_pass: norm [+ skip] [→ ReLU] of channels_last planes for methods that keep the norm's input as a low-pass (DIVISION).
-// Activations are N×C×H×W in channels_last order from a multiple of 16 bytes on.
-
-bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec);
-
-/// What backward reads, next to γ.
-struct NormLowPassSave {
-  Packed code;            // of the norm's input
-  ColumnMoments moments;  // its mean and deviation
-  at::Tensor on;          // ReLU's mask, a bit a value of samples × pixels × channels; undefined: no ReLU
-};
-/// The norm, and what is done with its output.
-struct NormLowPassCall {
-  at::Tensor gamma, beta, running_mean, running_var;  // the running ones may be undefined
-  double eps = 1e-5, momentum = 0.1;
-  bool relu = true;
-  at::Tensor skip;  // undefined: no sum; only with ReLU
-};
-struct NormLowPassResult {
-  NormLowPassSave save;
-  at::Tensor z;
-};
-/// Two reads of x. `into`: where z is written, of x's sizes, strides and type, x or skip themselves included; undefined: memory of its own.
-NormLowPassResult norm_low_pass_encode(const at::Tensor& x, const NormLowPassCall& call, const CodeChoice& how,
-                                       const at::Tensor& into = {});
-NormActSums norm_low_pass_sums(const at::Tensor& g, const NormLowPassSave& save);
-void norm_low_pass_back_(const at::Tensor& g, const at::Tensor& dx, const NormLowPassSave& save, const at::Tensor& gamma,
-                         const NormActSums& sums);
 
 /// g = scale·g + along·x + offset in place, a number of each a channel: the end of a norm's gradient from values that stand decoded. g and
 /// x are rows × channels of one type, contiguous, on CUDA.

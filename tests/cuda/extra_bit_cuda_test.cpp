@@ -53,31 +53,32 @@ TEST_F(Cuda, ThirdBitsAreTheCpus) {
     const Map m(pixels, channels);
     const ExtraBit extra = m.plane(), expected = extra_bit_plane(m.slots.cpu(), 3, pixels * channels);
     ASSERT_TRUE(fuses_norm_act(m.h, m.spec));
-    const NormActResult r = norm_act_encode({m.h, m.moments, m.gamma, m.beta}, {m.spec, m.seed}, m.chain, extra);
+    const NormResult r = norm_act_encode({m.h, m.moments, m.gamma, m.beta}, {m.spec, m.seed}, m.chain, extra);
     const Packed cpu = pack_extra_bit(m.values().cpu(), m.spec, seed_tensor(71, at::kCPU), m.gamma.cpu(), m.beta.cpu(), expected);
     const Layout at = check_packed(cpu, "test").at;  // the off means between are sums, in another order
-    EXPECT_TRUE(same(r.code.bytes.slice(0, 0, at.channels).cpu(), cpu.bytes.slice(0, 0, at.channels))) << "codes and headers";
-    EXPECT_TRUE(same(r.code.bytes.slice(0, at.plane).cpu(), cpu.bytes.slice(0, at.plane))) << "off plane";
+    EXPECT_TRUE(same(r.save.code.bytes.slice(0, 0, at.channels).cpu(), cpu.bytes.slice(0, 0, at.channels))) << "codes and headers";
+    EXPECT_TRUE(same(r.save.code.bytes.slice(0, at.plane).cpu(), cpu.bytes.slice(0, at.plane))) << "off plane";
     EXPECT_TRUE(same(extra.plane.cpu(), expected.plane));
     EXPECT_TRUE(same(r.z, apply_chain(m.values(), m.gamma, m.beta, {}, {}, m.chain)));
 
     // What backward reads, against the CPU's decoding of the very same bytes: off means are sums, in another order.
-    const Packed host = moved(r.code, at::kCPU);
+    const Packed host = moved(r.save.code, at::kCPU);
     const at::Tensor x = extra_bit_rows(host, on_cpu(extra), 0, 6 * pixels, at::kFloat), on = extra_bit_on(host, on_cpu(extra));
     const at::Tensor input = apply_chain(x, m.gamma.cpu(), m.beta.cpu(), on, {}, m.chain);
     for (const auto& [first, last] : {std::pair<int64_t, int64_t>{0, 6 * pixels}, {8, 3 * pixels}}) {
-      EXPECT_TRUE(same(norm_act_input(r.code, {}, m.chain, first, last, at::kFloat, extra).cpu(), input.narrow(0, first, last - first)));
+      EXPECT_TRUE(
+          same(norm_act_input(r.save.code, {}, m.chain, first, last, at::kFloat, extra).cpu(), input.narrow(0, first, last - first)));
     }
     const at::Tensor g = normal(m.h.sizes(), 6).cuda();
     const at::Tensor gz = chain_gradient(g.cpu(), on, {}, m.chain).to(at::kDouble), gx = gz * x;
-    const NormActSums sums = norm_act_sums(g, r.code, {}, m.chain, extra);
+    const NormActSums sums = norm_sums(g, r.save);
     // A thread meets a channel's values one a step, at most 8 steps here, then 8 warps, then one rounding.
     const double rounding = (8 + 8 + 1) * kUnit;
     EXPECT_TRUE(((sums.beta.cpu() - gz.sum(0)).abs() <= gz.abs().sum(0) * rounding).all().item<bool>());
     EXPECT_TRUE(((sums.gamma.cpu() - gx.sum(0)).abs() <= gx.abs().sum(0) * rounding).all().item<bool>());
     const at::Tensor dx = g.clone(), scale = (m.gamma * m.moments.rstd).cpu().to(at::kDouble);
     const double rows = static_cast<double>(6 * pixels);
-    norm_act_back_(dx, r.code, {}, m.chain, m.moments.rstd, sums, true, extra);
+    norm_back_(dx, dx, r.save, {}, sums);
     const at::Tensor want = (gz - gz.sum(0) / rows - x * gx.sum(0) / rows) * scale;
     // The sums', and 7 operations more.
     const at::Tensor bound = (gz.abs() + (gz.abs().sum(0) + x.abs() * gx.abs().sum(0)) / rows) * scale.abs() * (rounding + 7 * kUnit);
@@ -93,17 +94,16 @@ TEST_F(Cuda, ThirdBitsOfASumAreTheCpus) {
       const ExtraBit extra = m.plane(), expected = extra_bit_plane(m.slots.cpu(), 3, pixels * channels);
       const at::Tensor x = m.h.to(type), skip = normal(m.h.sizes(), 7).cuda().to(type), other = seed_tensor(72, at::kCUDA);
       ASSERT_TRUE(fuses_norm_add(x, norm, sum));
-      const NormAddResult r = norm_add_encode({x, m.moments, m.gamma, m.beta, skip}, {norm, m.seed}, {sum, other}, extra);
+      const NormResult r = norm_add_encode({x, m.moments, m.gamma, m.beta, skip}, {norm, m.seed}, {sum, other}, extra);
       const Packed cpu = pack_extra_bit(r.z.cpu(), sum, seed_tensor(72, at::kCPU), {}, {}, expected);
-      EXPECT_TRUE(same(r.sum.bytes.cpu(), cpu.bytes));
+      EXPECT_TRUE(same(r.save.sum.bytes.cpu(), cpu.bytes));
       EXPECT_TRUE(same(extra.plane.cpu(), expected.plane));
       const at::Tensor decoded = extra_bit_rows(cpu, expected, 0, 6 * pixels, type);
-      EXPECT_TRUE(same(extra_bit_rows(r.sum, extra, 0, 6 * pixels, type).cpu(), decoded));
-      EXPECT_TRUE(same(extra_bit_rows(r.sum, extra, 3, 2 * pixels, type).cpu(), decoded.narrow(0, 3, 2 * pixels - 3)));
+      EXPECT_TRUE(same(extra_bit_rows(r.save.sum, extra, 0, 6 * pixels, type).cpu(), decoded));
+      EXPECT_TRUE(same(extra_bit_rows(r.save.sum, extra, 3, 2 * pixels, type).cpu(), decoded.narrow(0, 3, 2 * pixels - 3)));
       // The gradient passes where the sum is on.
       const at::Tensor g = at::ones_like(x), dx = at::empty_like(g);
-      const NormAddCodes codes{r.norm, r.sum, extra};
-      norm_add_back_(g, dx, codes, m.gamma, m.moments.rstd, norm_add_sums(g, codes), true);
+      norm_back_(g, dx, r.save, m.gamma, norm_sums(g, r.save));
       EXPECT_TRUE(same(g.to(at::kBool).cpu(), unpack_mask({extra_bit_on(cpu, expected), {6 * pixels, channels}})));
     }
   }
@@ -113,8 +113,8 @@ TEST_F(Cuda, ThirdBitsOfASumThatIsDroppedAreTheCpus) {
   const Map m(64, 8);
   const ExtraBit extra = m.plane();
   const at::Tensor skip = normal(m.h.sizes(), 7).cuda(), other = seed_tensor(72, at::kCUDA);
-  const NormAddResult r = norm_add_encode({m.h, m.moments, m.gamma, m.beta, skip}, {parse_spec("bits=2"), m.seed},
-                                          {parse_spec("satchel,side=relu"), other}, extra);
+  const NormResult r = norm_add_encode({m.h, m.moments, m.gamma, m.beta, skip}, {parse_spec("bits=2"), m.seed},
+                                       {parse_spec("satchel,side=relu"), other}, extra);
   const auto input = [](const Packed& code, const ExtraBit& plane) {
     SharedSave save;
     save.code = code;
@@ -123,7 +123,7 @@ TEST_F(Cuda, ThirdBitsOfASumThatIsDroppedAreTheCpus) {
     save.bits.extra = plane;
     return SharedRows(save).input(8, 3 * 64, at::kFloat).cpu();
   };
-  EXPECT_TRUE(same(input(r.sum, extra), input(moved(r.sum, at::kCPU), on_cpu(extra))));
+  EXPECT_TRUE(same(input(r.save.sum, extra), input(moved(r.save.sum, at::kCPU), on_cpu(extra))));
 }
 
 /// Anything in this thread that waits for the device is an error while it lives.

@@ -54,19 +54,19 @@ TEST_F(Cuda, F16NormActIsFloat32sRounded) {
     for (const ChainOptions options : {ChainOptions{0.5, 0}, ChainOptions{0, 0.1}}) {
       const at::Tensor seed = options.dropout > 0 ? l.seed : at::Tensor();
       const auto encode = [&](const at::Tensor& x) { return norm_act_encode({x, l.moments, l.gamma, l.beta}, {spec, l.seed}, options); };
-      const NormActResult f32 = encode(wide(l.h));
-      const NormActSums want = norm_act_sums(wide(l.g), f32.code, seed, options);
-      const at::Tensor exact = wide(l.g), input = norm_act_input(f32.code, seed, options, 1, l.h.size(0));
-      norm_act_back_(exact, f32.code, seed, options, l.moments.rstd, want, true);
-      EXPECT_TRUE(same(norm_act_input(f32.code, seed, options, 1, l.h.size(0), at::kHalf), rounded(input)));
+      const NormResult f32 = encode(wide(l.h));
+      const NormActSums want = norm_sums(wide(l.g), f32.save);
+      const at::Tensor exact = wide(l.g), input = norm_act_input(f32.save.code, seed, options, 1, l.h.size(0));
+      norm_back_(exact, exact, f32.save, {}, want);
+      EXPECT_TRUE(same(norm_act_input(f32.save.code, seed, options, 1, l.h.size(0), at::kHalf), rounded(input)));
       for (const int64_t shift : {0, 1, 4}) {  // 16-byte accesses serve, or not
-        const NormActResult got = encode(shifted(l.h, shift));
-        EXPECT_TRUE(same(got.code.bytes, f32.code.bytes));
+        const NormResult got = encode(shifted(l.h, shift));
+        EXPECT_TRUE(same(got.save.code.bytes, f32.save.code.bytes));
         EXPECT_TRUE(same(got.z, rounded(f32.z)));
         const at::Tensor g = shifted(l.g, shift);
-        const NormActSums sums = norm_act_sums(g, f32.code, seed, options);
+        const NormActSums sums = norm_sums(g, f32.save);
         EXPECT_TRUE(same(sums.beta, want.beta) && same(sums.gamma, want.gamma));
-        norm_act_back_(g, f32.code, seed, options, l.moments.rstd, want, true);
+        norm_back_(g, g, f32.save, {}, want);
         EXPECT_TRUE(same(g, rounded(exact)));
       }
     }
@@ -82,15 +82,15 @@ TEST_F(Cuda, F16NormBlockIsFloat32sRounded) {
       const auto encode = [&](const at::Tensor& x) {
         return norm_block_encode({x, l.moments, l.gamma, l.beta}, {spec, l.seed}, {0.5, seed_tensor(5, at::kCUDA), true});
       };
-      const NormBlockResult f32 = encode(wide(l.h)), got = encode(l.h);
+      const NormResult f32 = encode(wide(l.h)), got = encode(l.h);
       EXPECT_TRUE(same(got.save.code.bytes, pack(l.h, spec, l.seed).bytes)) << text;
       EXPECT_TRUE(same(got.save.code.bytes, f32.save.code.bytes) && same(got.save.on, f32.save.on)) << text;
       EXPECT_TRUE(same(got.z, rounded(f32.z)));
       const at::Tensor exact = wide(l.g), g = l.g.clone();
-      const NormActSums want = norm_block_sums(exact, f32.save), sums = norm_block_sums(g, got.save);
+      const NormActSums want = norm_sums(exact, f32.save), sums = norm_sums(g, got.save);
       EXPECT_TRUE(same(sums.beta, want.beta) && same(sums.gamma, want.gamma));
-      norm_block_back_(exact, f32.save, l.gamma, want);
-      norm_block_back_(g, got.save, l.gamma, want);
+      norm_back_(exact, exact, f32.save, l.gamma, want);
+      norm_back_(g, g, got.save, l.gamma, want);
       EXPECT_TRUE(same(g, rounded(exact)));
     });
   }
@@ -98,9 +98,9 @@ TEST_F(Cuda, F16NormBlockIsFloat32sRounded) {
 
 TEST_F(Cuda, F16ColumnMomentsAreFloat32s) {
   for_layers([](const Layer& l) {
-    const ColumnMoments want = column_moments(wide(l.h), {}, {}, 1e-5, 0.1);
+    const ColumnMoments want = column_moments(wide(l.h), {});
     for (const int64_t shift : {0, 1, 2, 4}) {
-      const ColumnMoments got = column_moments(shifted(l.h, shift), {}, {}, 1e-5, 0.1);
+      const ColumnMoments got = column_moments(shifted(l.h, shift), {});
       EXPECT_TRUE(same(got.mean, want.mean) && same(got.rstd, want.rstd)) << shift;
     }
   });

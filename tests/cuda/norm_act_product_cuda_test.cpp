@@ -40,7 +40,7 @@ struct Layer {
     const at::Tensor gamma = normal({channels}, 62).cuda(), beta = normal({channels}, 63).cuda();
     gamma[channels / 2] = 0;
     const ColumnMoments moments{(normal({channels}, 64) * 0.2).cuda(), (normal({channels}, 65).abs() + 0.5).cuda()};
-    code = norm_act_encode({h.cuda(), moments, gamma, beta}, {parse_spec("satchel"), seed}, options).code;
+    code = norm_act_encode({h.cuda(), moments, gamma, beta}, {parse_spec("satchel"), seed}, options).save.code;
   }
   Layer(int64_t rows, int64_t channels, double dropout) : Layer(gaussian(rows, channels, 66) * 1.5 + 0.2, {dropout, 0}) {}
 

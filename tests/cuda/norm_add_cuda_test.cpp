@@ -55,7 +55,15 @@ struct Layer {
     packed_sum = pack(z, sum, seed_sum);
   }
 
-  NormAddCodes codes() const { return {packed_norm, packed_sum}; }
+  /// What the unfused functions keep, for backward.
+  NormSave save() const {
+    NormSave s;
+    s.pass = FusedNorm::add;
+    s.code = packed_norm;
+    s.moments = moments;
+    s.sum = packed_sum;
+    return s;
+  }
 
   /// Runs the fused pass into guarded buffers and compares everything.
   void expect_same(Into into) const {
@@ -143,12 +151,13 @@ TEST_F(Cuda, NormAddGivesPackedTensors) {
     const Layer layer = layer_of(1001, 64, type, "bits=2", "side=relu,bits=3");
     const at::Tensor into = layer.x.clone();
     for (const at::Tensor& to : {at::Tensor(), into}) {
-      const NormAddResult got = norm_add_encode({to.defined() ? to : layer.x, layer.moments, layer.gamma, layer.beta, layer.skip, to},
-                                                {layer.norm, layer.seed_norm}, {layer.sum, layer.seed_sum});
-      EXPECT_TRUE(same(got.norm.bytes, layer.packed_norm.bytes) && same(got.sum.bytes, layer.packed_sum.bytes) && same(got.z, layer.z));
-      EXPECT_TRUE(same(unpack(got.norm), unpack(layer.packed_norm)) && same(unpack(got.sum), unpack(layer.packed_sum)));
-      EXPECT_EQ(unpack(got.norm).scalar_type(), at::kFloat);
-      EXPECT_EQ(unpack(got.sum).scalar_type(), type);
+      const NormResult got = norm_add_encode({to.defined() ? to : layer.x, layer.moments, layer.gamma, layer.beta, layer.skip, to},
+                                             {layer.norm, layer.seed_norm}, {layer.sum, layer.seed_sum});
+      EXPECT_TRUE(same(got.save.code.bytes, layer.packed_norm.bytes) && same(got.save.sum.bytes, layer.packed_sum.bytes) &&
+                  same(got.z, layer.z));
+      EXPECT_TRUE(same(unpack(got.save.code), unpack(layer.packed_norm)) && same(unpack(got.save.sum), unpack(layer.packed_sum)));
+      EXPECT_EQ(unpack(got.save.code).scalar_type(), at::kFloat);
+      EXPECT_EQ(unpack(got.save.sum).scalar_type(), type);
       EXPECT_EQ(to.defined(), got.z.data_ptr() == into.data_ptr());
     }
   }
@@ -167,10 +176,10 @@ TEST_F(Cuda, NormAddShowsWhatIsNotANumber) {
   EXPECT_EQ(at::isnan(unpack(layer.packed_sum)).sum().item<int64_t>(), 256 + 256 + 128);
   // Every channel meets the norm's poisoned block: Σ gz·x̂ and with it the gradient of x are NaN, Σ gz and skip's gradient are not.
   const at::Tensor g = at::ones_like(layer.x), dx = at::zeros_like(g);
-  const NormActSums sums = norm_add_sums(g, layer.codes());
+  const NormActSums sums = norm_sums(g, layer.save());
   EXPECT_TRUE(at::isfinite(sums.beta).all().item<bool>());
   EXPECT_TRUE(at::isnan(sums.gamma).all().item<bool>());
-  norm_add_back_(g, dx, layer.codes(), layer.gamma, layer.moments.rstd, sums, true);
+  norm_back_(g, dx, layer.save(), layer.gamma, sums);
   EXPECT_TRUE(at::isnan(dx).all().item<bool>());
   EXPECT_TRUE(at::isfinite(g).all().item<bool>());
 }
@@ -190,7 +199,7 @@ TEST_F(Cuda, NormAddNamesSkipsThatDoNotFit) {
 TEST_F(Cuda, NormAddLetsInfiniteGradientsThrough) {
   const Layer layer = layer_of(128, 64, at::kHalf, "bits=2", "side=relu");
   const at::Tensor g = at::full_like(layer.x, std::numeric_limits<double>::infinity()), dx = at::zeros_like(g);
-  norm_add_back_(g, dx, layer.codes(), layer.gamma, layer.moments.rstd, norm_add_sums(g, layer.codes()), true);
+  norm_back_(g, dx, layer.save(), layer.gamma, norm_sums(g, layer.save()));
   EXPECT_FALSE(at::isfinite(g).any().item<bool>());
   EXPECT_FALSE(at::isfinite(dx).any().item<bool>());
 }
@@ -209,19 +218,19 @@ void expect_gradients(const Layer& layer, double steps) {
   const at::Tensor masked = chain_gradient(g, on_bits(layer.packed_sum), {}, {0, 0}), gz = masked.to(at::kDouble);
   const at::Tensor x = unpack(layer.packed_norm).to(at::kDouble), gx = gz * x;
   const at::Tensor sum = gz.sum(0), along = gx.sum(0), size = gz.abs().sum(0), size_x = gx.abs().sum(0);
-  const NormActSums sums = norm_add_sums(g, layer.codes());
+  const NormActSums sums = norm_sums(g, layer.save());
   // fp32 additions: one a step, then 8 warps, then one rounding of the double sum; a product is fused with its addition.
   const double rounding = (steps + 8 + 1) * kUnit;
   EXPECT_TRUE(((sums.beta - sum).abs() <= size * rounding).all().item<bool>());
   EXPECT_TRUE(((sums.gamma - along).abs() <= size_x * rounding).all().item<bool>());
-  const NormActSums again = norm_add_sums(g, layer.codes());
+  const NormActSums again = norm_sums(g, layer.save());
   EXPECT_TRUE(same(again.beta, sums.beta) && same(again.gamma, sums.gamma));
 
   const at::Tensor scale = layer.gamma.to(at::kDouble) * layer.moments.rstd;
   for (const bool training : {true, false}) {
     const at::Tensor both = g.clone(), dx = at::full_like(g, 7), alone = g.clone(), only = g.clone();
     const auto back = [&](const at::Tensor& from, const at::Tensor& to) {
-      norm_add_back_(from, to, layer.codes(), layer.gamma, layer.moments.rstd, sums, training);
+      norm_back_(from, to, layer.save(), layer.gamma, training ? sums : NormActSums());
     };
     back(both, dx);
     EXPECT_TRUE(same(both, masked)) << "skip's gradient";

@@ -64,8 +64,13 @@ struct Layer {
   ColumnMoments moments() const { return {mean, rstd}; }
 
   /// The saves of the unfused functions, for backward.
-  NormBlockSave save(bool keeps_mask) const {
-    NormBlockSave s{packed, moments(), on, {}, {}, p};
+  NormSave save(bool keeps_mask) const {
+    NormSave s;
+    s.pass = FusedNorm::block;
+    s.code = packed;
+    s.moments = moments();
+    s.on = on;
+    s.chain.dropout = p;
     if (p > 0) (keeps_mask ? s.kept : s.seed) = keeps_mask ? kept : drop_seed;
     return s;
   }
@@ -157,7 +162,7 @@ TEST_F(Cuda, NormBlockShowsWhatIsNotANumber) {
     h[998][127] = std::numeric_limits<float>::quiet_NaN();  // in the last block, which is broken at 1024
     Layer layer(h, text, 0.5);
     layer.gamma.fill_(1);  // so that the infinity is on: what is off and infinite is 0 behind torch's ReLU and NaN behind ours
-    const NormBlockResult result =
+    const NormResult result =
         norm_block_encode({layer.h, layer.moments(), layer.gamma, layer.beta}, {layer.spec, layer.code_seed}, {0.5, layer.drop_seed, true});
     EXPECT_TRUE(same(result.save.code.bytes, layer.packed.bytes));
     for (const auto& [row, column] : {std::pair(5, 6), std::pair(998, 127)}) EXPECT_TRUE(at::isnan(result.z[row][column]).item<bool>());
@@ -165,10 +170,10 @@ TEST_F(Cuda, NormBlockShowsWhatIsNotANumber) {
     EXPECT_EQ((~at::isfinite(result.z)).sum().item<int64_t>(), 3);
     // Every channel meets a poisoned block: Σ gz·x̂ and with it the gradient of x are NaN, Σ gz is not.
     const at::Tensor g = at::ones_like(layer.h);
-    const NormActSums sums = norm_block_sums(g, result.save);
+    const NormActSums sums = norm_sums(g, result.save);
     EXPECT_TRUE(at::isfinite(sums.beta).all().item<bool>());
     EXPECT_TRUE(at::isnan(sums.gamma).all().item<bool>());
-    norm_block_back_(g, result.save, layer.gamma, sums);
+    norm_back_(g, g, result.save, layer.gamma, sums);
     EXPECT_TRUE(at::isnan(g).all().item<bool>());
   }
 }
@@ -177,7 +182,7 @@ TEST_F(Cuda, NormBlockShowsWhatIsNotANumber) {
 void expect_gradients(const Layer& layer, double steps, bool keeps_mask) {
   const double rows = static_cast<double>(layer.h.size(0));
   const at::ScalarType type = layer.h.scalar_type();
-  const NormBlockSave save = layer.save(keeps_mask);
+  const NormSave save = layer.save(keeps_mask);
   const at::Tensor g = normal(layer.h.sizes(), 79).to(type).cuda();
   const auto through = [](const at::Tensor& t, const at::Tensor& bits) { return chain_gradient(t, bits, {}, {0, 0}); };
   const double scale = layer.p > 0 ? static_cast<float>(dropout_scale(layer.p)) : 1;
@@ -190,17 +195,17 @@ void expect_gradients(const Layer& layer, double steps, bool keeps_mask) {
   const at::Tensor sum = gz.sum(0), along = gx.sum(0), size = gz.abs().sum(0), size_x = gx.abs().sum(0);
   // x̂: 2 roundings, of which the difference's is relative to |h| + |mean|; what it is off by stands in `far`.
   const at::Tensor far = (values.abs() + layer.mean.abs()) * layer.rstd, size_far = (gz.abs() * far).sum(0);
-  const NormActSums sums = norm_block_sums(g, save);
+  const NormActSums sums = norm_sums(g, save);
   // gz: 1 rounding. Additions: one a step, then 8 warps, then one rounding of the double sum; the product with x̂ is fused.
   const double rounding = (1 + steps + 8 + 1) * kUnit;
   EXPECT_TRUE(((sums.beta - sum).abs() <= size * rounding).all().item<bool>());
   const at::Tensor along_bound = size_x * (rounding + kUnit) + size_far * (2 * kUnit);
   EXPECT_TRUE(((sums.gamma - along).abs() <= along_bound).all().item<bool>()) << ((sums.gamma - along).abs() / along_bound).max();
-  const NormActSums again = norm_block_sums(g, save);
+  const NormActSums again = norm_sums(g, save);
   EXPECT_TRUE(same(again.beta, sums.beta) && same(again.gamma, sums.gamma));
 
   const at::Tensor factor = layer.gamma.to(at::kDouble) * layer.rstd, dx = g.clone();
-  norm_block_back_(dx, save, layer.gamma, sums);
+  norm_back_(dx, dx, save, layer.gamma, sums);
   const at::Tensor expected = (gz - sum / rows - x * along / rows) * factor;
   // The sums' errors, 2 for their shares, 1 each for fma, subtraction and the two products with the factor, second order: 1 more; and
   // what x̂ itself is off by. bf16 rounds the result to 8 bits.

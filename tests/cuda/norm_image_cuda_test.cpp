@@ -79,22 +79,31 @@ struct Layer {
     return back.permute({0, 2, 3, 1}).reshape(x.sizes()).to(at::kDouble);
   }
 
-  NormImageResult fused(const at::Tensor& from, const at::Tensor& other, const at::Tensor& into) const {
-    const NormImageInput in{{from, moments, gamma, beta, other, into}, map_of(from, sizes), kind != Kind::norm};
-    return mean_bits > 0 ? norm_image_encode_per_sample(in, {spec, seed}, mean_bits) : norm_image_encode(in, {spec, seed});
+  /// What the unfused functions keep, for backward.
+  NormSave save() const {
+    NormSave s;
+    s.pass = FusedNorm::image;
+    s.code = code;
+    s.moments = moments;
+    s.on = on;
+    return s;
+  }
+
+  NormResult fused(const at::Tensor& from, const at::Tensor& other, const at::Tensor& into) const {
+    return norm_image_encode({from, moments, gamma, beta, other, into, map_of(from, sizes), kind != Kind::norm}, {spec, seed}, mean_bits);
   }
 
   void expect_same(bool over_x, bool over_skip) const {
     const at::Tensor from = over_x ? x.clone() : x, other = over_skip ? skip.clone() : skip;
-    const NormImageResult result = fused(from, other, over_x ? from : over_skip ? other : at::Tensor());
-    const at::Tensor got = result.code.bytes;
+    const NormResult result = fused(from, other, over_x ? from : over_skip ? other : at::Tensor());
+    const at::Tensor got = result.save.code.bytes;
     EXPECT_TRUE(same(got, bytes())) << (got != bytes()).sum().item<int64_t>() << " bytes differ";
-    EXPECT_EQ(result.on.defined(), on.defined());
+    EXPECT_EQ(result.save.on.defined(), on.defined());
     if (on.defined()) {
-      EXPECT_TRUE(same(result.on, on));
+      EXPECT_TRUE(same(result.save.on, on));
     }
     EXPECT_TRUE(same(result.z, z));
-    EXPECT_EQ(result.code.strides, code.strides);
+    EXPECT_EQ(result.save.code.strides, code.strides);
   }
 };
 
@@ -144,17 +153,17 @@ TEST_F(Cuda, NormImageShowsWhatIsNotANumber) {
     layer.x[0][5] = std::numeric_limits<float>::quiet_NaN();
     layer.x[191][1] = std::numeric_limits<float>::infinity();
     layer.make();
-    const NormImageResult result = layer.fused(layer.x, {}, {});
-    EXPECT_TRUE(same(result.code.bytes, layer.bytes()));
+    const NormResult result = layer.fused(layer.x, {}, {});
+    EXPECT_TRUE(same(result.save.code.bytes, layer.bytes()));
     EXPECT_TRUE(at::isnan(result.z[0][5]).item<bool>());
     EXPECT_FALSE(at::isfinite(result.z[191][1]).item<bool>());
     EXPECT_EQ((~at::isfinite(result.z)).sum().item<int64_t>(), 2);
     // Every channel meets a poisoned block: Σ g·x̂ and with it the gradient of x are NaN, Σ g is not.
     const at::Tensor g = at::ones_like(layer.x);
-    const NormActSums sums = norm_image_sums(g, result.code, result.on);
+    const NormActSums sums = norm_sums(g, result.save);
     EXPECT_TRUE(at::isfinite(sums.beta).all().item<bool>());
     EXPECT_TRUE(at::isnan(sums.gamma).all().item<bool>());
-    norm_image_back_(g, g, result.code, result.on, layer.gamma, layer.moments.rstd, sums);
+    norm_back_(g, g, result.save, layer.gamma, sums);
     EXPECT_TRUE(at::isnan(g).all().item<bool>());
   }
 }
@@ -167,12 +176,12 @@ void expect_gradients(const Layer& layer, double steps) {
   const at::Tensor passed = layer.on.defined() ? chain_gradient(g.to(at::kFloat), layer.on, {}, {0, 0}) : g.to(at::kFloat);
   const at::Tensor gy = passed.to(at::kDouble), x = layer.decoded(), gx = gy * x;
   const at::Tensor sum = gy.sum(0), along = gx.sum(0), size = gy.abs().sum(0), size_x = gx.abs().sum(0);
-  const NormActSums sums = norm_image_sums(g, layer.code, layer.on);
+  const NormActSums sums = norm_sums(g, layer.save());
   // Additions: one a step, then 8 warps, then one rounding of the double sum; the product with x̂, itself rounded once, is fused.
   const double rounding = (steps + 8 + 1) * kUnit;
   EXPECT_TRUE(((sums.beta - sum).abs() <= size * rounding).all().item<bool>());
   EXPECT_TRUE(((sums.gamma - along).abs() <= size_x * (rounding + kUnit)).all().item<bool>());
-  const NormActSums again = norm_image_sums(g, layer.code, layer.on);
+  const NormActSums again = norm_sums(g, layer.save());
   EXPECT_TRUE(same(again.beta, sums.beta) && same(again.gamma, sums.gamma));
 
   const at::Tensor factor = layer.gamma.to(at::kDouble) * layer.moments.rstd;
@@ -182,12 +191,10 @@ void expect_gradients(const Layer& layer, double steps) {
   const at::Tensor inner = (gy.abs() + (size + x.abs() * size_x) / rows) * (rounding + 8 * kUnit);
   const double coarse = type == at::kFloat ? 0 : type == at::kHalf ? 0x1p-11 : 0x1p-8;
   const at::Tensor bound = inner * factor.abs() + expected.abs() * coarse + (type == at::kHalf ? 0x1p-24 : 1e-30);
-  const auto back = [&](const at::Tensor& own, const at::Tensor& dx) {
-    norm_image_back_(own, dx, layer.code, layer.on, layer.gamma, layer.moments.rstd, sums);
-  };
+  const auto back = [&](const at::Tensor& own, const at::Tensor& dx) { norm_back_(own, dx, layer.save(), layer.gamma, sums); };
   const at::Tensor both = g.clone(), dx = at::empty_like(g), over = g.clone(), alone = g.clone();
   at::Tensor squares;
-  norm_image_back_(both, dx, layer.code, layer.on, layer.gamma, layer.moments.rstd, sums, &squares);
+  norm_back_(both, dx, layer.save(), layer.gamma, sums, &squares);
   // Of dx before it is rounded to its type: twice that, and one fma a value, five additions, and torch's own sum of the blocks.
   const at::Tensor by_sample = dx.to(at::kDouble).square().view({layer.sizes[0], -1}).sum(1);
   EXPECT_TRUE(((squares - by_sample).abs() <= by_sample * (2 * coarse + 64 * kUnit) + 1e-12).all().item<bool>());
@@ -214,9 +221,9 @@ TEST_F(Cuda, NormImageGradientsOfLargeMaps) {
 TEST_F(Cuda, NormImagePassesRangesOn) {
   for (const at::ScalarType type : kTypes) {
     const Layer layer({5, 40, 8, 4}, type, "actnn", 2.4, Kind::sum);
-    NormImageInput in{{layer.x, layer.moments, layer.gamma, layer.beta, layer.skip}, layer.map()};
+    NormInput in{layer.x, layer.moments, layer.gamma, layer.beta, layer.skip, {}, layer.map()};
     in.takes_ranges = true;
-    const NormImageResult result = norm_image_encode_per_sample(in, {layer.spec, layer.seed}, 2.4);
+    const NormResult result = norm_image_encode(in, {layer.spec, layer.seed}, 2.4);
     const at::Tensor z = map_of(result.z, layer.sizes);
     at::Tensor measured, passed;
     const Packed apart = pack_per_sample(z, layer.spec, layer.seed, 3.1, {}, &measured);

@@ -40,25 +40,32 @@ struct Layer {
   CodecSpec spec = parse_spec("division");
   After after;
   at::Tensor x, seed = seed_tensor(41, at::kCUDA);
-  NormLowPassCall call;
-  NormLowPassResult result;
+  NormInput in;  // but for x, which stands apart
+  RunningMoments running;
+  NormResult result;
 
   Layer(at::IntArrayRef sizes, at::ScalarType type, After what, bool over, const char* text = "division")
       : spec(parse_spec(text)), after(what) {
     const int64_t channels = sizes[1];
     x = channels_last(normal(sizes, 42) * 1.5 + 0.3).to(type).cuda();
-    call.gamma = normal({channels}, 43).cuda();
-    call.gamma[channels / 2] = 0;
-    call.beta = (normal({channels}, 44) * 0.5).cuda();
-    call.running_mean = normal({channels}, 45).cuda();
-    call.running_var = (normal({channels}, 46).abs() + 0.5).cuda();
-    call.relu = what != After::nothing;
-    if (what == After::add) call.skip = channels_last(normal(sizes, 47)).to(type).cuda();
+    in.gamma = normal({channels}, 43).cuda();
+    in.gamma[channels / 2] = 0;
+    in.beta = (normal({channels}, 44) * 0.5).cuda();
+    running.mean = normal({channels}, 45).cuda();
+    running.var = (normal({channels}, 46).abs() + 0.5).cuda();
+    in.relu = what != After::nothing;
+    if (what == After::add) in.skip = channels_last(normal(sizes, 47)).to(type).cuda();
     EXPECT_TRUE(fuses_norm_low_pass(x, spec));
     const at::Tensor own = x.clone();
-    result = norm_low_pass_encode(own, call, {spec, seed}, over ? own : at::Tensor());
+    encode(own, over);
     EXPECT_EQ(result.z.strides(), x.strides());
     EXPECT_TRUE(over || same(own, x)) << "x was written";
+  }
+
+  void encode(const at::Tensor& from, bool over) {
+    in.x = in.image = from;
+    in.into = over ? from : at::Tensor();
+    result = norm_low_pass_encode(in, running, {spec, seed});
   }
 
   at::Tensor rows(const at::Tensor& t) const { return rows_of_image(t); }
@@ -69,11 +76,11 @@ struct Layer {
     EXPECT_TRUE(same(result.save.code.bytes, pack(x, spec, seed).bytes));
     EXPECT_TRUE(same(result.save.code.bytes.cpu(), pack(x.cpu(), spec, 41).bytes));
     EXPECT_EQ(result.save.code.strides, pack(x, spec, seed).strides);
-    const at::Tensor scale = call.gamma * rstd(), offset = (mean() * scale).neg_().add_(call.beta);
+    const at::Tensor scale = in.gamma * rstd(), offset = (mean() * scale).neg_().add_(in.beta);
     const at::Tensor wide = rows(x).to(at::kFloat);
     at::Tensor y = apply_chain(wide, scale, offset, {}, {}, {0, 1});
-    if (after == After::add) y = y + rows(call.skip).to(at::kFloat);
-    if (call.relu) {
+    if (after == After::add) y = y + rows(in.skip).to(at::kFloat);
+    if (in.relu) {
       EXPECT_TRUE(same(result.save.on, on_bits(y, {}, {})));
       y = y.relu();
     }
@@ -90,8 +97,8 @@ struct Layer {
     EXPECT_TRUE(((rstd() - deviation).abs() <= deviation * ((2 * 1024 + 16) * kUnit)).all().item<bool>());
     const at::Tensor old_mean = normal({x.size(1)}, 45).cuda(), old_var = (normal({x.size(1)}, 46).abs() + 0.5).cuda();
     const at::Tensor new_mean = old_mean * 0.9 + middle * 0.1, new_var = old_var * 0.9 + var * (n / (n - 1) * 0.1);
-    EXPECT_LE((call.running_mean - new_mean).abs().max().item<double>(), 2048 * kUnit * (1 + new_mean.abs().max().item<double>()));
-    EXPECT_LE((call.running_var - new_var).abs().max().item<double>(), 4096 * kUnit * new_var.max().item<double>());
+    EXPECT_LE((running.mean - new_mean).abs().max().item<double>(), 2048 * kUnit * (1 + new_mean.abs().max().item<double>()));
+    EXPECT_LE((running.var - new_var).abs().max().item<double>(), 4096 * kUnit * new_var.max().item<double>());
   }
 
   /// Sums and gradients against double, from the values that the codes stand for.
@@ -100,7 +107,7 @@ struct Layer {
     const at::Tensor g = channels_last(normal(x.sizes(), 48)).to(type).cuda();
     const double n = static_cast<double>(x.numel() / x.size(1));
     // What is off is 0, whatever its sign was.
-    const at::Tensor passed = call.relu ? chain_gradient(rows(g).to(at::kFloat), result.save.on, {}, {0, 0}) + 0.0 : rows(g);
+    const at::Tensor passed = in.relu ? chain_gradient(rows(g).to(at::kFloat), result.save.on, {}, {0, 0}) + 0.0 : rows(g);
     const at::Tensor gz = passed.to(at::kDouble);
     Packed wide = result.save.code;  // decoded to fp32, as backward reads it: unpack() of a bf16 tensor rounds to bf16
     wide.dtype = at::kFloat;
@@ -111,14 +118,14 @@ struct Layer {
     const at::Tensor spread = (values - values.mean(0)).square().mean(0).sqrt() * 5, far = (spread * 16 + mean().abs() * 2) * rstd();
     // A thread adds 32 values a window at most; 4,096 of a channel here; then 16 threads and the parts in double, rounded twice.
     const double rounding = (4096 + 4) * kUnit;
-    const NormActSums sums = norm_low_pass_sums(g, result.save);
+    const NormActSums sums = norm_sums(g, result.save);
     EXPECT_TRUE(((sums.beta - sum).abs() <= size * rounding).all().item<bool>());
     const at::Tensor along_bound = gx.abs().sum(0) * rounding + size * far * (3 * kUnit);
     EXPECT_TRUE(((sums.gamma - along).abs() <= along_bound).all().item<bool>()) << ((sums.gamma - along).abs() / along_bound).max();
-    const NormActSums again = norm_low_pass_sums(g, result.save);
+    const NormActSums again = norm_sums(g, result.save);
     EXPECT_TRUE(same(again.beta, sums.beta) && same(again.gamma, sums.gamma));
 
-    const at::Tensor factor = (call.gamma * rstd()).to(at::kDouble);
+    const at::Tensor factor = (in.gamma * rstd()).to(at::kDouble);
     const at::Tensor expected = (gz - sums.beta.to(at::kDouble) / n - hat * sums.gamma.to(at::kDouble) / n) * factor;
     // Factors: 4 roundings of what they multiply; the value: 3 of `far`; two fma; 16 bits round the result to 8 bits, or to 2^-25 of 1.
     const at::Tensor inner = (gz.abs() + sums.beta.abs() / n) * (6 * kUnit) + (hat.abs() * 8 + far * 3) * kUnit * sums.gamma.abs() / n;
@@ -129,12 +136,12 @@ struct Layer {
       EXPECT_TRUE((off <= bound).all().item<bool>()) << (off / bound).max();
     };
     const at::Tensor over = g.clone(), masked = g.clone(), dx = at::empty_like(g), alone = g.clone();
-    norm_low_pass_back_(over, over, result.save, call.gamma, sums);
+    norm_back_(over, over, result.save, in.gamma, sums);
     check(over);
-    norm_low_pass_back_(masked, dx, result.save, call.gamma, sums);
+    norm_back_(masked, dx, result.save, in.gamma, sums);
     check(dx);
     EXPECT_TRUE(same(rows(masked), gz.to(type)));
-    norm_low_pass_back_(alone, {}, result.save, call.gamma, sums);
+    norm_back_(alone, {}, result.save, in.gamma, sums);
     EXPECT_TRUE(same(alone, masked));
   }
 };
@@ -192,12 +199,12 @@ TEST_F(NormLowPassCuda, ShowsWhatIsNotANumber) {
     Layer layer(sizes, at::kFloat, After::relu, false);
     layer.x[1][5][3][2] = std::numeric_limits<float>::quiet_NaN();
     layer.x[0][9][10][1] = std::numeric_limits<float>::infinity();
-    layer.result = norm_low_pass_encode(layer.x, layer.call, {layer.spec, layer.seed});
+    layer.encode(layer.x, false);
     EXPECT_TRUE(same(layer.result.save.code.bytes, pack(layer.x, layer.spec, layer.seed).bytes));
     EXPECT_TRUE(at::isnan(layer.result.z[1][5][3][2]).item<bool>());
     const at::Tensor g = at::ones_like(layer.x);
-    const NormActSums sums = norm_low_pass_sums(g, layer.result.save);
-    norm_low_pass_back_(g, g, layer.result.save, layer.call.gamma, sums);
+    const NormActSums sums = norm_sums(g, layer.result.save);
+    norm_back_(g, g, layer.result.save, layer.in.gamma, sums);
     const at::Tensor bad = at::isnan(sums.gamma).cpu();
     EXPECT_EQ(bad.sum().item<int64_t>(), 2);
     EXPECT_TRUE(bad[5].item<bool>() && bad[9].item<bool>());
