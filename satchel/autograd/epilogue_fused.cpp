@@ -156,6 +156,22 @@ at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
   return keep_fused(std::move(result), norm, saves);
 }
 
+// norm_alone: x̂ for a norm of which nothing but a sum reads the result.
+
+bool alone_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  const Keep* norm = find(keeps, Kind::norm);
+  const bool alone = norm != nullptr && norm->of == Of::normalised && !norm->per_sample_bits && find(keeps, Kind::shared) == nullptr;
+  if (!alone || !reads_producer(call.saving.method) || call.skip.defined() || call.activation != Activation::none) return false;
+  return call.dropout == 0 && is_usual(call) && fuses_norm_alone(rows, norm->spec);
+}
+
+at::Tensor alone_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  const Keep& norm = *find(keeps, Kind::norm);
+  take_statistics(call, rows);
+  const CodeChoice how{norm.spec, norm_seed(call)};
+  return keep_fused(norm_alone_encode(input_of(call, rows, moments_of(call)), how), norm, saves);
+}
+
 // norm_block: rows of x in blocks, ReLU's mask and dropout's, each for itself.
 
 bool block_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
@@ -216,9 +232,10 @@ at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, con
 }  // namespace
 
 std::span<const EpilogueKernel> epilogue_kernels() {
-  static const std::array<EpilogueKernel, 6> kKernels = {{
+  static const std::array<EpilogueKernel, 7> kKernels = {{
       {"norm_act", act_fits, act_forward, fused_back<FusedNorm::act>},
       {"norm_add", add_fits, add_forward, fused_back<FusedNorm::add>},
+      {"norm_alone", alone_fits, alone_forward, fused_back<FusedNorm::alone>},
       {"norm_block", block_fits, block_forward, fused_back<FusedNorm::block>},
       {"norm_low_pass", low_pass_fits, low_pass_forward, fused_back<FusedNorm::low_pass>},
       {"norm_image", image_fits, image_forward, fused_back<FusedNorm::image>},

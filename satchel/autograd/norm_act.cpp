@@ -46,6 +46,7 @@ at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptio
   call.activation = options.activation;
   call.slope = options.activation == Activation::relu ? 0 : options.activation == Activation::leaky_relu ? options.slope : 1;
   call.alpha = options.alpha;
+  call.next_reads = !(options.only_added && options.activation == Activation::none);
   call.spare = spare;
   const double p = options.training() ? options.dropout : 0;
   // The fused kernels of images that keep each function's own know no dropout.

@@ -16,6 +16,7 @@ struct NormActOptions {
   double alpha = 1;     // ELU's
   double dropout = 0;   // none unless training
   NormOptions statistics;
+  bool only_added = false;  // without activation: nothing but a sum reads the result, so the norm keeps its own at once
   bool training() const { return statistics.training; }
 };
 

@@ -45,7 +45,7 @@ SavePolicy ResNetBlockImpl::named(const std::string& name) const { return {savin
 
 at::Tensor ResNetBlockImpl::forward(const at::Tensor& x) {
   // First, so that the long branch's maps are not yet there.
-  const at::Tensor skip = skip_conv_ ? skip_norm_->forward(skip_conv_->forward(x)) : x;
+  const at::Tensor skip = skip_conv_ ? skip_norm_->forward_to_sum(skip_conv_->forward(x)) : x;
   at::Tensor h = convs_[0]->forward(x);
   for (size_t i = 1; i < convs_.size(); ++i) {
     h = norms_[i - 1]->forward_act(std::move(h), Activation::relu);

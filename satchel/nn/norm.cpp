@@ -98,6 +98,15 @@ at::Tensor BatchNormImplBase<D, Derived>::forward_act(at::Tensor x, Activation a
 }
 
 template <size_t D, class Derived>
+at::Tensor BatchNormImplBase<D, Derived>::forward_to_sum(at::Tensor x) {
+  satchel::NormActOptions call;
+  call.activation = Activation::none;
+  call.only_added = true;
+  call.statistics = begin(x);
+  return norm_act(std::move(x), weights(), call, saving);
+}
+
+template <size_t D, class Derived>
 void BatchNormImplBase<D, Derived>::pretty_print(std::ostream& stream) const {
   stream << std::boolalpha << "satchel::nn::BatchNorm" << D << "d(" << options.num_features() << ", eps=" << options.eps()
          << ", momentum=" << (options.momentum() ? std::to_string(*options.momentum()) : "None") << ", affine=" << options.affine()

@@ -23,6 +23,9 @@ class BatchNormImplBase : public torch::nn::Cloneable<Derived> {
   /// act(norm(x)), or act(norm(x) + skip) where a skip is given (ReLU or none), as one function. An x that was moved in and that nobody
   /// else holds may lend its memory to the result.
   at::Tensor forward_act(at::Tensor x, Activation activation, const at::Tensor& skip = {});
+  /// norm(x) of a residual branch, of which nothing but a sum reads the result: forward() waits for an activation before it packs, this
+  /// packs at once. x as above.
+  at::Tensor forward_to_sum(at::Tensor x);
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::BatchNormOptions options;

@@ -21,10 +21,10 @@ namespace {
 
 // Each with its own name in errors.
 constexpr const char *kActOp = "norm_act", *kAddOp = "norm_add", *kBlockOp = "norm_block", *kImageOp = "norm_image",
-                     *kLowPassOp = "norm_low_pass", *kProductOp = "norm_act_product";
+                     *kLowPassOp = "norm_low_pass", *kProductOp = "norm_act_product", *kAloneOp = "norm_alone";
 
 const char* op_of(FusedNorm pass) {
-  constexpr const char* kOps[] = {kActOp, kAddOp, kBlockOp, kImageOp, kLowPassOp};
+  constexpr const char* kOps[] = {kActOp, kAddOp, kAloneOp, kBlockOp, kImageOp, kLowPassOp};
   return kOps[static_cast<size_t>(pass)];
 }
 
@@ -142,6 +142,16 @@ cuda::NormAddCode add_code(const NormSave& s) {
   return {norm.block, sum.side, s.code.shape[1], code_parts(norm, s.code), code_parts(sum, s.sum), extra_bit_view(s.sum, s.extra)};
 }
 
+cuda::NormAddCode alone_code(const BlockCode& block, int64_t channels, const cuda::CodeParts& at) {
+  cuda::NormAddCode code{block, {}, channels, at, {}};
+  code.alone = true;
+  return code;
+}
+cuda::NormAddCode alone_code(const NormSave& s) {
+  const CodecLayout layout = layout_for(s.code, kAloneOp);
+  return alone_code(layout.block, s.code.shape[1], code_parts(layout, s.code));
+}
+
 cuda::NormBlockCode block_code(const NormSave& s) {
   const CodecLayout layout = layout_for(s.code, kBlockOp);
   return {layout.block,         chain_of(s.code.shape, s.chain), code_parts(layout, s.code), bits(s.on), bits(s.kept),
@@ -188,6 +198,7 @@ void with_code(const NormSave& s, const Run& run) {
   switch (s.pass) {
     case FusedNorm::act: return run(act_code(s), cuda::norm_act_scratch_bytes());
     case FusedNorm::add: return run(add_code(s), cuda::norm_scratch_bytes());
+    case FusedNorm::alone: return run(alone_code(s), cuda::norm_scratch_bytes());
     case FusedNorm::block: return run(block_code(s), cuda::norm_scratch_bytes());
     case FusedNorm::image: return run(image_code(s), cuda::norm_scratch_bytes());
     case FusedNorm::low_pass: {
@@ -251,6 +262,12 @@ bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec&
   return is_block_code(a) && b.coding == Coding::side && cuda::norm_add_fits({a.block, b.side, x.size(1), {}, {}});
 }
 
+bool fuses_norm_alone(const at::Tensor& x, const CodecSpec& spec) {
+  if (!is_cuda_float(x) || x.dim() != 2 || spec.side != Side::none) return false;
+  const CodecLayout layout = layout_for(x.sizes(), at::kFloat, spec, kAloneOp);
+  return is_block_code(layout) && cuda::norm_add_fits(alone_code(layout.block, x.size(1), {}));
+}
+
 bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec) {
   if (!is_cuda_float(x) || x.dim() != 2 || spec.side != Side::none) return false;
   const CodecLayout layout = layout_for(x.sizes(), x.scalar_type(), spec, kBlockOp);
@@ -301,6 +318,16 @@ NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const Co
   cuda::NormAddCode code = add_code(result.save);
   code.norm_seed = seed_pointer(norm.seed);
   code.sum_seed = seed_pointer(sum.seed);
+  cuda::norm_encode(code, pass, place.stream());
+  return result;
+}
+
+NormResult norm_alone_encode(const NormInput& in, const CodeChoice& how) {
+  const Place place(in.x.device(), kAloneOp);
+  NormResult result = result_of(FusedNorm::alone, in, packed_like(in.x, at::kFloat, how.spec, 0, kAloneOp));
+  const cuda::NormPass pass = pass_of(in, result.z);
+  cuda::NormAddCode code = alone_code(result.save);
+  code.norm_seed = seed_pointer(how.seed);
   cuda::norm_encode(code, pass, place.stream());
   return result;
 }

@@ -31,6 +31,7 @@ struct Case {
   Activation activation = Activation::relu;
   double dropout = 0;
   const char* kernel = "";  // that should serve
+  bool only_added = false;
 };
 
 struct Outcome {
@@ -51,6 +52,7 @@ Outcome run(const Case& c, at::ScalarType type) {
   NormActOptions options;
   options.activation = c.activation;
   options.dropout = c.dropout;
+  options.only_added = c.only_added;
   const SavePolicy saving{parse_method(c.method), "layer"};
   const SeedRun seeds(5);
   Outcome r;
@@ -86,6 +88,8 @@ TEST_F(Cuda, EveryEpilogueKernelIsTheUnfusedOne) {
       {"actnn", image, false, Activation::none, 0, "norm_image"},
       {"actnn,adaptive=no", image, true, Activation::relu, 0, "norm_image"},
       {"satchel", rows, false, Activation::elu, 0, "unfused"},
+      {"satchel", image, false, Activation::none, 0, "norm_alone", true},
+      {"satchel", rows, false, Activation::none, 0, "norm_alone", true},
   };
   std::set<std::string> seen;
   for (const at::ScalarType type : kTypes) {

@@ -2,7 +2,7 @@
 // codes, backward reads nothing else. A code says what is kept:
 //
 //   NormActCode      x̂ in a one-sided code, which serves norm, activation, dropout and the next layer
-//   NormAddCode      x̂ in a block code, z = relu(γ·x̂ + β + skip) in its ReLU form
+//   NormAddCode      x̂ in a block code, z = relu(γ·x̂ + β + skip) in its ReLU form; or x̂ alone, z = γ·x̂ + β
 //   NormBlockCode    the norm's input in a block code, a bit a value for ReLU's mask and one for dropout's
 //   NormImageCode      x̂ of channels_last images in a block code, whose samples may have bits of their own, and ReLU's mask
 //   NormLowPassCode  the norm's input as a low-pass and the block code of the rest (DIVISION), and ReLU's mask
@@ -71,6 +71,7 @@ struct NormAddCode {
   CodeParts norm_at, sum_at;
   ExtraBitView extra = {};                                   // of the sum: samples of 3 bits among those of 2, as above
   const uint64_t *norm_seed = nullptr, *sum_seed = nullptr;  // forward
+  bool alone = false;                                        // x̂ alone: no skip and no ReLU, and of the sum nothing is read
 };
 
 /// Of the chain channels, drop and scale are read.
@@ -118,8 +119,8 @@ struct NormLowPassCode {
 /// One-sided codes of 2 or 3 bits in blocks of 256 (so 256 values at least) that start nowhere anew, inner = 1, and channels of which
 /// 528·256 can be a multiple: all up to 528, and more with a large power of two in them.
 bool norm_act_fits(const SideCode&);
-/// Straight blocks of 256 values, 1 to 4 bits of x̂, Side::relu in 2 or 3 bits of z, and channels of which 396·256 can be a multiple: all up
-/// to 396, and more with a power of two in them.
+/// Straight blocks of 256 values, 1 to 4 bits of x̂ (alone: 2 of uneven levels), Side::relu in 2 or 3 bits of z, and channels of which
+/// 396·256 can be a multiple: all up to 396, and more with a power of two in them.
 bool norm_add_fits(const NormAddCode&);
 /// 2 bits in straight blocks of 128, 256, 512 or 1024 values, and channels as for norm_add.
 bool norm_block_fits(const BlockCode&, int64_t channels);

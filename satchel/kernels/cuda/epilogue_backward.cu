@@ -115,7 +115,9 @@ struct OneSided : Defaults {
       const SideCode& code = r.a.c.side;
       range = any ? load_range(r.a.from.headers, code.header, block) : load_range(&header, HeaderType::bf16, 0);
       if constexpr (serves != Serves::plain) kept = r.own.dropout.draw(group);
-      weight = r.own.planes && !codes.three && !is_poisoned(range) ? side::off_weight_of(r.own.key, block, static_cast<uint32_t>(code.plane.blocks)) : 0;
+      weight = r.own.planes && !codes.three && !is_poisoned(range)
+                   ? side::off_weight_of(r.own.key, block, static_cast<uint32_t>(code.plane.blocks))
+                   : 0;
       const int64_t at = kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + r.lane;
       off_bits = weight > 0 ? __ldg(code.plane.bytes + at) : 0;
       usual = weight == 0 && !codes.three && r.own.warp.fit(side::Bounds(range));
@@ -174,8 +176,8 @@ struct FourValues {
 };
 
 /// norm_add: x̂ in a block code, the sum in its ReLU form, whose codes but 0 pass. `bits` of x̂: 2, or 0 for 1 to 4 as they come. `wide`: the
-/// sum may have 3 bits.
-template <int bits, bool wide>
+/// sum may have 3 bits. `alone`: there is no sum, and all pass.
+template <int bits, bool wide, bool alone = false>
 struct BlocksAndReluForm : Defaults {
   static constexpr bool kBatch = bits == 2 && !wide, kSkip = true;
   struct Tables {
@@ -210,7 +212,9 @@ struct BlocksAndReluForm : Defaults {
           if (k * 8 < count * own) norm |= static_cast<uint32_t>(__ldg(c.norm_at.codes + group * own + k)) << (8 * k);
         }
       }
-      if constexpr (wide) {
+      if constexpr (alone) {
+        sum = 0;
+      } else if constexpr (wide) {
         const Codes codes = r.a.sum_codes.load(c.sum_at.codes, group, block, count);
         sum = codes.two | codes.extra << 16;
       } else {
@@ -220,6 +224,7 @@ struct BlocksAndReluForm : Defaults {
     }
     __device__ inline void open(const Reader&, int64_t) {}
     __device__ inline float factor(const Reader&, int j) const {
+      if constexpr (alone) return 1.0f;
       const uint32_t code = wide ? (sum >> (2 * j) & 3) | (sum >> (16 + j) & 1) : sum >> (2 * j) & 3;  // 0 or not
       return code != 0 ? 1.0f : 0.0f;
     }
@@ -559,6 +564,7 @@ void with_code(const NormActCode& c, bool aligned, bool batch, F&& f) {
 template <bool, class F>
 void with_code(const NormAddCode& c, bool, bool batch, F&& f) {
   const bool narrow = c.sum.table.bits == 2 && c.extra.slots == nullptr;
+  if (c.alone) return f(BlocksAndReluForm<2, false, true>(c));
   if (c.norm.levels.bits != 2) return f(BlocksAndReluForm<0, true>(c));
   if (narrow && batch) return f(BlocksAndReluForm<2, false>(c));
   f(BlocksAndReluForm<2, true>(c));

@@ -1,7 +1,7 @@
 // Forward of norms in one pass, with block codes: x̂ = (x − mean)·rstd, y = γ·x̂ + β (+ skip), z, and what backward reads. All arithmetic is
 // in fp32, activations as they stand in memory. A block of values stays in a warp's registers from its only read to its only write.
 //
-//   norm_add, norm_image   encode_steps: a block of 256 values a step: the code of x̂, and ReLU's mask or the ReLU form of z
+//   norm_add, norm_image   encode_steps: a block of 256 values a step: the code of x̂, and ReLU's mask, the ReLU form of z, or neither
 //   norm_block           encode_stretches: 1024 values at a time in blocks of 128 to 1024: the code of x, masks of ReLU and dropout
 #include "satchel/kernels/cuda/one_sided.cuh"
 
@@ -239,10 +239,8 @@ __global__ void __launch_bounds__(kWarps * 32, 3) encode_steps(const __grid_cons
   __shared__ NormTables<> table;
   const Walk walk(0, static_cast<uint32_t>(a.values / kBlock));  // whole blocks
   table.fill(a.pass.with, a.channels, blockIdx.x * kBlock);
-  if (has_form(end) && blockIdx.x == 0) {
-    zero_gap(a.add.norm_at, a.values, a.add.norm.levels.bits);
-    zero_gap(a.add.sum_at, a.values, a.add.sum.table.bits);
-  }
+  if ((has_form(end) || optimal2) && blockIdx.x == 0) zero_gap(a.add.norm_at, a.values, a.add.norm.levels.bits);
+  if (has_form(end) && blockIdx.x == 0) zero_gap(a.add.sum_at, a.values, a.add.sum.table.bits);
   const Warp w = {a, table, walk.lane, UniformSeed(a.seed), UniformSeed(has_form(end) ? a.add.sum_seed : a.seed)};
   __syncthreads();
   Eight<type> x, skip;  // the next step's values, on their way while this one is coded
@@ -257,12 +255,12 @@ __global__ void __launch_bounds__(kWarps * 32, 3) encode_steps(const __grid_cons
     if (k + 1 < walk.count) read(k + 1);
     encode_step<type, end, optimal2, true>(w, walk.step(k), own_x, own_skip);
   }
-  if constexpr (has_form(end)) {  // one warp of all meets the last, broken block
+  if constexpr (has_form(end) || optimal2) {  // one warp of all meets the last, broken block
     const uint32_t block = walk.step(walk.count);
     if (block != a.values / kBlock || a.values % kBlock == 0) return;
     const int64_t first = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
     x = read8_until<type, true>(a.pass.x, first, a.values);
-    skip = read8_until<type, true>(a.pass.skip, first, a.values);
+    if constexpr (adds(end)) skip = read8_until<type, true>(a.pass.skip, first, a.values);
     encode_step<type, end, optimal2, false>(w, block, x, skip);
   }
 }
@@ -415,6 +413,7 @@ using namespace epilogue;
 bool norm_add_fits(const NormAddCode& c) {
   const int bits = c.norm.levels.bits;
   const SideTable& t = c.sum.table;
+  if (c.alone) return bits == 2 && !c.norm.levels.even && is_straight_256(c.norm.grid) && fits_walk(c.norm.grid.values, c.channels);
   return bits >= 1 && bits <= 4 && t.side == Side::relu && (t.bits == 2 || t.bits == 3) && t.off == 1 && t.on == (1 << t.bits) - 1 &&
          is_straight_256(c.norm.grid) && is_straight_256(c.sum.grid) && c.norm.grid.values == c.sum.grid.values &&
          fits_walk(c.norm.grid.values, c.channels);
@@ -441,7 +440,9 @@ void norm_encode(const NormAddCode& code, const NormPass& pass, StreamHandle str
                norm.rounding, code.norm_at.headers, code.norm_seed};
   a.add = code;
   a.wide = {code.sum.table, code.extra};
-  if (norm.levels.bits != 2 || norm.levels.even)
+  if (code.alone)
+    launch<End::norm, true>(a, stream);
+  else if (norm.levels.bits != 2 || norm.levels.even)
     launch<End::wide_form, false>(a, stream);
   else if (code.sum.table.bits == 3 || code.extra.slots != nullptr)
     launch<End::wide_form, true>(a, stream);

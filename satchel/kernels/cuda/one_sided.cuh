@@ -214,12 +214,15 @@ struct WarpChannels {
   float least = 0.0f, most = float_of(0x7f800000u);  // thresholds; nothing lies above infinity
 
   WarpChannels() = default;
-  /// Every thread of the warp must call this.
   __device__ inline WarpChannels(const ChannelTables& table, int lane) {
     float gamma[8], threshold[8], off[8];
     table.gamma.get(lane, gamma);
     table.threshold.get(lane, threshold);
     table.off.get(lane, off);
+    add(gamma, threshold, off);
+  }
+  /// The channels of each of a warp's threads, all of which must call this.
+  __device__ inline void add(const float (&gamma)[8], const float (&threshold)[8], const float (&off)[8]) {
     bool fits = true;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {

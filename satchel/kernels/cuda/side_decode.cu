@@ -64,6 +64,56 @@ __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__
   }
 }
 
+/// Eight neighbouring values a thread and step of one-sided codes of 2 bits: decode_fixed() in fewer instructions, where the channels fit.
+template <DType type>
+__global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_constant__ Args a, void* x) {
+  const uint32_t groups = static_cast<uint32_t>(a.code.grid.values / 8), step = gridDim.x * kThreads;
+  uint32_t group = blockIdx.x * kThreads + threadIdx.x;
+  epilogue::Decoder half[2] = {};
+  epilogue::WarpChannels met;
+  {
+    Gate g[8];
+    load_gates(a.code, a.channels, static_cast<int64_t>(group) * 8, g);
+    float gamma[8], threshold[8], off[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      gamma[j] = g[j].gamma, threshold[j] = g[j].threshold + 0.0f, off[j] = g[j].off_mean;
+      half[j / 4].threshold[j % 4] = threshold[j], half[j / 4].off[j % 4] = off[j];
+      half[j / 4].falling |= (gamma[j] < 0.0f ? 1u : 0u) << (j % 4);
+    }
+    met.add(gamma, threshold, off);
+  }
+  const bool planes = a.code.plane.bytes != nullptr;
+  const OffKey key = planes ? stored_key(a.code) : OffKey{};
+  const uint32_t first = static_cast<uint32_t>(a.code.plane.first_block);
+  for (; group < groups; group += step) {
+    const Range r = load_range(a.headers, a.code.header, group / 32);
+    const uint32_t eight = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + group), block = first + group / 32;
+    const uint32_t weight = planes && !is_poisoned(r) ? off_weight_of(key, block, static_cast<uint32_t>(a.code.plane.blocks)) : 0;
+    const Bounds b(r);
+    float v[8];
+    if (weight == 0 && met.fit(b)) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = half[j / 4].value<true>(j % 4, eight >> (j / 4 * 8), b, a.code.table);
+    } else {
+      const uint32_t bits =
+          weight > 0 ? __ldg(a.code.plane.bytes + kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * 32 + group % 32) : 0;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        float four[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          four[j] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : half[k].value<false>(j, eight >> (k * 8), b, a.code.table);
+        }
+        if (weight > 0) half[k].sample_off(eight >> (k * 8), bits >> (k * 4), static_cast<float>(weight), b, four);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[k * 4 + j] = four[j];
+      }
+    }
+    write8<type, true>(x, static_cast<int64_t>(group) * 8, v);
+  }
+}
+
 /// What the codes of a block of a ReLU's output stand for: its values have one threshold, 0.
 template <int bits>
 struct ReluValues {
@@ -174,10 +224,15 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
                         nullptr};
   const bool aligned = is_aligned(x) && is_aligned(codes, code_alignment(code.table.bits));
   const int64_t wanted = aligned ? side::fixed_blocks(code, channels != nullptr, 4 * kThreads, side::kDecodeBlocks) : 0;
-  const bool relu = wanted > 0 && channels == nullptr && code.plane.bytes == nullptr && code.table.bits == 2 && code.table.off == 1 &&
-                    is_aligned(codes, 2) && code.grid.values / 8 < int64_t{1} << 31;
+  const bool eights =
+      aligned && is_aligned(codes, 2) && code.table.bits == 2 && code.table.off == 1 && code.grid.values / 8 < int64_t{1} << 31;
+  const int64_t wide = eights && channels != nullptr ? side::fixed_blocks(code, true, 8 * kThreads, side::kDecodeBlocks) : 0;
+  const bool relu = eights && wanted > 0 && channels == nullptr && code.plane.bytes == nullptr;
   with_type(type, [&](auto t) {
-    if (relu) {
+    if (wide > 0) {
+      side::decode_one_sided<t()><<<static_cast<unsigned>(wide), kThreads, 0, s>>>(a, x);
+      check_launch("side_decode");
+    } else if (relu) {
       side::decode_relu<t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x);
       check_launch("side_decode");
     } else if (wanted > 0) {
@@ -186,7 +241,7 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
       });
       check_launch("side_decode");
     }
-    const int64_t each = relu ? 8 : 4, done = wanted > 0 ? code.grid.values / each * each : 0;
+    const int64_t each = wide > 0 || relu ? 8 : 4, done = wide > 0 || wanted > 0 ? code.grid.values / each * each : 0;
     if (done < code.grid.values) side::decode_any<t()><<<blocks_for(code.grid.values - done), kThreads, 0, s>>>(a, x, done);
   });
   check_launch("side_decode");
