@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kFinishWarps * 32)
   const int64_t c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   Merge all(c < t.channels ? partial[c].x : 0.0f);
   if (c < t.channels) {
-#pragma unroll 4
+#pragma unroll 16
     for (int64_t p = warp; p < t.parts; p += kFinishWarps) {
       const float2 part = partial[p * t.channels + c];
       all.add(static_cast<double>(t.part_rows(p)), part.x, part.y);

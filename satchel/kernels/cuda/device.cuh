@@ -131,21 +131,62 @@ __device__ inline uint32_t load_four(const uint8_t* codes, int64_t quad) {
   return quad * bits % 2 != 0 ? word >> 4 : word;
 }
 
-/// Noise of a group of 8 values (noise_group() of core/noise.h), or what rounds to nearest.
-__device__ inline Words group_noise(UniformSeed seed, Rounding rounding, int64_t group) {
-  constexpr uint32_t kBoth = kNearestNoise | kNearestNoise << 16;
-  if (rounding == Rounding::nearest) return {kBoth, kBoth, kBoth, kBoth};
-  Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(static_cast<uint64_t>(group) >> 32),
-             static_cast<uint32_t>(Stream::rounding), 0};
-  uint32_t k0 = seed.k0, k1 = seed.k1;
+/// noise_group() of core/noise.h; `key` gives the two keys of a round.
+template <class F>
+__device__ inline Words noise_of_group(Stream stream, int64_t group, F&& key) {
+  Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(static_cast<uint64_t>(group) >> 32), static_cast<uint32_t>(stream), 0};
 #pragma unroll
-  for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
+  for (int round = 0; round < kNoiseRounds; ++round) {
     uint32_t high0, low0, high1, low1;
     multiply_wide(c.w[0], kPhiloxM0, high0, low0);
     multiply_wide(c.w[2], kPhiloxM1, high1, low1);
-    c = {high1 ^ c.w[1] ^ k0, low1, high0 ^ c.w[3] ^ k1, low0};
+    const uint2 k = key(round);
+    c = {high1 ^ c.w[1] ^ k.x, low1, high0 ^ c.w[3] ^ k.y, low0};
   }
   return c;
+}
+
+/// What rounds to nearest.
+__device__ inline Words nearest_noise() {
+  constexpr uint32_t kBoth = kNearestNoise | kNearestNoise << 16;
+  return {kBoth, kBoth, kBoth, kBoth};
+}
+
+/// Noise of a group of 8 values.
+__device__ inline Words group_noise(UniformSeed seed, Rounding rounding, int64_t group) {
+  if (rounding == Rounding::nearest) return nearest_noise();
+  return noise_of_group(Stream::rounding, group, [&](uint32_t r) { return make_uint2(seed.k0 + r * kPhiloxW0, seed.k1 + r * kPhiloxW1); });
+}
+
+/// The round keys of a seed in shared memory, for kernels that draw at every step: a read brings two rounds' keys, where a seed in
+/// registers costs an addition a key.
+struct RoundKeys {
+  uint4 pair[ceil_div(kNoiseRounds, 2)];
+
+  /// The caller synchronises.
+  __device__ inline void fill(const uint64_t* seed) {
+    const uint32_t own = threadIdx.x;
+    if (own >= sizeof(pair) / sizeof(uint4)) return;
+    const uint64_t s = __ldg(reinterpret_cast<const unsigned long long*>(seed));
+    const uint32_t k0 = static_cast<uint32_t>(s) + 2 * own * kPhiloxW0, k1 = static_cast<uint32_t>(s >> 32) + 2 * own * kPhiloxW1;
+    pair[own] = make_uint4(k0, k1, k0 + kPhiloxW0, k1 + kPhiloxW1);
+  }
+  /// Read every time anew: they would fill registers.
+  __device__ inline uint4 of(int rounds) const {
+    uint4 k;
+    const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(pair + rounds));
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(k.x), "=r"(k.y), "=r"(k.z), "=r"(k.w) : "r"(from) : "memory");
+    return k;
+  }
+};
+
+__device__ inline Words group_noise(const RoundKeys& keys, Rounding rounding, int64_t group) {
+  if (rounding == Rounding::nearest) return nearest_noise();
+  uint4 k = {};
+  return noise_of_group(Stream::rounding, group, [&](int round) {
+    if (round % 2 == 0) k = keys.of(round / 2);
+    return round % 2 == 0 ? make_uint2(k.x, k.y) : make_uint2(k.z, k.w);
+  });
 }
 
 /// Subnormals to zero in one instruction of the FMA pipe; unlike flush() it keeps the zero's sign.

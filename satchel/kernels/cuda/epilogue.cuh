@@ -124,20 +124,10 @@ struct Dropout {
     k1 = __reduce_or_sync(~0u, static_cast<uint32_t>(s >> 32));
   }
 
-  /// noise_group() of core/noise.h; anything where nothing is dropped.
+  /// Anything where nothing is dropped.
   __device__ inline Words draw(int64_t group) const {
-    Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(static_cast<uint64_t>(group) >> 32),
-               static_cast<uint32_t>(Stream::dropout), 0};
-    if (least == 0) return c;
-    uint32_t a = k0, b = k1;
-#pragma unroll
-    for (int round = 0; round < kNoiseRounds; ++round, a += kPhiloxW0, b += kPhiloxW1) {
-      uint32_t high0, low0, high1, low1;
-      multiply_wide(c.w[0], kPhiloxM0, high0, low0);
-      multiply_wide(c.w[2], kPhiloxM1, high1, low1);
-      c = {high1 ^ c.w[1] ^ a, low1, high0 ^ c.w[3] ^ b, low0};
-    }
-    return c;
+    if (least == 0) return {};
+    return noise_of_group(Stream::dropout, group, [&](uint32_t r) { return make_uint2(k0 + r * kPhiloxW0, k1 + r * kPhiloxW1); });
   }
 
   __device__ inline bool keeps(const Words& noise, int slot) const {

@@ -180,6 +180,8 @@ struct FourValues {
 template <int bits, bool wide, bool alone = false>
 struct BlocksAndReluForm : Defaults {
   static constexpr bool kBatch = bits == 2 && !wide, kSkip = true;
+  static constexpr int kSumsResident = kBatch ? 4 : 3;
+  static constexpr int64_t kSumsBlocks = kBatch ? kManyBlocks : kFewBlocks;
   struct Tables {
     float level[kMaxLevels];  // 16 banks, no conflicts
   };
@@ -299,6 +301,8 @@ struct BlocksAndMasks : Defaults {
 /// norm_image: x̂ in blocks of even levels, in equal bits or in bits per sample, and ReLU's mask, if there is one.
 struct SamplesAndMask : Defaults {
   static constexpr bool kBroken = false, kSkip = true, kSquares = true;
+  static constexpr int kSumsResident = 4;
+  static constexpr int64_t kSumsBlocks = kManyBlocks;
   struct Tables {};
 
   NormImageCode c;
@@ -616,7 +620,7 @@ void run_back(const Kept& code, const NormBack& o, StreamHandle stream, const ch
 
 using namespace epilogue;
 
-int64_t norm_scratch_bytes() { return kFewBlocks * kBlock * static_cast<int64_t>(sizeof(float2)); }
+int64_t norm_scratch_bytes() { return kManyBlocks * kBlock * static_cast<int64_t>(sizeof(float2)); }
 
 void norm_sums(const NormActCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
   run_sums(code, g, type, to, scratch, stream, "norm_act_sums");

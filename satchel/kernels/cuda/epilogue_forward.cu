@@ -37,7 +37,7 @@ struct Warp {
   const Forward& a;
   const NormTables<>& table;
   int lane;
-  UniformSeed norm_seed, sum_seed;
+  const RoundKeys &norm_seed, &sum_seed;
 };
 
 /// Extremes over the warp, of the first `count` of eight.
@@ -74,6 +74,19 @@ template <int bits, bool whole>
 __device__ inline void put8(uint8_t* codes, int64_t group, uint64_t eight, int count) {
   if constexpr (whole) return store_codes<bits>(codes, group, eight, 8);
   if (count > 0) store_codes<bits>(codes, group, eight & ((uint64_t{1} << (bits * count)) - 1), count);
+}
+
+/// y in the place of a lane's eight x̂; `add` as below.
+template <class F>
+__device__ inline void affine8(const NormTables<>& table, int lane, const F& add, float (&v)[8]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float gamma[4], beta[4];
+    table.gamma.get_half(lane, half, gamma);
+    table.beta.get_half(lane, half, beta);
+#pragma unroll
+    for (int q = 0, j = 4 * half; q < 4; ++q, ++j) v[j] = add(fmaf(gamma[q], v[j], beta[q]), j);
+  }
 }
 
 /// z, not yet rounded, in the place of a lane's eight x̂ (`of_x`: of x), and ReLU's bits. `add` gives y with value j's skip; what `kept` has
@@ -150,6 +163,28 @@ struct Marks {
   }
 };
 
+/// … for 2 bits where marks start at 0 and a subnormal z lies below all but the first: for each that z passes, `unit` is added.
+template <int unit>
+__device__ inline void add_code(uint32_t& codes, float z, float second, float third) {
+  asm("{.reg .pred p, q, r; setp.ge.f32 p, %1, 0f00800000; setp.gt.f32 q, %1, %2; setp.gt.f32 r, %1, %3;"
+      "@p add.u32 %0, %0, %4; @q add.u32 %0, %0, %4; @r add.u32 %0, %0, %4;}"
+      : "+r"(codes)
+      : "f"(z), "f"(second), "f"(third), "n"(unit));
+}
+
+__device__ inline uint32_t form8_from_0(const float (&z)[8], const Marks<2>& m, const Words& noise) {
+  uint32_t even = 0, odd = 0;
+  const auto put = [&](uint32_t& codes, auto unit, int j) {
+    const float u = side::uniform_at(noise, j);
+    add_code<unit()>(codes, z[j], u * m.gap[0], fmaf(u, m.gap[1], m.mark[1]));
+  };
+  put(even, std::integral_constant<int, 1>(), 0), put(odd, std::integral_constant<int, 4>(), 1);
+  put(even, std::integral_constant<int, 16>(), 2), put(odd, std::integral_constant<int, 64>(), 3);
+  put(even, std::integral_constant<int, 256>(), 4), put(odd, std::integral_constant<int, 1024>(), 5);
+  put(even, std::integral_constant<int, 4096>(), 6), put(odd, std::integral_constant<int, 16384>(), 7);
+  return even | odd;
+}
+
 template <int bits>
 __device__ inline uint32_t form8(const float (&z)[8], Range r, const SideTable& t, const Words& noise) {
   uint32_t eight = 0;
@@ -158,18 +193,42 @@ __device__ inline uint32_t form8(const float (&z)[8], Range r, const SideTable& 
     for (int j = 0; j < 8; ++j) eight |= side::poisoned_code(1.0f, 0.0f, z[j], 1) << (bits * j);
   } else {
     const Marks<bits> marks(side::Bounds(r), t);
+    if constexpr (bits == 2) {
+      if (r.low == 0.0f && r.high >= 0x1p-60f) return form8_from_0(z, marks, noise);
+    }
 #pragma unroll
     for (int j = 0; j < 8; ++j) eight |= marks.code_of(z[j], side::uniform_at(noise, j)) << (bits * j);
   }
   return eight;
 }
 
-/// The ReLU form of a block of z.
-template <bool wide, bool whole>
-__device__ inline void put_form(const Warp& w, uint32_t block, int64_t group, const float (&z)[8], int count) {
+/// The range of a block of relu's results in bf16, whose numbers are those of a header of bf16 or f32 already, and whose bits are in order.
+__device__ inline Range range_of(const Eight<DType::bf16>& z) {
+  uint32_t low = z.w[0], high = z.w[0];
+#pragma unroll
+  for (int k = 1; k < 4; ++k) {
+    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(low) : "r"(z.w[k]));
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(high) : "r"(z.w[k]));
+  }
+  const uint32_t least = __reduce_min_sync(~0u, min(low & 0xffffu, low >> 16)),
+                 most = __reduce_max_sync(~0u, max(high & 0xffffu, high >> 16));
+  if (most >= 0x7f80u) return {0.0f, __uint_as_float(kCanonicalNaN)};
+  return {flush(__uint_as_float(least << 16)), flush(__uint_as_float(most << 16))};
+}
+
+/// The ReLU form of a block of z, which stands in memory as `out`.
+template <DType type, bool wide, bool whole>
+__device__ inline void put_form(const Warp& w, uint32_t block, int64_t group, const Eight<type>& out, int count) {
   const SideCode& sum = w.a.add.sum;
   uint8_t* codes = w.a.add.sum_at.codes;
-  const Range r = extremes_of<whole>(z, count).range(sum.header);
+  float z[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) z[j] = out[j];
+  Range r;
+  if constexpr (whole && type == DType::bf16)
+    r = range_of(out);
+  else
+    r = extremes_of<whole>(z, count).range(sum.header);
   if (w.lane == 0) store_range(w.a.add.sum_at.headers, sum.header, block, r);
   const Words noise = group_noise(w.sum_seed, sum.rounding, group);
   if (wide && w.a.wide.slot(block) >= 0) {
@@ -199,9 +258,13 @@ __device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<ty
 #pragma unroll
   for (int j = 0; j < 8; ++j) z[j] = hat[j];
   const auto add = [&](float y, int j) { return adds(end) ? y + skip[j] : y; };
-  const uint32_t on = pass8<end != End::norm, false>(w.table, w.lane, 0, add, 0xff, 1.0f, z);
+  uint32_t on = 0;
+  if constexpr (has_form(end))
+    affine8(w.table, w.lane, add, z);
+  else
+    on = pass8<end != End::norm, false>(w.table, w.lane, 0, add, 0xff, 1.0f, z);
   Eight<type> out;
-  out.set(z);
+  out.template set<has_form(end)>(z);
   auto* to = static_cast<typename Eight<type>::Raw*>(a.pass.z) + group * 8;
   if (whole || count == 8) {
     out.store(to);
@@ -221,11 +284,7 @@ __device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<ty
     put_norm<2, false, whole>(w, a.places.first + static_cast<int64_t>(block) * 64, block, e, hat, noise, count);
   else
     put_norm_of_any_bits<!has_form(end), whole>(w, a.places.of(block), block, e, hat, noise, count);
-  if constexpr (has_form(end)) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) z[j] = out[j];  // what stands in memory is what is coded
-    put_form<end == End::wide_form, whole>(w, block, group, z, count);
-  }
+  if constexpr (has_form(end)) put_form<type, end == End::wide_form, whole>(w, block, group, out, count);
 }
 
 /// Zeros between codes and headers.
@@ -241,7 +300,10 @@ __global__ void __launch_bounds__(kWarps * 32, 3) encode_steps(const __grid_cons
   table.fill(a.pass.with, a.channels, blockIdx.x * kBlock);
   if ((has_form(end) || optimal2) && blockIdx.x == 0) zero_gap(a.add.norm_at, a.values, a.add.norm.levels.bits);
   if (has_form(end) && blockIdx.x == 0) zero_gap(a.add.sum_at, a.values, a.add.sum.table.bits);
-  const Warp w = {a, table, walk.lane, UniformSeed(a.seed), UniformSeed(has_form(end) ? a.add.sum_seed : a.seed)};
+  __shared__ RoundKeys norm_seed, sum_seed;
+  norm_seed.fill(a.seed);
+  if constexpr (has_form(end)) sum_seed.fill(a.add.sum_seed);
+  const Warp w = {a, table, walk.lane, norm_seed, sum_seed};
   __syncthreads();
   Eight<type> x, skip;  // the next step's values, on their way while this one is coded
   const auto read = [&](int k) {

@@ -181,6 +181,7 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
   constexpr bool any = serves == Serves::any;
   __shared__ ForwardTables table;
   __shared__ OffKey key;
+  __shared__ RoundKeys seed;
   const SideCode& code = a.c.side;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const bool planes = code.plane.bytes != nullptr;
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
   const uint32_t blocks = static_cast<uint32_t>(code.grid.values / kBlock), step = gridDim.x * (kCodeThreads / 32);
   if (blockIdx.x == 0) keep_tail<type>(a);
   table.fill(a.pass.with, code.channels, blockIdx.x * kBlock);
-  const UniformSeed seed(a.c.seed);
+  seed.fill(a.c.seed);
   const Dropout dropout(a.c.chain, a.c.seed);
   __syncthreads();
   const side::Usual usual = usual_of(table, lane);

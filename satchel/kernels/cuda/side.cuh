@@ -73,9 +73,11 @@ struct Usual {
   __device__ inline bool covers(const Bounds& b) const { return rising && b.low <= least && most <= b.high && b.high - least <= b.usual; }
 };
 
-/// uniform_of() for the noise of a slot: one byte permutation puts it under the exponent of 128.
+/// uniform_of() for the noise of a slot: one byte permutation puts it under the exponent of 128. An instruction has room for one constant,
+/// which should be the permutation: so the exponent is one that the compiler does not know (a grid is less than 2^16 deep).
 __device__ inline float uniform_at(const Words& noise, int slot) {
-  return __uint_as_float(__byte_perm(noise.w[slot / 2], 0x4300u, slot % 2 == 0 ? 0x5410 : 0x5432)) - 127.99999237060547f;
+  const uint32_t exponent = 0x4300u + (gridDim.z >> 16);
+  return __uint_as_float(__byte_perm(noise.w[slot / 2], exponent, slot % 2 == 0 ? 0x5410 : 0x5432)) - 127.99999237060547f;
 }
 
 /// side_level() of core/side.h as a code: first, first + step, … for every mark, moved towards the next by u, that lies below d.

@@ -80,12 +80,14 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
       gamma[j] = g[j].gamma, threshold[j] = g[j].threshold + 0.0f, off[j] = g[j].off_mean;
       half[j / 4].threshold[j % 4] = threshold[j], half[j / 4].off[j % 4] = off[j];
       half[j / 4].falling |= (gamma[j] < 0.0f ? 1u : 0u) << (j % 4);
+      half[j / 4].flat |= (gamma[j] == 0.0f ? 1u : 0u) << (j % 4);
     }
     met.add(gamma, threshold, off);
   }
   const bool planes = a.code.plane.bytes != nullptr;
   const OffKey key = planes ? stored_key(a.code) : OffKey{};
   const uint32_t first = static_cast<uint32_t>(a.code.plane.first_block);
+#pragma unroll 2
   for (; group < groups; group += step) {
     const Range r = load_range(a.headers, a.code.header, group / 32);
     const uint32_t eight = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + group), block = first + group / 32;
@@ -226,7 +228,7 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
   const int64_t wanted = aligned ? side::fixed_blocks(code, channels != nullptr, 4 * kThreads, side::kDecodeBlocks) : 0;
   const bool eights =
       aligned && is_aligned(codes, 2) && code.table.bits == 2 && code.table.off == 1 && code.grid.values / 8 < int64_t{1} << 31;
-  const int64_t wide = eights && channels != nullptr ? side::fixed_blocks(code, true, 8 * kThreads, side::kDecodeBlocks) : 0;
+  const int64_t wide = eights && channels != nullptr ? side::fixed_blocks(code, true, 8 * kThreads, side::kDecodeBlocks / 2) : 0;
   const bool relu = eights && wanted > 0 && channels == nullptr && code.plane.bytes == nullptr;
   with_type(type, [&](auto t) {
     if (wide > 0) {

@@ -64,7 +64,7 @@ struct Eight {
     w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
   }
   __device__ inline void store(Raw* x) const { *reinterpret_cast<uint4*>(x) = make_uint4(w[0], w[1], w[2], w[3]); }
-  /// v rounded, or relu(v) of numbers that are finite.
+  /// v rounded, or relu(v), of which NaN stays NaN.
   template <bool relu = false>
   __device__ inline void set(const float (&v)[8]) {
 #pragma unroll
@@ -92,7 +92,7 @@ struct Eight<DType::f32> {
   template <bool relu = false>
   __device__ inline void set(const float (&from)[8]) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = relu ? fmaxf(from[j], 0.0f) : from[j];
+    for (int j = 0; j < 8; ++j) v[j] = relu ? max_nan(from[j], 0.0f) : from[j];
   }
 };
 
