@@ -28,6 +28,14 @@ __device__ inline float threshold_of(float gamma, float beta) { return gamma == 
 struct ForwardTables : NormTables<> {
   Table<> threshold;
 
+  /// From the packed table, which stands already.
+  __device__ inline void fill(const Channel* from, int64_t channels, int64_t first) {
+#pragma unroll 1
+    for (int k = static_cast<int>(threadIdx.x); k < kBlock; k += static_cast<int>(blockDim.x)) {
+      const Channel c = from[channel_of(first + k, channels)];
+      gamma.put(k, c.gamma), beta.put(k, c.beta), threshold.put(k, c.gamma == 0.0f ? float_of(0xff800000u) : c.threshold);
+    }
+  }
   __device__ inline void fill(const NormParameters& p, int64_t channels, int64_t first) {
     NormTables<>::fill(p, channels, first);
 #pragma unroll 1
@@ -115,6 +123,7 @@ __device__ inline void code_and_pass(const ForwardTables& table, int lane, const
 #pragma unroll
   for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
     const float y = fmaf(g.gamma[k], x[j], g.beta[k]);
+    if constexpr (serves == Serves::codes) continue;
     if constexpr (serves != Serves::plain)
       x[j] = chain_output(y, dropout.factor(kept, j, y > 0.0f));
     else
@@ -187,8 +196,12 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
   const bool planes = code.plane.bytes != nullptr;
   if (planes && threadIdx.x == 0) key = side::encoder_key(code, a.c.seed, blockIdx.x == 0);
   const uint32_t blocks = static_cast<uint32_t>(code.grid.values / kBlock), step = gridDim.x * (kCodeThreads / 32);
-  if (blockIdx.x == 0) keep_tail<type>(a);
-  table.fill(a.pass.with, code.channels, blockIdx.x * kBlock);
+  if constexpr (serves == Serves::codes) {
+    table.fill(a.to.channels, code.channels, blockIdx.x * kBlock);
+  } else {
+    if (blockIdx.x == 0) keep_tail<type>(a);
+    table.fill(a.pass.with, code.channels, blockIdx.x * kBlock);
+  }
   seed.fill(a.c.seed);
   const Dropout dropout(a.c.chain, a.c.seed);
   __syncthreads();
@@ -204,7 +217,12 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
   for (; block < blocks; block += step) {
     const int64_t group = static_cast<int64_t>(block) * 32 + lane;
     float x[8];
-    table.normalise(lane, ahead, x);
+    if constexpr (serves == Serves::codes) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] = ahead[j];
+    } else {
+      table.normalise(lane, ahead, x);
+    }
     if (block + step < blocks) ahead = read(block + step);
     Extremes e;
     e.add8(x);
@@ -218,12 +236,13 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
       code.plane.bytes[kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + lane] = static_cast<uint8_t>(bits);
     }
     Words kept;
-    if constexpr (serves != Serves::plain) kept = dropout.draw(group);
+    if constexpr (any || serves == Serves::dropped) kept = dropout.draw(group);
     Codes c;
     if constexpr (any) c.three = a.wide.slot(block) >= 0;
     const auto put = [&](auto is_usual) {
       code_and_pass<serves, is_usual(), 0>(table, lane, b, code.table, a.wide, noise, dropout, kept, x, c, off);
       code_and_pass<serves, is_usual(), 1>(table, lane, b, code.table, a.wide, noise, dropout, kept, x, c, off);
+      if constexpr (serves == Serves::codes) return;
       if constexpr (serves == Serves::plain && is_usual()) {
         Eight<type> z;
         z.template set<true>(x);
@@ -327,6 +346,18 @@ __global__ void __launch_bounds__(kFinishWarps * 32) finish_encode(const __grid_
 
 }  // namespace
 }  // namespace epilogue
+
+void side::encode_one_sided(const Args& from, DType type, unsigned blocks, cudaStream_t stream) {
+  epilogue::Forward a = {{from.code, {}, nullptr, from.seed},
+                         {from.x, type, {}, nullptr},
+                         {},
+                         {from.codes, from.headers, from.channels},
+                         from.partial,
+                         nullptr,
+                         {from.code.table, {}},
+                         true};
+  with_type(type, [&](auto t) { epilogue::encode_blocks<t(), epilogue::Serves::codes><<<blocks, epilogue::kCodeThreads, 0, stream>>>(a); });
+}
 
 using namespace epilogue;
 

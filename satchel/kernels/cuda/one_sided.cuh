@@ -20,8 +20,8 @@ inline void check_fit(const NormActCode& c, const char* op) {
 }
 
 /// Which one-sided codes a kernel serves: those of 2 bits, activations at multiples of 16, headers of bf16 and the batch's statistics where
-/// it reads those, of a ReLU that no dropout follows, or of any activation and dropout; or all.
-enum class Serves { plain, dropped, any };
+/// it reads those, of a ReLU that no dropout follows, or of any activation and dropout; or all. `codes`: x is x̂, and there is no z.
+enum class Serves { plain, dropped, any, codes };
 
 inline bool is_plain(const Chain& c) { return c.drop == 0 && c.slope == 0.0f && c.scale == 1.0f; }
 

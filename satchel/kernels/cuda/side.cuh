@@ -18,6 +18,11 @@ struct Args {
   float2* partial;  // off sums and counts, one row of a block's values a thread block
 };
 
+/// The codes of all whole blocks of 256 and their headers, the off plane, and the partial sums of off means, for one-sided codes of 2 bits
+/// that fixed_blocks() gives so many thread blocks for; x starts at a multiple of 16. epilogue_forward_act.cu has it: the values of a norm
+/// that has nothing to do.
+void encode_one_sided(const Args& a, DType type, unsigned blocks, cudaStream_t stream);
+
 /// A channel as the kernels keep it: γ = 0 (the whole range is one side) is a threshold below everything.
 struct Gate {
   float threshold, gamma, beta, off_mean;

@@ -1,4 +1,5 @@
-// Encode of side codes: every thread keeps the thresholds of its 8 channels in registers, and the sums of their off means.
+// Encode of side codes: every thread keeps the thresholds of its 8 channels in registers. Those of 2 bits with off means, the usual ones,
+// are coded by encode_one_sided().
 #include "satchel/kernels/cuda/side.cuh"
 
 namespace satchel::cuda {
@@ -9,10 +10,9 @@ constexpr int kEncodeThreads = 128, kEncodeEach = 6;  // threads a block, blocks
 constexpr int64_t kEncodeBlocks =
     132 * kEncodeEach;  // all resident at once on an H200; a constant, so that the off means' order never changes
 
-/// Codes of 8 values, packed. Sums are wanted only where the off side has a single code.
-template <int bits, int off, bool sums, bool usual>
-__device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const SideTable& t, const Words& noise,
-                                   OffSums& s) {
+/// Codes of 8 values, packed.
+template <int bits, int off, bool usual>
+__device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const SideTable& t, const Words& noise) {
   constexpr int kOn = (1 << bits) - off;
   uint32_t eight = 0;
   const auto one = [&](auto slot) {
@@ -24,9 +24,7 @@ __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], cons
     const float d = fabsf(v - side.from), length = fabsf(side.far - side.from);
     const bool is_long = (!usual || off > 1) && length > b.usual;
     const uint32_t passing = level_code<kOn>(kUnit * off, kUnit, d, length, is_long, t.on_short, t.on_long, u);
-    if constexpr (sums) {
-      put_or_sum(g[j].gamma, g[j].beta, v, passing, eight, s.sum[j], s.count[j]);
-    } else if constexpr (off > 1) {
+    if constexpr (off > 1) {
       const uint32_t blocked = level_code<off>(kUnit * (off - 1), ~kUnit + 1, d, length, is_long, t.off_short, t.off_long, u);
       eight |= on ? passing : blocked;
     } else {
@@ -39,32 +37,20 @@ __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], cons
   return eight;
 }
 
-/// Bits of 8 values of a drawn block.
-__device__ inline uint32_t off_bits8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const Words& noise) {
-  uint32_t eight = 0;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) eight |= (off_bit(x[j], g[j], b, uniform_at(noise, j)) ? 1u : 0u) << j;
-  return eight;
-}
-
 /// Blocks of 256 values, one a warp and step; the channels of a thread never change. Needs inner = 1 (or a single channel) and
 /// steps that are multiples of the channels. Whole blocks only.
-template <int bits, int off, DType type, bool sums>
+template <int bits, int off, DType type>
 __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(const __grid_constant__ Args a) {
   constexpr int kWarps = kEncodeThreads / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / 256), step = gridDim.x * kWarps;
   const UniformSeed seed(a.seed);
-  const bool planes = bits == 2 && sums && a.code.plane.bytes != nullptr;
-  OffKey key = {};
-  if (planes) key = encoder_key(a.code, a.seed, blockIdx.x == 0 && threadIdx.x == 0);
   Gate g[8];
   load_gates(a.code, a.channels, static_cast<int64_t>(blockIdx.x) * 256 + lane * 8, g);
   Usual usual;
 #pragma unroll
   for (int j = 0; j < 8; ++j) usual.add(g[j].gamma, g[j].threshold);
   usual.reduce_warp();
-  OffSums off_sums;
   float ahead[8];  // the next block's values, on their way while this one is coded
   uint32_t block = blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x;
   if (block < blocks) load8<type>(a.x, (static_cast<int64_t>(block) * 32 + lane) * 8, ahead);
@@ -81,32 +67,17 @@ __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(cons
     const Range r = e.range(a.code.header);
     if (lane == 0) store_range(a.headers, a.code.header, block, r);
     const Bounds b(r);
-    if (planes && off_weight(key, block, a.code.plane.blocks) > 0) {
-      const uint32_t bits8 = is_poisoned(r) ? 0 : off_bits8(v, g, b, noise);
-      a.code.plane.bytes[kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * 32 + lane] = static_cast<uint8_t>(bits8);
-    }
     uint32_t eight;
     if (usual.covers(b))
-      eight = encode8<bits, off, sums, true>(v, g, b, a.code.table, noise, off_sums);
+      eight = encode8<bits, off, true>(v, g, b, a.code.table, noise);
     else
-      eight = encode8<bits, off, sums, false>(v, g, b, a.code.table, noise, off_sums);
+      eight = encode8<bits, off, false>(v, g, b, a.code.table, noise);
     if (is_poisoned(r)) {
       eight = 0;
 #pragma unroll
       for (int j = 0; j < 8; ++j) eight |= poisoned_code(g[j].gamma, g[j].beta, v[j], off) << (bits * j);
     }
     store_codes<bits>(a.codes, group, eight, 8);
-  }
-  if constexpr (sums) {
-    __shared__ float2 shared[kWarps][256];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(off_sums.sum[j], off_sums.count[j]);
-    __syncthreads();
-    for (int k = static_cast<int>(threadIdx.x); k < 256; k += kEncodeThreads) {
-      float2 total = make_float2(0.0f, 0.0f);
-      for (int w = 0; w < kWarps; ++w) total.x += shared[w][k].x, total.y += shared[w][k].y;
-      a.partial[static_cast<int64_t>(blockIdx.x) * 256 + k] = total;
-    }
   }
 }
 
@@ -255,13 +226,12 @@ void encode_typed(const Args& a, cudaStream_t stream) {
   const bool means = needs_means(code, a.channels);
   const int64_t wanted = is_aligned(a.x) ? fixed_blocks(code, a.channels != nullptr, 256, kEncodeBlocks) : 0;
   if (wanted > 0) {
-    with_table(code.table, [&](auto bits, auto off) {
-      const unsigned blocks = static_cast<unsigned>(wanted);
-      if (off() == 1 && means)
-        encode_fixed<bits(), off(), type, off() == 1><<<blocks, kEncodeThreads, 0, stream>>>(a);
-      else
-        encode_fixed<bits(), off(), type, false><<<blocks, kEncodeThreads, 0, stream>>>(a);
-    });
+    const unsigned blocks = static_cast<unsigned>(wanted);
+    if (means && code.table.bits == 2) {
+      encode_one_sided(a, type, blocks, stream);
+    } else {
+      with_table(code.table, [&](auto bits, auto off) { encode_fixed<bits(), off(), type><<<blocks, kEncodeThreads, 0, stream>>>(a); });
+    }
     check_launch("side_encode");
     encode_rest<type>(a, code.grid.values / 256, stream);
     if (means) finish_means<type><<<static_cast<unsigned>(ceil_div(code.channels, 32)), kFinishWarps * 32, 0, stream>>>(a, wanted * 256);
