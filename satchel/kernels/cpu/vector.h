@@ -97,15 +97,22 @@ struct Codec {
   /// Without what is subnormal flushed.
   template <DType type>
   static Extremes raw_extremes(const void* x, int64_t begin, int64_t end) {
-    F least = V::set(float_of(0x7f800000u)), most = V::set(float_of(0xff800000u)), poison = V::set(0.0f);
+    F least = V::set(float_of(0x7f800000u)), most = V::set(float_of(0xff800000u)), poison = V::set(0.0f), poison2 = poison;
     int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-      const F v = V::template load<type>(x, i);
+    const auto add = [&](F v, F& bad) {
       least = V::min(v, least);
       most = V::max(v, most);
-      poison = V::fma(v, V::set(0.0f), poison);  // 0·∞ and 0·NaN are NaN, all else stays 0
+      bad = V::fma(v, V::set(0.0f), bad);  // 0·∞ and 0·NaN are NaN, all else stays 0
+    };
+    for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+      add(V::template load<type>(x, i), poison);
+      add(V::template load<type>(x, i + kLanes), poison2);
     }
-    Extremes e = {V::least(least), V::most(most), V::all_zero(poison)};
+    if (i + kLanes <= end) {
+      add(V::template load<type>(x, i), poison);
+      i += kLanes;
+    }
+    Extremes e = {V::least(least), V::most(most), V::all_zero(V::add_f(poison, poison2))};
     for (; i < end; ++i) {
       const float v = satchel::load(x, type, i);
       e.finite = e.finite && is_finite(v);

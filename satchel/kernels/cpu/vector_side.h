@@ -46,9 +46,10 @@ struct SideCodec {
         for (; at + 4 <= to; at += 4, c += 4) put_four(at, channels + c);
         for (; at < to; ++at, ++c) put(at, channels[c]);
       }
-      window_ = code.channels % kTile == 0 ? kTile : stride_;
-      spans_ = new Span[static_cast<size_t>(stride_ / window_)];
-      for (int64_t w = 0; w < stride_ / window_; ++w) spans_[w] = span_of(w * window_, (w + 1) * window_);
+      apart_ = code.channels % kTile == 0;
+      spans_ = new Span[static_cast<size_t>(apart_ ? stride_ / kTile : 1)];
+      if (!apart_) spans_[0] = span_of(0, stride_);
+      for (int64_t at = 0; apart_ && at + kTile <= stride_; at += kTile) spans_[at / kTile] = span_of(at, at + kTile);
     }
 
     Channels(const Channels&) = delete;
@@ -58,11 +59,11 @@ struct SideCodec {
       delete[] spans_;
     }
 
-    Columns tile(int64_t i) {
+    [[gnu::always_inline]] Columns tile(int64_t i) {
       const float* t = table_;
       if (wraps_) {
         t += at_;
-        span_ = spans_[at_ / window_];
+        span_ = spans_[apart_ ? at_ / kTile : 0];
         at_ += step_;
         if (at_ >= code_.channels) at_ -= code_.channels;
       } else if (channels_ != nullptr) {
@@ -74,7 +75,7 @@ struct SideCodec {
    private:
     int64_t after(int64_t channel) const { return channel + 1 < code_.channels ? channel + 1 : 0; }
 
-    void fill_runs(int64_t i) {
+    [[gnu::noinline]] void fill_runs(int64_t i) {
       if (one_run_ && i + kTile <= end_) return;
       for (; end_ <= i; end_ += code_.inner) channel_ = after(channel_);
       one_run_ = i + kTile <= end_;
@@ -125,10 +126,9 @@ struct SideCodec {
     const SideCode& code_;
     const Channel* channels_;
     float* table_ = nullptr;
-    Span* spans_ = nullptr;  // of the windows that tiles read, or of the whole table
+    Span* spans_ = nullptr;  // of every tile's window where kTile divides the channels, else one of the whole table
     Span span_;
-    int64_t window_ = 0;
-    bool wraps_ = false, one_run_ = false;
+    bool wraps_ = false, apart_ = false, one_run_ = false;
     int64_t stride_ = 0, at_ = 0, step_ = 0;
     int64_t channel_ = 0, end_ = 0;  // the run that the next tile begins in, or one before it
   };
