@@ -261,18 +261,19 @@ struct Codec {
   static void encode_tiles(const BlockCode& code, Source x, uint64_t seed, const void* headers, uint8_t* codes, int64_t first,
                            int64_t last) {
     const typename V::Keys keys(seed);
+    alignas(64) uint16_t noise[kTile];
+    draw_noise(code.rounding, keys, first, noise);
     for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
-      alignas(64) uint16_t noise[kTile];
       Lane64 copy;
       I out[kVectors];
       const void* in = tile_source<type>(x, i, count, copy);
-      draw_noise(code.rounding, keys, i, noise);
       const Header h = b >= 0 ? load_header(headers, code.header, b) : poisoned();
       if (b >= 0 && !is_poisoned(h)) {
         encode_one_block<bits, even, type>(code.levels, h, in, noise, out);
       } else {
         encode_parts<bits, even, type>(code, headers, i, count, in, noise, out);
       }
+      draw_noise(code.rounding, keys, i + kTile, noise);  // of the next tile: work to do until this one's codes are there
       write_codes<bits>(out, codes, i, count);
     });
   }

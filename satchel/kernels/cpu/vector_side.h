@@ -338,31 +338,31 @@ struct SideCodec {
     const SideTable table = code.table;
     const bool planes = bits == 2 && off == 1 && code.plane.bytes != nullptr;
     const OffKey key = planes ? stored_key(code) : OffKey{};
+    alignas(64) uint16_t noise[kTile];
+    Base::draw_noise(code.rounding, keys, first, noise);
     Base::for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
-      alignas(64) uint16_t noise[kTile];
       I out[Base::kVectors];
       Lane64 copy;
       const void* in = Base::template tile_source<type>(x, i, count, copy);
       const Columns c = columns.tile(i);
-      Base::draw_noise(code.rounding, keys, i, noise);
       with_ranges<off>(code, headers, i, count, b, c.span, [&](const auto& range) {
         Base::with_noise(noise, kUpper, [&](int v, I own) {
           out[v] = codes_of<bits, off>(V::template load<type>(in, v * kLanes), table, c, range, v * kLanes, own);
         });
       });
-      Base::template write_codes<bits>(out, codes, i, count);
-      if (!planes) return;
-      if (b >= 0) {
-        if (weight_of(code, key, headers, b) == 0) return;
-        return write_plane<type>(code, in, c, OneRange(load_range(headers, code.header, b)), noise, b, i, count);
+      if (planes && b >= 0 && weight_of(code, key, headers, b) > 0) {
+        write_plane<type>(code, in, c, OneRange(load_range(headers, code.header, b)), noise, b, i, count);
+      } else if (planes && b < 0) {
+        for_each_drawn(code, key, headers, i, count, [&](int64_t part, uint32_t, int64_t at) {
+          const uint32_t own =
+              code.rounding == Rounding::nearest ? kNearestNoise : satchel::noise(seed, Stream::rounding, static_cast<uint64_t>(at));
+          const Range range = load_range(headers, code.header, part);
+          const bool bit = off_bit_of(load(x.data, type, at - x.origin), channel_at(code, channels, at), range, own);
+          if (bit) code.plane.bytes[off_byte(code, part, at)] |= static_cast<uint8_t>(1u << (at % 8));
+        });
       }
-      for_each_drawn(code, key, headers, i, count, [&](int64_t part, uint32_t, int64_t at) {
-        const bool bit = off_bit_of(load(x.data, type, at - x.origin), channel_at(code, channels, at),
-                                    load_range(headers, code.header, part),
-                                    code.rounding == Rounding::nearest ? kNearestNoise
-                                                                       : satchel::noise(seed, Stream::rounding, static_cast<uint64_t>(at)));
-        if (bit) code.plane.bytes[off_byte(code, part, at)] |= static_cast<uint8_t>(1u << (at % 8));
-      });
+      Base::draw_noise(code.rounding, keys, i + kTile, noise);  // of the next tile: work to do until this one's codes are there
+      Base::template write_codes<bits>(out, codes, i, count);
     });
   }
 
