@@ -101,7 +101,7 @@ struct Avx2 {
     const F low = _mm256_permutevar8x32_ps(t.low, index), high = _mm256_permutevar8x32_ps(t.high, index);
     return select(gt_i(index, set_i(7)), high, low);
   }
-  static F lookup_two(Table t, I index) { return _mm256_permutevar_ps(t.low, index); }  // reads the low 2 bits only
+  static F lookup_two(Table t, I index) { return _mm256_permutevar_ps(t.low, index); }      // reads the low 2 bits only
   static F lookup_low(Table t, I index) { return _mm256_permutevar8x32_ps(t.low, index); }  // reads the low 3 bits only
 
   static Doubles load_doubles(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
@@ -175,7 +175,8 @@ struct Avx2 {
   static void draw(const Keys& keys, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
     I x0[2], x1[2], x2[2], x3[2];
     for (int h = 0; h < 2; ++h) {
-      x0[h] = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(group)), _mm256_setr_epi64x(4 * h, 4 * h + 1, 4 * h + 2, 4 * h + 3));
+      x0[h] =
+          _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(group)), _mm256_setr_epi64x(4 * h, 4 * h + 1, 4 * h + 2, 4 * h + 3));
       x1[h] = _mm256_srli_epi64(x0[h], 32);
       x2[h] = _mm256_set1_epi64x(static_cast<long long>(stream));
       x3[h] = _mm256_setzero_si256();

@@ -81,7 +81,7 @@ struct Avx512 {
   static Table value_table(Table positions, Header h) { return flush(fma(positions, set(h.step), set(h.low))); }
   static F lookup(Table t, I index) { return _mm512_permutexvar_ps(index, t); }
   static F lookup_two(Table t, I index) { return _mm512_permutevar_ps(t, index); }  // reads the low 2 bits only
-  static F lookup_low(Table t, I index) { return lookup(t, index); }  // reads the low 4 bits only
+  static F lookup_low(Table t, I index) { return lookup(t, index); }                // reads the low 4 bits only
 
   static Doubles load_doubles(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
   static void store_doubles(double* p, Doubles d) {
