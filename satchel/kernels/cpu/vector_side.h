@@ -207,10 +207,10 @@ struct SideCodec {
     return {from, way, V::magnitude(way), V::gt(V::magnitude(way), range.long_at(j))};
   }
 
-  template <class R, class T>
-  static T either_of(const R& range, M is_long, T longer, T usual) {
-    if constexpr (R::kUsual) return range.is_long ? longer : usual;
-    return V::select(is_long, longer, usual);
+  template <class R>
+  static F mark_of(const R& range, M is_long, float longer, float usual) {
+    if constexpr (R::kUsual) return V::set(range.is_long ? longer : usual);
+    return V::select(is_long, V::set(longer), V::set(usual));
   }
 
   /// Level of distance d on a stretch, added to `level`: as side_level of core/side.h. The last mark is the stretch's end.
@@ -219,7 +219,7 @@ struct SideCodec {
     F mark = V::set(0.0f);
 #pragma GCC unroll 8
     for (int i = 1; i < count; ++i) {
-      const F next = i + 1 == count ? s.length : V::mul(either_of(range, s.is_long, V::set(longer[i]), V::set(usual[i])), s.length);
+      const F next = i + 1 == count ? s.length : V::mul(mark_of(range, s.is_long, longer[i], usual[i]), s.length);
       const F cliff = i == 1 ? V::mul(u, next) : V::fma(u, V::sub(next, mark), mark);
       level = V::count(level, V::gt(d, cliff));
       mark = next;
@@ -398,12 +398,18 @@ struct SideCodec {
     return V::lookup(table, code);
   }
 
+  template <int bits, class R>
+  static F level_at(I code, const Tables& tables, const R& range, M is_long) {
+    if constexpr (R::kUsual) return lookup<bits>(range.is_long ? tables.longer : tables.usual, code);
+    return V::select(is_long, lookup<bits>(tables.longer, code), lookup<bits>(tables.usual, code));
+  }
+
   /// `code` may have other codes' bits above its own.
   template <int bits, int off, class R>
   static F values_of(I code, const Tables& tables, const Columns& c, const R& range, int j) {
     const M on = V::any_of(code, (1 << bits) - off);  // code ≥ off: off is a power of two
     const Stretch s = stretch_of<off>(on, c, range, j);
-    const F level = either_of(range, s.is_long, lookup<bits>(tables.longer, code), lookup<bits>(tables.usual, code));
+    const F level = level_at<bits>(code, tables, range, s.is_long);
     F v = V::flush(V::fma(level, s.way, s.from));
     if constexpr (off == 1) v = V::select_negative(level, V::load_f32(c.off_mean + j), v);
     if constexpr (!R::kMayBePoisoned) return v;
