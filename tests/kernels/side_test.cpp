@@ -44,8 +44,8 @@ TEST(SideKernels, SameBytesForEveryShape) {
   }
 }
 
-// Where every γ of a tile is positive and every threshold inside the block's range, kernels take a shorter way; tiles with thresholds at the
-// range's ends, just beyond them or far outside, or with a falling channel, give the same bytes as well.
+// Where every γ of a tile is positive and every threshold inside the block's range, kernels take a shorter way; tiles with thresholds
+// at the range's ends, just beyond them or far outside, or with a falling channel, give the same bytes as well.
 TEST(SideKernels, SameBytesWhereThresholdsLieInsideTheRange) {
   Random random(50);
   for (int trial = 0; trial < 700; ++trial) {
