@@ -44,6 +44,33 @@ TEST(SideKernels, SameBytesForEveryShape) {
   }
 }
 
+// Where every γ of a tile is positive and every threshold inside the block's range, kernels take a shorter way; tiles with thresholds
+// at the range's ends, just beyond them or far outside, or with a falling channel, give the same bytes as well.
+TEST(SideKernels, SameBytesWhereThresholdsLieInsideTheRange) {
+  Random random(50);
+  for (int trial = 0; trial < 700; ++trial) {
+    const SideForm form = kForms[trial % std::size(kForms)];
+    const int64_t counts[] = {1, 40, 64, 100, 192}, inners[] = {1, 1, 70};
+    const int64_t count = random.pick(counts), length = 1 + random.below(2000);
+    const SideCode code = side_code(form, length, random.one_in(2) ? 256 : random.pick(kBlocks), count, random.pick(inners), random);
+    std::vector<Channel> channels;
+    for (int64_t c = 0; c < count; ++c) {
+      const float gamma = 0.5f + std::abs(random.normal());
+      channels.push_back(channel_of(gamma, random.one_in(4) ? 0.0f : 0.3f * gamma * random.normal(), random.normal()));
+    }
+    Channel& odd = channels[static_cast<size_t>(random.below(count))];
+    const float ends[] = {-2.0f, 2.0f, std::nextafterf(2.0f, 3.0f), std::nextafterf(-2.0f, -3.0f), 1.0f, -1.3f, 1e-40f, 1e30f};
+    if (random.one_in(2)) odd = channel_of(1.0f, -random.pick(ends), 0.5f);
+    if (random.one_in(8)) odd = channel_of(random.one_in(2) ? -1.0f : 0.0f, 0.25f, 0.5f);
+    Floats x;
+    for (int64_t i = 0; i < length; ++i) x.push_back(random.one_in(30) ? random.normal() * 0x1p-128f : random.normal());
+    for (float& v : x) v = std::clamp(v, -2.0f, 2.0f);
+    const DType in = random.pick(kTypes), out = random.pick(kTypes);
+    compare_all(code, form.side == Side::relu ? nullptr : channels.data(), as_type(x, in), in, out, random.bits());
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST(SideKernels, PiecesAndOriginsGiveTheSameBytes) {
   Random random(42);
   for (int trial = 0; trial < 140; ++trial) {

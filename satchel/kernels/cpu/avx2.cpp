@@ -41,6 +41,8 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(set_i(static_cast<int>(bits)), own), own));
   }
   static F select(M m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
+  static F select_negative(F sign, F yes, F no) { return _mm256_blendv_ps(no, yes, sign); }  // yes where sign's bit is set
+  static I where(M m, I v) { return _mm256_and_si256(_mm256_castps_si256(m), v); }           // else 0
   static I select_i(M m, I yes, I no) { return _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m)); }
 
   static M subnormal(F v) {
@@ -60,9 +62,7 @@ struct Avx2 {
   static I count(I sum, M m) { return _mm256_sub_epi32(sum, _mm256_castps_si256(m)); }  // one more where m
   static void store_i(int32_t* p, I v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   static I shift16(I v) { return _mm256_srli_epi32(v, 16); }
-  static F offset_noise(I noise) {  // 128 + noise/2^16
-    return _mm256_castsi256_ps(_mm256_or_si256(noise, _mm256_set1_epi32(0x43000000)));
-  }
+  static F as_float(I v) { return _mm256_castsi256_ps(v); }  // the same bits
   /// The low byte of each lane.
   static void store_bytes(uint8_t* p, I v) {
     const I pick = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1,
@@ -86,9 +86,12 @@ struct Avx2 {
   static I two_bit_codes(const uint8_t* in, int v) {
     uint16_t word;
     std::memcpy(&word, in + 2 * v, 2);
-    return _mm256_srlv_epi32(set_i(word), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+    return _mm256_srlv_epi32(set_words(word), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
   }
-  static I load_noise(const uint16_t* p) { return _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))); }
+  static I set_words(int v) { return _mm256_set1_epi16(static_cast<int16_t>(v)); }
+  static I load_words(const uint16_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+  static I unpack_low(I words, I upper) { return _mm256_unpacklo_epi16(words, upper); }
+  static I unpack_high(I words, I upper) { return _mm256_unpackhi_epi16(words, upper); }
 
   static Table load_table(const float* sixteen) { return {_mm256_loadu_ps(sixteen), _mm256_loadu_ps(sixteen + 8)}; }
   static Table value_table(Table positions, Header h) {
@@ -98,6 +101,7 @@ struct Avx2 {
     const F low = _mm256_permutevar8x32_ps(t.low, index), high = _mm256_permutevar8x32_ps(t.high, index);
     return select(gt_i(index, set_i(7)), high, low);
   }
+  static F lookup_two(Table t, I index) { return _mm256_permutevar_ps(t.low, index); }      // reads the low 2 bits only
   static F lookup_low(Table t, I index) { return _mm256_permutevar8x32_ps(t.low, index); }  // reads the low 3 bits only
 
   static Doubles load_doubles(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
@@ -155,25 +159,44 @@ struct Avx2 {
     return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
   }
 
-  /// 32 noises from 4 Philox counters, one a 64-bit lane; twice.
-  static void draw(uint64_t seed, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
-    for (int half = 0; half < 2; ++half, group += 4, noise += 32) {
-      const I counter = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(group)), _mm256_setr_epi64x(0, 2, 1, 3));
-      I x0 = counter, x1 = _mm256_srli_epi64(counter, 32);
-      I x2 = _mm256_set1_epi64x(static_cast<long long>(stream)), x3 = _mm256_setzero_si256();
-      uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-#pragma GCC unroll 7
-      for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
-        const I p0 = _mm256_mul_epu32(x0, _mm256_set1_epi64x(kPhiloxM0)), p1 = _mm256_mul_epu32(x2, _mm256_set1_epi64x(kPhiloxM1));
-        x0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), x1), _mm256_set1_epi64x(k0));
-        x2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), x3), _mm256_set1_epi64x(k1));
-        x1 = p1;
-        x3 = p0;
+  /// Philox's keys, one a round.
+  struct Keys {
+    I k0[kNoiseRounds], k1[kNoiseRounds];
+    explicit Keys(uint64_t seed) {
+      for (uint32_t round = 0; round < kNoiseRounds; ++round) {
+        k0[round] = _mm256_set1_epi64x(static_cast<uint32_t>(seed) + round * kPhiloxW0);
+        k1[round] = _mm256_set1_epi64x(static_cast<uint32_t>(seed >> 32) + round * kPhiloxW1);
       }
-      const I a = _mm256_blend_epi32(x0, _mm256_slli_epi64(x1, 32), 0xaa);
-      const I b = _mm256_blend_epi32(x2, _mm256_slli_epi64(x3, 32), 0xaa);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(noise), _mm256_unpacklo_epi64(a, b));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(noise + 16), _mm256_unpackhi_epi64(a, b));
+    }
+  };
+
+  /// 64 noises from 8 Philox counters, one a 64-bit lane of two vectors, whose rounds take turns: a round waits for its products. Each 16
+  /// noises lie so that unpack_low() gives the first 8 and unpack_high() the others.
+  static void draw(const Keys& keys, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
+    I x0[2], x1[2], x2[2], x3[2];
+    for (int h = 0; h < 2; ++h) {
+      x0[h] =
+          _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(group)), _mm256_setr_epi64x(4 * h, 4 * h + 1, 4 * h + 2, 4 * h + 3));
+      x1[h] = _mm256_srli_epi64(x0[h], 32);
+      x2[h] = _mm256_set1_epi64x(static_cast<long long>(stream));
+      x3[h] = _mm256_setzero_si256();
+    }
+#pragma GCC unroll 7
+    for (int round = 0; round < kNoiseRounds; ++round) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const I p0 = _mm256_mul_epu32(x0[h], _mm256_set1_epi64x(kPhiloxM0)), p1 = _mm256_mul_epu32(x2[h], _mm256_set1_epi64x(kPhiloxM1));
+        x0[h] = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), _mm256_xor_si256(x1[h], keys.k0[round]));
+        x2[h] = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), _mm256_xor_si256(x3[h], keys.k1[round]));
+        x1[h] = p1;
+        x3[h] = p0;
+      }
+    }
+    for (int h = 0; h < 2; ++h) {
+      const I a = _mm256_blend_epi32(x0[h], _mm256_slli_epi64(x1[h], 32), 0xaa);
+      const I b = _mm256_blend_epi32(x2[h], _mm256_slli_epi64(x3[h], 32), 0xaa);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(noise + 32 * h), _mm256_permute2x128_si256(a, b, 0x20));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(noise + 32 * h + 16), _mm256_permute2x128_si256(a, b, 0x31));
     }
   }
 };

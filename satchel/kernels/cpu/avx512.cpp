@@ -36,6 +36,8 @@ struct Avx512 {
   static uint32_t bits(M m) { return m; }
   static M mask_of(uint32_t bits) { return static_cast<M>(bits); }  // the low 16
   static F select(M m, F yes, F no) { return _mm512_mask_mov_ps(no, m, yes); }
+  static F select_negative(F sign, F yes, F no) { return select(_mm512_movepi32_mask(_mm512_castps_si512(sign)), yes, no); }
+  static I where(M m, I v) { return _mm512_maskz_mov_epi32(m, v); }  // else 0
   static I select_i(M m, I yes, I no) { return _mm512_mask_mov_epi32(no, m, yes); }
 
   static M normal(F v) { return _mm512_test_epi32_mask(_mm512_castps_si512(v), _mm512_set1_epi32(0x7f800000)); }
@@ -52,9 +54,7 @@ struct Avx512 {
   static I count(I sum, M m) { return _mm512_mask_add_epi32(sum, m, sum, set_i(1)); }  // one more where m
   static void store_i(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
   static I shift16(I v) { return _mm512_srli_epi32(v, 16); }
-  static F offset_noise(I noise) {  // 128 + noise/2^16
-    return _mm512_castsi512_ps(_mm512_or_si512(noise, _mm512_set1_epi32(0x43000000)));
-  }
+  static F as_float(I v) { return _mm512_castsi512_ps(v); }  // the same bits
   static void store_bytes(uint8_t* p, I v) { _mm_store_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
   static I widen_bytes(const uint64_t (&eight)[2]) {
     return _mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<long long>(eight[1]), static_cast<long long>(eight[0])));
@@ -72,12 +72,16 @@ struct Avx512 {
     std::memcpy(&word, in + 4 * v, 4);
     return _mm512_srlv_epi32(set_i(word), _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
   }
-  static I load_noise(const uint16_t* p) { return _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))); }
+  static I set_words(int v) { return _mm512_set1_epi16(static_cast<int16_t>(v)); }
+  static I load_words(const uint16_t* p) { return _mm512_load_si512(p); }
+  static I unpack_low(I words, I upper) { return _mm512_unpacklo_epi16(words, upper); }
+  static I unpack_high(I words, I upper) { return _mm512_unpackhi_epi16(words, upper); }
 
   static Table load_table(const float* sixteen) { return _mm512_loadu_ps(sixteen); }
   static Table value_table(Table positions, Header h) { return flush(fma(positions, set(h.step), set(h.low))); }
   static F lookup(Table t, I index) { return _mm512_permutexvar_ps(index, t); }
-  static F lookup_low(Table t, I index) { return lookup(t, index); }  // reads the low 4 bits only
+  static F lookup_two(Table t, I index) { return _mm512_permutevar_ps(t, index); }  // reads the low 2 bits only
+  static F lookup_low(Table t, I index) { return lookup(t, index); }                // reads the low 4 bits only
 
   static Doubles load_doubles(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
   static void store_doubles(double* p, Doubles d) {
@@ -125,24 +129,35 @@ struct Avx512 {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(add(b, add(odd, _mm512_set1_epi32(0x7fff))), 16));
   }
 
-  /// 64 noises from 8 Philox counters, one a 64-bit lane. The lanes' order makes the unpacking at the end come out straight.
-  static void draw(uint64_t seed, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
-    const I counter = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(group)), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
+  /// Philox's keys, one a round.
+  struct Keys {
+    I k0[kNoiseRounds], k1[kNoiseRounds];
+    explicit Keys(uint64_t seed) {
+      for (uint32_t round = 0; round < kNoiseRounds; ++round) {
+        k0[round] = _mm512_set1_epi64(static_cast<uint32_t>(seed) + round * kPhiloxW0);
+        k1[round] = _mm512_set1_epi64(static_cast<uint32_t>(seed >> 32) + round * kPhiloxW1);
+      }
+    }
+  };
+
+  /// 64 noises from 8 Philox counters, one a 64-bit lane. Each 32 noises lie so that unpack_low() gives the first 16 and unpack_high() the
+  /// others.
+  static void draw(const Keys& keys, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
+    const I counter = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(group)), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
     I x0 = counter, x1 = _mm512_srli_epi64(counter, 32);
     I x2 = _mm512_set1_epi64(static_cast<long long>(stream)), x3 = _mm512_setzero_si512();
-    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 7
-    for (int round = 0; round < kNoiseRounds; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
+    for (int round = 0; round < kNoiseRounds; ++round) {
       const I p0 = _mm512_mul_epu32(x0, _mm512_set1_epi64(kPhiloxM0)), p1 = _mm512_mul_epu32(x2, _mm512_set1_epi64(kPhiloxM1));
-      x0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), x1, _mm512_set1_epi64(k0), 0x96);  // a ^ b ^ c
-      x2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), x3, _mm512_set1_epi64(k1), 0x96);
+      x0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), x1, keys.k0[round], 0x96);  // a ^ b ^ c
+      x2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), x3, keys.k1[round], 0x96);
       x1 = p1;
       x3 = p0;
     }
     const I a = _mm512_mask_blend_epi32(0xaaaa, x0, _mm512_slli_epi64(x1, 32));
     const I b = _mm512_mask_blend_epi32(0xaaaa, x2, _mm512_slli_epi64(x3, 32));
-    _mm512_store_si512(noise, _mm512_unpacklo_epi64(a, b));
-    _mm512_store_si512(noise + 32, _mm512_unpackhi_epi64(a, b));
+    _mm512_store_si512(noise, _mm512_permutex2var_epi64(a, _mm512_setr_epi64(0, 2, 8, 10, 1, 3, 9, 11), b));
+    _mm512_store_si512(noise + 32, _mm512_permutex2var_epi64(a, _mm512_setr_epi64(4, 6, 12, 14, 5, 7, 13, 15), b));
   }
 };
 

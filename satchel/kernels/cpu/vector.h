@@ -94,26 +94,38 @@ struct Codec {
     bool finite;
   };
 
+  /// Without what is subnormal flushed.
   template <DType type>
-  static Extremes extremes(const void* x, int64_t begin, int64_t end) {
-    F least = V::set(float_of(0x7f800000u)), most = V::set(float_of(0xff800000u)), poison = V::set(0.0f);
+  static Extremes raw_extremes(const void* x, int64_t begin, int64_t end) {
+    F least = V::set(float_of(0x7f800000u)), most = V::set(float_of(0xff800000u)), poison = V::set(0.0f), poison2 = poison;
     int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-      const F v = V::template load<type>(x, i);
+    const auto add = [&](F v, F& bad) {
       least = V::min(v, least);
       most = V::max(v, most);
-      poison = V::fma(v, V::set(0.0f), poison);  // 0·∞ and 0·NaN are NaN, all else stays 0
+      bad = V::fma(v, V::set(0.0f), bad);  // 0·∞ and 0·NaN are NaN, all else stays 0
+    };
+    for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+      add(V::template load<type>(x, i), poison);
+      add(V::template load<type>(x, i + kLanes), poison2);
     }
-    Extremes e = {V::least(least), V::most(most), V::all_zero(poison)};
+    if (i + kLanes <= end) {
+      add(V::template load<type>(x, i), poison);
+      i += kLanes;
+    }
+    Extremes e = {V::least(least), V::most(most), V::all_zero(V::add_f(poison, poison2))};
     for (; i < end; ++i) {
       const float v = satchel::load(x, type, i);
       e.finite = e.finite && is_finite(v);
       e.least = v < e.least ? v : e.least;
       e.most = v > e.most ? v : e.most;
     }
-    e.least = flush(e.least);
-    e.most = flush(e.most);
     return e;
+  }
+
+  template <DType type>
+  static Extremes extremes(const void* x, int64_t begin, int64_t end) {
+    const Extremes e = raw_extremes<type>(x, begin, end);
+    return {flush(e.least), flush(e.most), e.finite};
   }
 
   static void measure(const BlockCode& code, Source x, void* headers, int64_t first, int64_t last) {
@@ -137,12 +149,22 @@ struct Codec {
 
   // ---- what tiles share ----------------------------------------------------------------------------------------------
 
-  /// Noise of a tile; nearest rounding has the same constant everywhere.
-  static void draw_noise(Rounding rounding, uint64_t seed, int64_t first, uint16_t* noise) {
+  /// Noise of a tile for with_noise(); nearest rounding has the same constant everywhere.
+  static void draw_noise(Rounding rounding, const typename V::Keys& keys, int64_t first, uint16_t* noise) {
     if (rounding == Rounding::stochastic) {
-      V::draw(seed, static_cast<uint64_t>(first / kGroup), noise);
+      V::draw(keys, static_cast<uint64_t>(first / kGroup), noise);
     } else {
       for (int j = 0; j < kTile; ++j) noise[j] = static_cast<uint16_t>(kNearestNoise);
+    }
+  }
+
+  /// Calls f(v, noise) for the vectors of a tile. `upper` stands above each noise's 16 bits.
+  template <class Use>
+  static void with_noise(const uint16_t* noise, int upper, const Use& use) {
+    for (int v = 0; v < kVectors; v += 2) {
+      const I two = V::load_words(noise + v * kLanes);
+      use(v, V::unpack_low(two, V::set_words(upper)));
+      use(v + 1, V::unpack_high(two, V::set_words(upper)));
     }
   }
 
@@ -207,10 +229,10 @@ struct Codec {
   template <int bits, bool even, DType type>
   static void encode_one_block(const LevelTable& levels, Header h, const void* in, const uint16_t* noise, I (&out)[kVectors]) {
     const Ruler r = make_ruler(h);
-    for (int v = 0; v < kVectors; ++v) {
+    with_noise(noise, 0, [&](int v, I own) {
       const F d = V::fma_flushed(V::template load<type>(in, v * kLanes), V::set(r.scale), V::set(r.offset));
-      out[v] = quantise<bits, even>(V::mul(d, V::set(r.inverse)), levels, V::load_noise(noise + v * kLanes));
-    }
+      out[v] = quantise<bits, even>(V::mul(d, V::set(r.inverse)), levels, own);
+    });
   }
 
   /// A tile over several blocks: every value has its own ruler.
@@ -227,28 +249,31 @@ struct Codec {
       fill(offset.v + from, offset.v + to, r.offset);
       fill(inverse.v + from, inverse.v + to, r.inverse);
     });
-    for (int v = 0, j = 0; v < kVectors; ++v, j += kLanes) {
+    with_noise(noise, 0, [&](int v, I own) {
+      const int j = v * kLanes;
       const F d = V::fma_flushed(V::template load<type>(in, j), V::load_f32(scale.v + j), V::load_f32(offset.v + j));
       const F y16 = V::max(V::mul(d, V::load_f32(inverse.v + j)), V::set(0.0f));  // NaN of a poisoned block → 0
-      out[v] = quantise<bits, even>(y16, code.levels, V::load_noise(noise + j));
-    }
+      out[v] = quantise<bits, even>(y16, code.levels, own);
+    });
   }
 
   template <int bits, bool even, DType type>
   static void encode_tiles(const BlockCode& code, Source x, uint64_t seed, const void* headers, uint8_t* codes, int64_t first,
                            int64_t last) {
+    const typename V::Keys keys(seed);
+    alignas(64) uint16_t noise[kTile];
+    draw_noise(code.rounding, keys, first, noise);
     for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
-      alignas(64) uint16_t noise[kTile];
       Lane64 copy;
       I out[kVectors];
       const void* in = tile_source<type>(x, i, count, copy);
-      draw_noise(code.rounding, seed, i, noise);
       const Header h = b >= 0 ? load_header(headers, code.header, b) : poisoned();
       if (b >= 0 && !is_poisoned(h)) {
         encode_one_block<bits, even, type>(code.levels, h, in, noise, out);
       } else {
         encode_parts<bits, even, type>(code, headers, i, count, in, noise, out);
       }
+      draw_noise(code.rounding, keys, i + kTile, noise);  // of the next tile: work to do until this one's codes are there
       write_codes<bits>(out, codes, i, count);
     });
   }
@@ -272,7 +297,7 @@ struct Codec {
       for (int v = 0; v < kVectors; ++v) {
         // The table repeats, so a 2-bit code may come with its neighbour's bits above it.
         if constexpr (bits == 2) {
-          put(v * kLanes, V::lookup_low(loaded, V::two_bit_codes(in, v)));
+          put(v * kLanes, V::lookup_two(loaded, V::two_bit_codes(in, v)));
         } else {
           put(v * kLanes, V::lookup(loaded, codes_at<bits>(in, v)));
         }

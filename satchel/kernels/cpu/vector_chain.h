@@ -9,6 +9,7 @@ namespace satchel::simd {
 template <class V>
 struct ChainCodec {
   using F = typename V::F;
+  using I = typename V::I;
   using M = typename V::M;
   static constexpr int kLanes = V::kLanes;
 
@@ -50,24 +51,27 @@ struct ChainCodec {
   class Factors {
    public:
     Factors(const Chain& c, uint64_t seed)
-        : seed_(seed),
+        : keys_(seed),
           group_(c.origin / kGroup),
           drop_(static_cast<int>(c.drop)),
           on_(chain_factor(c, true, true)),
           off_(chain_factor(c, false, true)) {}
 
     void draw(int64_t i) {
-      if (drop_ != 0) V::draw(seed_, static_cast<uint64_t>(group_ + i / kGroup), noise_, Stream::dropout);
+      if (drop_ == 0) return;
+      alignas(64) uint16_t words[kTile];
+      V::draw(keys_, static_cast<uint64_t>(group_ + i / kGroup), words, Stream::dropout);
+      Codec<V>::with_noise(words, 0, [&](int v, I noise) { noise_[v] = noise; });
     }
     F at(int j, M on) const {
       const F factor = V::select(on, V::set(on_), V::set(off_));
       if (drop_ == 0) return factor;
-      return V::select(V::gt_i(V::set_i(drop_), V::load_noise(noise_ + j)), V::set(0.0f), factor);
+      return V::select(V::gt_i(V::set_i(drop_), noise_[j / kLanes]), V::set(0.0f), factor);
     }
 
    private:
-    alignas(64) uint16_t noise_[kTile];
-    uint64_t seed_;
+    I noise_[kTile / kLanes];
+    typename V::Keys keys_;
     int64_t group_;
     int drop_;
     float on_, off_;

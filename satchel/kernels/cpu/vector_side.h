@@ -13,9 +13,15 @@ struct SideCodec {
   using M = typename V::M;
   static constexpr int kLanes = V::kLanes;
 
+  /// Between which numbers thresholds lie; −∞ and ∞ unless all are finite and all γ positive.
+  struct Span {
+    float least = float_of(0xff800000u), most = float_of(0x7f800000u);
+  };
+
   /// A tile's channels, one array a field.
   struct Columns {
     const float *threshold, *gamma, *beta, *off_mean;
+    Span span;
   };
 
   /// Channel fields in columns, for the tiles of [first, last) one after the other. Where neighbouring values are neighbouring
@@ -28,35 +34,48 @@ struct SideCodec {
       table_ = new float[static_cast<size_t>(4 * stride_)];  // not std::vector, see vector.h
       if (channels == nullptr) {
         fill(0, kTile, relu_channel());
+        span_ = {0.0f, 0.0f};
         return;
       }
       channel_ = first / code.inner % code.channels;
       end_ = (first / code.inner + 1) * code.inner;
       if (!wraps_) return;
       step_ = kTile % code.channels;
-      for (int64_t at = 0, c = channel_; at < stride_; ++at, c = after(c)) put(at, channels[c]);
+      for (int64_t at = 0, c = channel_; at < stride_; c = 0) {
+        const int64_t to = Base::least_of(stride_, at + code.channels - c);
+        for (; at + 4 <= to; at += 4, c += 4) put_four(at, channels + c);
+        for (; at < to; ++at, ++c) put(at, channels[c]);
+      }
+      apart_ = code.channels % kTile == 0;
+      spans_ = new Span[static_cast<size_t>(apart_ ? stride_ / kTile : 1)];
+      if (!apart_) spans_[0] = span_of(0, stride_);
+      for (int64_t at = 0; apart_ && at + kTile <= stride_; at += kTile) spans_[at / kTile] = span_of(at, at + kTile);
     }
 
     Channels(const Channels&) = delete;
     Channels& operator=(const Channels&) = delete;
-    ~Channels() { delete[] table_; }
+    ~Channels() {
+      delete[] table_;
+      delete[] spans_;
+    }
 
-    Columns tile(int64_t i) {
+    [[gnu::always_inline]] Columns tile(int64_t i) {
       const float* t = table_;
       if (wraps_) {
         t += at_;
+        span_ = spans_[apart_ ? at_ / kTile : 0];
         at_ += step_;
         if (at_ >= code_.channels) at_ -= code_.channels;
       } else if (channels_ != nullptr) {
         fill_runs(i);
       }
-      return {t, t + stride_, t + 2 * stride_, t + 3 * stride_};
+      return {t, t + stride_, t + 2 * stride_, t + 3 * stride_, span_};
     }
 
    private:
     int64_t after(int64_t channel) const { return channel + 1 < code_.channels ? channel + 1 : 0; }
 
-    void fill_runs(int64_t i) {
+    [[gnu::noinline]] void fill_runs(int64_t i) {
       if (one_run_ && i + kTile <= end_) return;
       for (; end_ <= i; end_ += code_.inner) channel_ = after(channel_);
       one_run_ = i + kTile <= end_;
@@ -65,6 +84,13 @@ struct SideCodec {
         to = Base::least_of(to, kTile);
         fill(from, to, channels_[c]);
       }
+      span_ = span_of(0, stride_);
+    }
+
+    Span span_of(int64_t from, int64_t to) const {
+      const auto t = Base::template raw_extremes<DType::f32>(table_, from, to);
+      const auto gamma = Base::template raw_extremes<DType::f32>(table_ + stride_, from, to);
+      return t.finite && gamma.finite && gamma.least > 0.0f ? Span{t.least, t.most} : Span{};
     }
 
     void put(int64_t at, const Channel& c) {
@@ -76,6 +102,22 @@ struct SideCodec {
       t[3 * stride_] = off_value(c);
     }
 
+    /// put() for four neighbours.
+    void put_four(int64_t at, const Channel* c) {
+      __m128 t = _mm_loadu_ps(&c[0].threshold), gamma = _mm_loadu_ps(&c[1].threshold), beta = _mm_loadu_ps(&c[2].threshold),
+             mean = _mm_loadu_ps(&c[3].threshold);
+      _MM_TRANSPOSE4_PS(t, gamma, beta, mean);
+      const __m128 exponent = _mm_and_ps(mean, _mm_set1_ps(float_of(0x7f800000u)));
+      const __m128 normal = _mm_castsi128_ps(_mm_cmpgt_epi32(_mm_castps_si128(exponent), _mm_setzero_si128()));
+      const __m128 finite = _mm_cmplt_ps(exponent, _mm_set1_ps(float_of(0x7f800000u)));
+      const __m128 flat = _mm_cmpeq_ps(gamma, _mm_setzero_ps());
+      float* to = table_ + at;
+      _mm_storeu_ps(to, _mm_blendv_ps(t, _mm_set1_ps(float_of(0xff800000u)), flat));
+      _mm_storeu_ps(to + stride_, gamma);
+      _mm_storeu_ps(to + 2 * stride_, beta);
+      _mm_storeu_ps(to + 3 * stride_, _mm_blendv_ps(_mm_set1_ps(float_of(kCanonicalNaN)), _mm_and_ps(mean, normal), finite));
+    }
+
     void fill(int64_t from, int64_t to, const Channel& c) {
       put(from, c);
       for (float* t = table_; t < table_ + 4 * stride_; t += stride_) Base::fill(t + from, t + to, t[from]);
@@ -84,14 +126,16 @@ struct SideCodec {
     const SideCode& code_;
     const Channel* channels_;
     float* table_ = nullptr;
-    bool wraps_ = false, one_run_ = false;
+    Span* spans_ = nullptr;  // of every tile's window where kTile divides the channels, else one of the whole table
+    Span span_;
+    bool wraps_ = false, apart_ = false, one_run_ = false;
     int64_t stride_ = 0, at_ = 0, step_ = 0;
     int64_t channel_ = 0, end_ = 0;  // the run that the next tile begins in, or one before it
   };
 
   /// The range of a tile inside one block that is not poisoned.
   struct OneRange {
-    static constexpr bool kMayBePoisoned = false;
+    static constexpr bool kMayBePoisoned = false, kUsual = false;
     F lows, highs, longs;
     explicit OneRange(Range r) : lows(V::set(r.low)), highs(V::set(r.high)), longs(V::set(0.8f * (r.high - r.low))) {}
     F low(int) const { return lows; }
@@ -99,9 +143,16 @@ struct SideCodec {
     F long_at(int) const { return longs; }
   };
 
+  /// The same where thresholds lie inside the range, γ are positive, and all sides are long or none is: what most tiles are.
+  struct Usual : OneRange {
+    static constexpr bool kUsual = true;
+    bool is_long;
+    Usual(Range r, bool is_long) : OneRange(r), is_long(is_long) {}
+  };
+
   /// Ranges of a tile over several blocks, or of a poisoned one.
   struct Ranges {
-    static constexpr bool kMayBePoisoned = true;
+    static constexpr bool kMayBePoisoned = true, kUsual = false;
     Lane64 lows, highs;
     Ranges(const SideCode& code, const void* headers, int64_t i, int count) {
       Base::fill(lows.v + count, lows.v + kTile, 0.0f);
@@ -118,23 +169,31 @@ struct SideCodec {
   };
 
   /// Calls f with the ranges of a tile.
-  template <class Use>
-  static void with_ranges(const SideCode& code, const void* headers, int64_t i, int count, int64_t b, const Use& use) {
+  template <int off, class Use>
+  static void with_ranges(const SideCode& code, const void* headers, int64_t i, int count, int64_t b, Span t, const Use& use) {
     if (b >= 0) {
-      const Range range = load_range(headers, code.header, b);
-      if (!is_poisoned(range)) return use(OneRange(range));
+      const Range r = load_range(headers, code.header, b);
+      const float long_from = 0.8f * (r.high - r.low);
+      const bool all_short = r.high - t.least <= long_from && (off == 1 || t.most - r.low <= long_from);
+      const bool all_long = off == 1 && r.high - t.most > long_from;
+      if (!is_poisoned(r) && r.low <= t.least && t.most <= r.high && (all_short || all_long)) return use(Usual(r, all_long));
+      if (!is_poisoned(r)) return use(OneRange(r));
     }
     use(Ranges(code, headers, i, count));
   }
 
   /// From `from` to the far end of a value's side. Where the off side has a single code only on values need theirs.
   struct Stretch {
-    F from, way;
+    F from, way, length;
     M is_long;
   };
 
   template <int off, class R>
   static Stretch stretch_of(M on, const Columns& c, const R& range, int j) {
+    if constexpr (R::kUsual) {
+      const F from = V::load_f32(c.threshold + j), way = V::sub(off == 1 ? range.highs : V::select(on, range.highs, range.lows), from);
+      return {from, way, off == 1 ? way : V::magnitude(way), M{}};
+    }
     const F gamma = V::load_f32(c.gamma + j), low = range.low(j), high = range.high(j);
     const F from = V::min(V::max(V::load_f32(c.threshold + j), low), high);
     const M falls = V::gt(V::set(0.0f), gamma);
@@ -145,23 +204,32 @@ struct SideCodec {
       const M up = V::either(V::eq(gamma, V::set(0.0f)), V::exclusive(on, falls));
       way = V::sub(V::select(up, high, low), from);
     }
-    return {from, way, V::gt(V::magnitude(way), range.long_at(j))};
+    return {from, way, V::magnitude(way), V::gt(V::magnitude(way), range.long_at(j))};
   }
 
-  /// Level of distance d on a stretch, added to `level`: as side_level of core/side.h.
-  template <int count>
-  static I level_of(I level, F d, const Stretch& s, const float* usual, const float* longer, F u) {
-    const F length = V::magnitude(s.way);
+  template <class R>
+  static F mark_of(const R& range, M is_long, float longer, float usual) {
+    if constexpr (R::kUsual) return V::set(range.is_long ? longer : usual);
+    return V::select(is_long, V::set(longer), V::set(usual));
+  }
+
+  /// Level of distance d on a stretch, added to `level`: as side_level of core/side.h. The last mark is the stretch's end.
+  template <int count, class R>
+  static I level_of(I level, F d, const Stretch& s, const R& range, const float* usual, const float* longer, F u) {
     F mark = V::set(0.0f);
 #pragma GCC unroll 8
     for (int i = 1; i < count; ++i) {
-      const F next = V::mul(V::select(s.is_long, V::set(longer[i]), V::set(usual[i])), length);
+      const F next = i + 1 == count ? s.length : V::mul(mark_of(range, s.is_long, longer[i], usual[i]), s.length);
       const F cliff = i == 1 ? V::mul(u, next) : V::fma(u, V::sub(next, mark), mark);
       level = V::count(level, V::gt(d, cliff));
       mark = next;
     }
     return level;
   }
+
+  /// uniform_of() of core/side.h for noise under the exponent of 128.
+  static constexpr int kUpper = 0x4300;
+  static F uniform_of(I noise) { return V::sub(V::as_float(noise), V::set(127.99999237060547f)); }
 
   template <int bits, int off, class R>
   static I codes_of(F x, const SideTable& t, const Columns& c, const R& range, int j, I noise) {
@@ -170,11 +238,14 @@ struct SideCodec {
     const M on = V::gt(y, V::set(0.0f));
     const Stretch s = stretch_of<off>(on, c, range, j);
     const F d = V::magnitude(V::sub(v, s.from));
-    const F u = V::sub(V::offset_noise(noise), V::set(127.99999237060547f));
-    const I passing = level_of<(1 << bits) - off>(V::set_i(off), d, s, t.on_short, t.on_long, u);
-    I blocked = V::set_i(0);
-    if constexpr (off > 1) blocked = V::sub_i(V::set_i(off - 1), level_of<off>(blocked, d, s, t.off_short, t.off_long, u));
-    const I code = V::select_i(on, passing, blocked);
+    const F u = uniform_of(noise);
+    const I passing = level_of<(1 << bits) - off>(V::set_i(off), d, s, range, t.on_short, t.on_long, u);
+    I code;
+    if constexpr (off == 1) {
+      code = V::where(on, passing);
+    } else {
+      code = V::select_i(on, passing, V::sub_i(V::set_i(off - 1), level_of<off>(V::set_i(0), d, s, range, t.off_short, t.off_long, u)));
+    }
     if constexpr (!R::kMayBePoisoned) return code;
     const F high = range.high(j);
     const I passes = V::set_i(off);  // poisoned_code_of()
@@ -210,13 +281,13 @@ struct SideCodec {
   static void write_plane(const SideCode& code, const void* in, const Columns& c, const OneRange& range, const uint16_t* noise, int64_t b,
                           int64_t i, int count) {
     uint64_t word = 0;
-    for (int j = 0; j < kTile; j += kLanes) {
+    Base::with_noise(noise, kUpper, [&](int k, I own) {
+      const int j = k * kLanes;
       const F v = V::flush(V::template load<type>(in, j)), from = off_from(c, range, j), way = off_way(c, range, from, j);
       const uint32_t on = V::bits(V::gt(V::fma(V::load_f32(c.gamma + j), v, V::load_f32(c.beta + j)), V::set(0.0f)));
-      const F u = V::sub(V::offset_noise(V::load_noise(noise + j)), V::set(127.99999237060547f));
-      const uint32_t beyond = V::bits(V::gt(V::magnitude(V::sub(v, from)), V::mul(u, V::magnitude(way))));
+      const uint32_t beyond = V::bits(V::gt(V::magnitude(V::sub(v, from)), V::mul(uniform_of(own), V::magnitude(way))));
       word |= static_cast<uint64_t>(beyond & ~on) << j;
-    }
+    });
     if (count < kTile) word &= (uint64_t{1} << count) - 1;
     uint8_t* to = code.plane.bytes + off_byte(code, b, i);
     for (int k = 0; k * 8 < count; ++k) to[k] = static_cast<uint8_t>(to[k] | word >> (8 * k));
@@ -263,32 +334,35 @@ struct SideCodec {
   static void encode_tiles(const SideCode& code, Source x, const Channel* channels, uint64_t seed, const void* headers, uint8_t* codes,
                            int64_t first, int64_t last) {
     Channels columns(code, channels, first, last);
+    const typename V::Keys keys(seed);
     const SideTable table = code.table;
     const bool planes = bits == 2 && off == 1 && code.plane.bytes != nullptr;
     const OffKey key = planes ? stored_key(code) : OffKey{};
+    alignas(64) uint16_t noise[kTile];
+    Base::draw_noise(code.rounding, keys, first, noise);
     Base::for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
-      alignas(64) uint16_t noise[kTile];
       I out[Base::kVectors];
       Lane64 copy;
       const void* in = Base::template tile_source<type>(x, i, count, copy);
       const Columns c = columns.tile(i);
-      Base::draw_noise(code.rounding, seed, i, noise);
-      with_ranges(code, headers, i, count, b, [&](const auto& range) {
-        for (int v = 0, j = 0; v < Base::kVectors; ++v, j += kLanes) {
-          out[v] = codes_of<bits, off>(V::template load<type>(in, j), table, c, range, j, V::load_noise(noise + j));
-        }
+      with_ranges<off>(code, headers, i, count, b, c.span, [&](const auto& range) {
+        Base::with_noise(noise, kUpper, [&](int v, I own) {
+          out[v] = codes_of<bits, off>(V::template load<type>(in, v * kLanes), table, c, range, v * kLanes, own);
+        });
       });
-      Base::template write_codes<bits>(out, codes, i, count);
-      if (!planes) return;
-      if (b >= 0) {
-        if (weight_of(code, key, headers, b) == 0) return;
-        return write_plane<type>(code, in, c, OneRange(load_range(headers, code.header, b)), noise, b, i, count);
+      if (planes && b >= 0 && weight_of(code, key, headers, b) > 0) {
+        write_plane<type>(code, in, c, OneRange(load_range(headers, code.header, b)), noise, b, i, count);
+      } else if (planes && b < 0) {
+        for_each_drawn(code, key, headers, i, count, [&](int64_t part, uint32_t, int64_t at) {
+          const uint32_t own =
+              code.rounding == Rounding::nearest ? kNearestNoise : satchel::noise(seed, Stream::rounding, static_cast<uint64_t>(at));
+          const Range range = load_range(headers, code.header, part);
+          const bool bit = off_bit_of(load(x.data, type, at - x.origin), channel_at(code, channels, at), range, own);
+          if (bit) code.plane.bytes[off_byte(code, part, at)] |= static_cast<uint8_t>(1u << (at % 8));
+        });
       }
-      for_each_drawn(code, key, headers, i, count, [&](int64_t part, uint32_t, int64_t at) {
-        const bool bit = off_bit_of(load(x.data, type, at - x.origin), channel_at(code, channels, at),
-                                    load_range(headers, code.header, part), noise[at - i]);
-        if (bit) code.plane.bytes[off_byte(code, part, at)] |= static_cast<uint8_t>(1u << (at % 8));
-      });
+      Base::draw_noise(code.rounding, keys, i + kTile, noise);  // of the next tile: work to do until this one's codes are there
+      Base::template write_codes<bits>(out, codes, i, count);
     });
   }
 
@@ -300,7 +374,8 @@ struct SideCodec {
     });
   }
 
-  /// Where each code sits on a side of usual length and on a longer one, 16 of them: those of 2 and 3 bits repeat.
+  /// Where each code sits on a side of usual length and on a longer one, 16 of them: those of 2 and 3 bits repeat. An only off code is
+  /// negative.
   struct Tables {
     typename V::Table usual, longer;
   };
@@ -310,16 +385,23 @@ struct SideCodec {
     alignas(64) float usual[16], longer[16];
     for (int c = 0; c < 16; ++c) {
       const int own = c % (1 << bits), level = own < off ? off - 1 - own : own - off;
-      usual[c] = own < off ? t.off_short[level] : t.on_short[level];
-      longer[c] = own < off ? t.off_long[level] : t.on_long[level];
+      usual[c] = own >= off ? t.on_short[level] : off == 1 ? -1.0f : t.off_short[level];
+      longer[c] = own >= off ? t.on_long[level] : off == 1 ? -1.0f : t.off_long[level];
     }
     return {V::load_table(usual), V::load_table(longer)};
   }
 
   template <int bits>
   static F lookup(const typename V::Table& table, I code) {
-    if constexpr (bits <= 3) return V::lookup_low(table, code);
+    if constexpr (bits == 2) return V::lookup_two(table, code);
+    if constexpr (bits == 3) return V::lookup_low(table, code);
     return V::lookup(table, code);
+  }
+
+  template <int bits, class R>
+  static F level_at(I code, const Tables& tables, const R& range, M is_long) {
+    if constexpr (R::kUsual) return lookup<bits>(range.is_long ? tables.longer : tables.usual, code);
+    return V::select(is_long, lookup<bits>(tables.longer, code), lookup<bits>(tables.usual, code));
   }
 
   /// `code` may have other codes' bits above its own.
@@ -327,9 +409,9 @@ struct SideCodec {
   static F values_of(I code, const Tables& tables, const Columns& c, const R& range, int j) {
     const M on = V::any_of(code, (1 << bits) - off);  // code ≥ off: off is a power of two
     const Stretch s = stretch_of<off>(on, c, range, j);
-    const F level = V::select(s.is_long, lookup<bits>(tables.longer, code), lookup<bits>(tables.usual, code));
+    const F level = level_at<bits>(code, tables, range, s.is_long);
     F v = V::flush(V::fma(level, s.way, s.from));
-    if constexpr (off == 1) v = V::select(on, v, V::load_f32(c.off_mean + j));
+    if constexpr (off == 1) v = V::select_negative(level, V::load_f32(c.off_mean + j), v);
     if constexpr (!R::kMayBePoisoned) return v;
     const F high = range.high(j);
     return V::select(V::eq(high, high), v, V::set(float_of(kCanonicalNaN)));
@@ -368,7 +450,7 @@ struct SideCodec {
           return;
         }
       }
-      with_ranges(code, headers, i, count, b, [&](const auto& range) {
+      with_ranges<off>(code, headers, i, count, b, c.span, [&](const auto& range) {
         for (int v = 0, j = 0; v < Base::kVectors; ++v, j += kLanes) {
           V::template store<type>(out, j, values_of<bits, off>(codes_at<bits>(in, v), tables, c, range, j));
         }
