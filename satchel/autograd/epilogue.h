@@ -74,8 +74,4 @@ at::Tensor norm_alone(EpilogueCall call);
 /// packs nothing unless another reads y too.
 std::optional<EpilogueCall> claim_norm(const at::Tensor& y);
 
-/// x's memory to write over, where a recorded function made x and nobody but the caller of this holds it; else undefined. A node that
-/// saved its own output, or a view, would show in the storage's count.
-at::Tensor spare_memory(const at::Tensor& x);
-
 }  // namespace satchel

@@ -94,9 +94,8 @@ EpilogueGradients fused_back(const EpilogueSaves& saves, const at::Tensor& own, 
   const NormActSums sums = norm_sums(g, save);
   EpilogueGradients result{dx, sums.gamma, sums.beta, wants.skip ? g : at::Tensor()};
   if (!wants.x && !wants.skip) return result;
-  const at::Tensor gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor();
   at::Tensor* squares = saves.tells_squares && wants.x ? &result.squares : nullptr;
-  norm_back_(g, dx, save, gamma, saves.training ? sums : NormActSums(), squares);
+  norm_back_(g, dx, save, saves.gamma_values(), saves.training ? sums : NormActSums(), squares);
   return result;
 }
 

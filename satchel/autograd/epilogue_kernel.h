@@ -42,6 +42,8 @@ struct EpilogueSaves {
 
   bool tells_squares = false;  // the layer before allocates bits by the squares of x's gradient
   at::Tensor z_ranges;         // of the result, for the layer that packs it: passed on, not kept
+
+  at::Tensor gamma_values() const { return gamma ? gamma->unpack().detach() : at::Tensor(); }
 };
 
 /// Which gradients are asked for; those of γ and β come with the norm's sums, β's alone where nothing else is summed.
@@ -74,8 +76,11 @@ std::string epilogue_kernel_of(const at::Tensor& x);
 
 /// g passes dropout and activation, in place.
 void gate_gradient_(const EpilogueSaves& saves, const at::Tensor& g);
-/// The unfused kernel's; `norm`: where the norm's values come from, if not from what is kept.
-EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants, const NormBack* norm);
+/// The norm of these saves, but for γ and where its values come from; or with γ and values of a code.
+NormBack norm_of(const EpilogueSaves& saves);
+NormBack norm_from_code(const EpilogueSaves& saves, std::shared_ptr<const SharedSave> save);
+/// The unfused kernel's.
+EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants, const NormBack& norm);
 /// γ·x̂ + β of rows, in their type: on CUDA's images in one pass.
 at::Tensor norm_output(const EpilogueCall& call, const at::Tensor& rows);
 /// Takes the statistics, unless they stand.

@@ -22,6 +22,17 @@ constexpr const char* kChanged = "x must not be changed in place while a norm re
 bool unchanged(const at::Tensor& t, uint32_t version) { return !t.defined() || t._version() == version; }
 uint32_t version_of(const at::Tensor& t) { return t.defined() ? t._version() : 0; }
 
+/// Does anybody want the gradient of the norm's own output in the backward pass that runs now: grad(), a hook or retain_grad()? Then the
+/// claimer hands it to the norm alone; else it gives the norm's inputs theirs, and the norm nothing.
+bool is_heard(torch::autograd::Node& norm) {
+  if (!norm.tensor_pre_hooks().empty() || !norm.retains_grad_hooks().empty()) return true;
+  if (!norm.pre_hooks().empty() || !norm.post_hooks().empty()) return true;
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr) return false;
+  const auto found = wanted->find(&norm);
+  return found != wanted->end() && found->second.captures_ != nullptr;
+}
+
 }  // namespace
 
 bool EpilogueNode::output_lives() const {
@@ -151,22 +162,14 @@ std::vector<SavedTensor> EpilogueNode::lines() const {
   return kept;
 }
 
-/// A norm that deferred, and that has not packed: by the claimer's values, or by x itself.
-EpilogueGradients EpilogueNode::norm_back(const at::Tensor& g, const EpilogueWants& wants) {
-  NormBack back{saves.axes, saves.training, {}, saves.rstd, {}};
-  if (deferred) {
-    if (deferred->x._version() != x_version) fail(op(), kChanged, "a change");
-    const at::Tensor x = rows_of(*deferred);
-    back.gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor();
-    back.mean = deferred->known.mean;
-    back.values = [x](int64_t first, int64_t last, at::ScalarType) { return x.narrow(0, first, last - first); };
-    return unfused_back(saves, g, wants, &back);
-  }
-  const SharedRows rows(*claimer_save);
-  if (claimer_save->code.spec.side != Side::one_sided) back.eps = saves.eps;
-  back.gamma = rows.gamma();  // of the forward pass: the claimer allows γ to change
-  back.values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows.values(first, last, type); };
-  return unfused_back(saves, g, wants, &back);
+NormBack EpilogueNode::unpacked_norm() const {
+  if (!deferred) return norm_from_code(saves, claimer_save);  // γ of the forward pass: the claimer allows it to change
+  if (deferred->x._version() != x_version) fail(op(), kChanged, "a change");
+  NormBack norm = norm_of(saves);
+  norm.gamma = saves.gamma_values();
+  norm.mean = deferred->known.mean;
+  norm.values = [x = rows_of(*deferred)](int64_t first, int64_t last, at::ScalarType) { return x.narrow(0, first, last - first); };
+  return norm;
 }
 
 variable_list EpilogueNode::back(at::Tensor given) {
@@ -179,7 +182,7 @@ variable_list EpilogueNode::back(at::Tensor given) {
   }
   const EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
   const bool unpacked = deferred || (claimer_save != nullptr && !saves.norm.defined());
-  EpilogueGradients made = unpacked && saves.reads_values ? norm_back(g, wants) : kernel->back(saves, g, wants);
+  EpilogueGradients made = unpacked && saves.reads_values ? unfused_back(saves, g, wants, unpacked_norm()) : kernel->back(saves, g, wants);
   variable_list gradients{in_map(made.x), made.gamma, made.beta};
   gradients.resize(num_outputs());
   if (saves.adds_skip) gradients[3] = in_map(made.skip);
@@ -199,15 +202,6 @@ void EpilogueNode::release() {
 std::string epilogue_kernel_of(const at::Tensor& x) {
   const auto* node = dynamic_cast<const EpilogueNode*>(x.grad_fn().get());
   return node == nullptr ? "" : node->kernel->name;
-}
-
-bool is_heard(torch::autograd::Node& norm) {
-  if (!norm.tensor_pre_hooks().empty() || !norm.retains_grad_hooks().empty()) return true;
-  if (!norm.pre_hooks().empty() || !norm.post_hooks().empty()) return true;
-  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
-  if (wanted == nullptr) return false;
-  const auto found = wanted->find(&norm);
-  return found != wanted->end() && found->second.captures_ != nullptr;
 }
 
 }  // namespace satchel

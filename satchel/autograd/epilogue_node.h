@@ -36,7 +36,8 @@ class EpilogueNode : public SharingNode {
   void pack_now() override;
 
  private:
-  EpilogueGradients norm_back(const at::Tensor& g, const EpilogueWants& wants);
+  /// What the gradient of a norm reads that deferred, and that has not packed: the claimer's values, or x itself.
+  NormBack unpacked_norm() const;
   std::shared_ptr<const SharedSave> made_shared() const;
   /// Does the output stand, and is it still this node's?
   bool output_lives() const;
@@ -55,9 +56,5 @@ class EpilogueNode : public SharingNode {
   uint32_t x_version = 0, gamma_version = 0, beta_version = 0;
   bool shares = false, has_bits = false;  // a reader may rebuild the output; … which needs as many bits as weights do
 };
-
-/// Does anybody want the gradient of the norm's own output in the backward pass that runs now: grad(), a hook or retain_grad()? Then the
-/// claimer hands it to the norm alone; else it gives the norm's inputs theirs, and the norm nothing.
-bool is_heard(torch::autograd::Node& norm);
 
 }  // namespace satchel

@@ -167,36 +167,26 @@ at::Tensor unfused_forward(EpilogueCall& call, const std::vector<Keep>& keeps, c
 
 bool unfused_fits(const EpilogueCall&, const std::vector<Keep>&, const at::Tensor&) { return true; }
 
-EpilogueGradients plain_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants) {
-  return unfused_back(saves, g, wants, nullptr);
+/// What the norm's gradient reads of what the node keeps; nothing is decoded yet.
+NormBack kept_norm(const EpilogueSaves& saves) {
+  if (saves.code_is_normalised) return norm_from_code(saves, saves.code);
+  if (saves.norm.defined() && !saves.norm.has_bits_per_sample() && saves.norm.shape().size() == 2) {
+    const auto own = std::make_shared<SharedSave>();
+    own->code = saves.norm.packed();
+    return norm_from_code(saves, own);
+  }
+  NormBack norm = norm_of(saves);
+  norm.gamma = saves.gamma_values();
+  const int64_t span = std::max<int64_t>(saves.axes.span, 1);
+  norm.unit = span;
+  norm.values = [&saves, span](int64_t first, int64_t last, at::ScalarType) {
+    return rows_of_image(saves.norm.samples(first / span, last / span));
+  };
+  return norm;
 }
 
-/// The norm's gradient from what the node keeps.
-NormGradients kept_norm_back(const EpilogueSaves& saves, const at::Tensor& g, bool needs_x) {
-  const auto run = [&](const NormBack& back, bool whole_samples) {
-    const int64_t unit = whole_samples ? saves.axes.span : 1;
-    return norm_back_(g, back, needs_x, [&](const auto& each) { for_stretches_of(g.size(0), g.size(1), g.is_cuda(), each, unit); });
-  };
-  NormBack norm{saves.axes, saves.training, saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), saves.rstd, {}, saves.mean};
-  const bool of_rows =
-      saves.code_is_normalised || (saves.norm.defined() && !saves.norm.has_bits_per_sample() && saves.norm.shape().size() == 2);
-  if (of_rows) {
-    SharedSave own;
-    own.code = saves.norm.packed();
-    const SharedSave& save = saves.code_is_normalised ? *saves.code : own;
-    const SharedRows rows(save);
-    if (saves.code_is_normalised) norm.gamma = rows.gamma();
-    // A one-sided code's off values have another variance, and no gradient.
-    if (save.code.spec.side != Side::one_sided) norm.eps = saves.eps;
-    norm.values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows.values(first, last, type); };
-    return run(norm, saves.axes.groups > 0);
-  }
-  const int64_t span = std::max<int64_t>(saves.axes.span, 1);
-  norm.values = [&](int64_t first, int64_t last, at::ScalarType) {
-    const int64_t from = first / span, to = last / span;
-    return rows_of_image(saves.norm.samples(from, to));
-  };
-  return run(norm, saves.axes.span > 0);
+EpilogueGradients kept_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants) {
+  return unfused_back(saves, g, wants, kept_norm(saves));
 }
 
 }  // namespace
@@ -218,7 +208,23 @@ void gate_gradient_(const EpilogueSaves& saves, const at::Tensor& g) {
   });
 }
 
-EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants, const NormBack* norm) {
+NormBack norm_of(const EpilogueSaves& saves) {
+  NormBack norm{saves.axes, saves.training, {}, saves.rstd, {}, saves.mean};
+  if (saves.axes.groups > 0) norm.unit = saves.axes.span;
+  return norm;
+}
+
+NormBack norm_from_code(const EpilogueSaves& saves, std::shared_ptr<const SharedSave> save) {
+  NormBack norm = norm_of(saves);
+  const auto rows = std::make_shared<const SharedRows>(*save);
+  norm.gamma = rows->gamma().defined() ? rows->gamma() : saves.gamma_values();
+  // A one-sided code's off values have another variance, and no gradient.
+  if (save->code.spec.side != Side::one_sided) norm.eps = saves.eps;
+  norm.values = [save, rows](int64_t first, int64_t last, at::ScalarType type) { return rows->values(first, last, type); };
+  return norm;
+}
+
+EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants, const NormBack& norm) {
   gate_gradient_(saves, g);
   EpilogueGradients result;
   if (wants.skip) result.skip = g;
@@ -229,23 +235,17 @@ EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, 
   const at::Tensor dx = wants.skip && wants.x ? g.clone() : g;
   if (wants.x) result.x = dx;
   if (!saves.reads_values && !saves.code_is_normalised) {
-    const at::Tensor gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), rstd = saves.rstd.squeeze(0);
+    const at::Tensor gamma = saves.gamma_values(), rstd = saves.rstd.squeeze(0);
     if (wants.beta) result.beta = dx.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
     if (wants.x) dx.mul_(gamma.defined() ? at::mul(gamma, rstd) : rstd);
     return result;
   }
-  NormGradients sums;
-  if (norm != nullptr) {
-    const int64_t unit = saves.axes.groups > 0 ? saves.axes.span : 1;
-    sums = norm_back_(dx, *norm, wants.x, [&](const auto& each) { for_stretches_of(dx.size(0), dx.size(1), dx.is_cuda(), each, unit); });
-  } else {
-    sums = kept_norm_back(saves, dx, wants.x);
-  }
+  const NormGradients sums = norm_back_(dx, norm, wants.x);
   result.gamma = sums.gamma;
   result.beta = sums.beta;
   return result;
 }
 
-const EpilogueKernel kUnfusedEpilogue = {"unfused", unfused_fits, unfused_forward, plain_back};
+const EpilogueKernel kUnfusedEpilogue = {"unfused", unfused_fits, unfused_forward, kept_back};
 
 }  // namespace satchel

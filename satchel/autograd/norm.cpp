@@ -4,8 +4,8 @@
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
+#include <c10/util/accumulate.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -27,11 +27,24 @@ at::Tensor as_x(const at::Tensor& w, const at::Tensor& x) { return w.defined() ?
 
 at::Tensor line_of(const at::Tensor& w) { return w.defined() && w.dim() != 1 ? w.reshape({-1}) : w; }
 
-void check_tail(const at::Tensor& x, at::IntArrayRef shape, const char* op) {
+/// layer_norm, or, not centred, rms_norm over the last dimensions, which are `shape`.
+at::Tensor tail_norm(const at::Tensor& given, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
+                     const SavePolicy& saving, bool centred) {
+  const char* op = centred ? "layer_norm" : "rms_norm";
+  const at::Tensor x = given.to(precise_type(given));
   const auto tail = static_cast<int64_t>(shape.size());
   if (tail == 0 || x.dim() < tail || x.sizes().slice(static_cast<size_t>(x.dim() - tail)) != shape) {
     fail(op, "the last sizes of x must be the shape to normalise over", x.sizes());
   }
+  const int64_t width = c10::multiply_integers(shape);
+  check_weight(x, weights.gamma, width, "gamma", op);
+  check_weight(x, weights.beta, width, "beta", op);
+  if (torch_serves(x, weights, saving) || x.numel() == 0) {
+    const at::Tensor gamma = as_x(weights.gamma, x), beta = as_x(weights.beta, x);
+    return centred ? at::layer_norm(x, shape, gamma, beta, options.eps) : at::rms_norm(x, shape, gamma, options.eps);
+  }
+  const NormWeights lines{line_of(weights.gamma), line_of(weights.beta), {}, {}};
+  return norm_alone({x, lines, {Norm::layer, 0, 0, centred}, options, saving, width});
 }
 
 }  // namespace
@@ -50,35 +63,16 @@ at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const Nor
   return layer_norm(x, {x.size(1)}, weights, options, saving);
 }
 
-at::Tensor layer_norm(const at::Tensor& given, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
+at::Tensor layer_norm(const at::Tensor& x, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
                       const SavePolicy& saving) {
-  constexpr const char* op = "layer_norm";
-  check_activations(given, op);
-  const at::Tensor x = given.to(precise_type(given));
-  check_tail(x, shape, op);
-  int64_t width = 1;
-  for (const int64_t size : shape) width *= size;
-  check_weight(x, weights.gamma, width, "gamma", op);
-  check_weight(x, weights.beta, width, "beta", op);
-  if (torch_serves(x, weights, saving) || x.numel() == 0) {
-    return at::layer_norm(x, shape, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps);
-  }
-  EpilogueCall call{x, {line_of(weights.gamma), line_of(weights.beta), {}, {}}, {Norm::layer, 0, 0}, options, saving, width};
-  return norm_alone(std::move(call));
+  check_activations(x, "layer_norm");
+  return tail_norm(x, shape, weights, options, saving, /*centred=*/true);
 }
 
-at::Tensor rms_norm(const at::Tensor& given, at::IntArrayRef shape, const at::Tensor& gamma, double eps, const SavePolicy& saving) {
-  constexpr const char* op = "rms_norm";
-  check_activations(given, op);
-  if (!(eps >= 0) || !std::isfinite(eps)) fail(op, "eps must be finite and at least 0", eps);
-  const at::Tensor x = given.to(precise_type(given));
-  check_tail(x, shape, op);
-  int64_t width = 1;
-  for (const int64_t size : shape) width *= size;
-  check_weight(x, gamma, width, "gamma", op);
-  if (torch_serves(x, {gamma, {}, {}, {}}, saving) || x.numel() == 0) return at::rms_norm(x, shape, as_x(gamma, x), eps);
-  EpilogueCall call{x, {line_of(gamma), {}, {}, {}}, {Norm::layer, 0, 0, /*centred=*/false}, {eps}, saving, width};
-  return norm_alone(std::move(call));
+at::Tensor rms_norm(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& gamma, double eps, const SavePolicy& saving) {
+  check_activations(x, "rms_norm");
+  if (!(eps >= 0) || !std::isfinite(eps)) fail("rms_norm", "eps must be finite and at least 0", eps);
+  return tail_norm(x, shape, {gamma, {}, {}, {}}, {eps}, saving, /*centred=*/false);
 }
 
 at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights& weights, const NormOptions& options,
