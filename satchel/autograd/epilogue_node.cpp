@@ -4,6 +4,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <mutex>
@@ -154,8 +155,7 @@ std::vector<SavedTensor> EpilogueNode::lines() const {
     if (saves.code_is_normalised) add_statistics();
     if (saves.code->seed.defined()) kept.push_back(saved_line(layer(), "seed", saves.code->seed));
   }
-  int64_t count = 1;
-  for (const int64_t size : saves.sizes) count *= size;
+  const int64_t count = c10::multiply_integers(saves.sizes);
   if (saves.on.defined()) kept.push_back({layer(), "mask", saves.sizes, 1, saves.on.numel(), count});
   if (saves.dropout_mask.defined()) kept.push_back({layer(), "dropout", saves.sizes, 1, saves.dropout_mask.numel(), count});
   if (saves.dropout_seed.defined()) kept.push_back(saved_line(layer(), "seed", saves.dropout_seed));
