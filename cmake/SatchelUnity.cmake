@@ -17,7 +17,7 @@ function(together group room)
 endfunction()
 
 together(autograd_1 satchel/autograd activation conv image_rows linear loss node norm saved)
-together(autograd_2 satchel/autograd epilogue epilogue_fused epilogue_node epilogue_unfused input pool)
+together(autograd_2 satchel/autograd epilogue epilogue_fused epilogue_unfused input pool)
 together(autograd_3 satchel/autograd pool_offsets report host_offload resample save_policy seeds shared smooth statistics step)
 together(graph_1 satchel/graph adjacency csr gcn gin input layer)
 together(graph_2 satchel/graph product sage spmm)

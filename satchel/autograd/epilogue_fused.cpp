@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "satchel/autograd/bit_allocator.h"
-#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
@@ -44,7 +44,7 @@ NormInput input_of(const EpilogueCall& call, const at::Tensor& rows, const Colum
   const at::Tensor x = for_kernels(rows), skip = call.skip.defined() ? for_kernels(rows_of_image(call.skip.detach())) : call.skip;
   NormInput in{x, moments, call.weights.gamma.detach(), call.weights.beta.detach(), skip, spare_rows(call, x)};
   in.relu = call.activation == Activation::relu;
-  if (call.is_image()) in.image = in_sizes(x, call.x.sizes(), call.axes);
+  if (call.is_image()) in.image = call.in_sizes(x);
   return in;
 }
 
@@ -55,7 +55,6 @@ at::Tensor keep_fused(NormResult made, const Keep& norm, EpilogueSaves& saves) {
   if (norm.of == Of::input) saves.mean = save.moments.mean;
   saves.rstd = save.moments.rstd;
   saves.on = save.on;
-  saves.dropout = save.chain.dropout;
   saves.dropout_mask = save.kept;
   saves.dropout_seed = save.seed;
   saves.z_ranges = made.z_ranges;
@@ -95,7 +94,7 @@ EpilogueGradients fused_back(const EpilogueSaves& saves, const at::Tensor& own, 
   EpilogueGradients result{dx, sums.gamma, sums.beta, wants.skip ? g : at::Tensor()};
   if (!wants.x && !wants.skip) return result;
   at::Tensor* squares = saves.tells_squares && wants.x ? &result.squares : nullptr;
-  norm_back_(g, dx, save, saves.gamma_values(), saves.training ? sums : NormActSums(), squares);
+  norm_back_(g, dx, save, saves.gamma_values(), saves.options.training ? sums : NormActSums(), squares);
   return result;
 }
 
@@ -196,8 +195,7 @@ at::Tensor low_pass_forward(EpilogueCall& call, const std::vector<Keep>& keeps, 
 
 bool image_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
   const Keep* norm = find(keeps, Kind::norm);
-  return is_own_image(call, norm, Of::normalised) &&
-         fuses_norm_image(in_sizes(rows, call.x.sizes(), call.axes), norm->spec, norm->per_sample_bits);
+  return is_own_image(call, norm, Of::normalised) && fuses_norm_image(call.in_sizes(rows), norm->spec, norm->per_sample_bits);
 }
 
 at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {

@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
@@ -44,7 +44,7 @@ void keep_norm(EpilogueSaves& saves, const EpilogueCall& call, const Keep& keep,
   if (keep.of == Of::input) saves.mean = call.known.mean;
   at::Tensor kept = keep.of == Of::input ? rows : values;
   // Blocks of samples, as the papers have them; layers that share code rows.
-  if (call.is_image() && !reads_producer(call.saving.method)) kept = in_sizes(kept, call.x.sizes(), call.axes);
+  if (call.is_image() && !reads_producer(call.saving.method)) kept = call.in_sizes(kept);
   saves.norm = Saved(kept, call.saving, keep, call.seed);
 }
 
@@ -102,7 +102,6 @@ SharedSave code_of(const EpilogueCall& call, const Keep& keep, const at::Tensor&
 at::Tensor dropped(EpilogueSaves& saves, const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
   if (call.dropout == 0) return rows;
   const at::Tensor seed = fresh_seed(call.x.device());
-  saves.dropout = call.dropout;
   if (find(keeps, Kind::dropout) != nullptr) {
     saves.dropout_mask = pack_mask(apply_chain(at::ones_like(rows), {}, {}, {}, seed, {call.dropout, 1})).bits;
   } else {
@@ -209,7 +208,7 @@ void gate_gradient_(const EpilogueSaves& saves, const at::Tensor& g) {
 }
 
 NormBack norm_of(const EpilogueSaves& saves) {
-  NormBack norm{saves.axes, saves.training, {}, saves.rstd, {}, saves.mean};
+  NormBack norm{saves.axes, saves.options.training, {}, saves.rstd, {}, saves.mean};
   if (saves.axes.groups > 0) norm.unit = saves.axes.span;
   return norm;
 }
@@ -228,7 +227,7 @@ EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, 
   gate_gradient_(saves, g);
   EpilogueGradients result;
   if (wants.skip) result.skip = g;
-  if (!saves.has_norm) {
+  if (!saves.has_norm()) {
     if (wants.x) result.x = wants.skip ? g.clone() : g;
     return result;
   }

@@ -1,5 +1,7 @@
+// The public functions of norms: they check, and hand to torch or to the epilogue.
 #include "satchel/autograd/norm.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
@@ -8,7 +10,9 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
+#include "satchel/autograd/activation.h"
 #include "satchel/autograd/epilogue.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
@@ -91,6 +95,87 @@ at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights
     return at::group_norm(x, groups, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps, /*cudnn_enabled=*/true);
   }
   return norm_alone(norm_call(x, weights, Norm::batch, groups, options, saving));
+}
+
+namespace {
+
+/// Function by function.
+at::Tensor by_function(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const SavePolicy& saving) {
+  at::Tensor y = x;
+  if (options.norm == Norm::batch) y = batch_norm(x, weights, options.statistics, saving);
+  if (options.norm == Norm::layer) y = layer_norm(x, weights, options.statistics, saving);
+  switch (options.activation) {
+    case Activation::relu: y = relu(y, saving); break;
+    case Activation::leaky_relu: y = leaky_relu(y, options.slope, saving); break;
+    case Activation::elu: y = elu(y, options.alpha, saving); break;
+    case Activation::none: break;
+  }
+  return dropout(y, options.dropout, options.training(), saving);
+}
+
+/// x's memory to write over, where a recorded function made x and nobody but the caller of this holds it; else undefined. A node that
+/// saved its own output, or a view, would show in the storage's count.
+at::Tensor spare_memory(const at::Tensor& x) {
+  const bool alone = x.use_count() == 1 && x.storage().use_count() == 1 && x.grad_fn() != nullptr && !x.is_view();
+  return alone && (is_image(x) ? is_channels_last(x) : x.is_contiguous()) ? x.variable_data() : at::Tensor();
+}
+
+/// Norm and activation as the options have them. The result may be written over x, where the caller of norm_act() has given x away.
+EpilogueCall fused_call(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const SavePolicy& saving) {
+  const at::Tensor spare = spare_memory(x);  // first: every other name for x counts
+  EpilogueCall call = norm_call(x, weights, options.norm, 0, options.statistics, saving);
+  call.spare = spare;
+  call.activation = options.activation;
+  call.slope = options.activation == Activation::relu ? 0 : options.activation == Activation::leaky_relu ? options.slope : 1;
+  call.alpha = options.alpha;
+  return call;
+}
+
+}  // namespace
+
+at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptions& options, const SavePolicy& saving) {
+  constexpr const char* op = "norm_act";
+  check_norm(x, weights, options.norm, options.statistics, op);
+  check_dropout(options.dropout, op);
+  if (!std::isfinite(options.slope)) fail(op, "slope must be finite", options.slope);
+  if (!(options.alpha >= 0) || !std::isfinite(options.alpha)) fail(op, "alpha must be finite and at least 0", options.alpha);
+  const bool empty = options.norm == Norm::none && options.activation == Activation::none;
+  // The fused norms of images that keep each function's own know no ELU.
+  const bool own_elu = options.activation == Activation::elu && is_image(x) && !reads_producer(saving.method);
+  if (is_baseline(saving.method) || empty || own_elu || x.numel() == 0 || !needs_grad(x, weights.gamma, weights.beta)) {
+    return by_function(x, weights, options, saving);
+  }
+  EpilogueCall call = fused_call(x, weights, options, saving);
+  const double p = options.training() ? options.dropout : 0;
+  // The fused kernels of images that keep each function's own know no dropout.
+  const bool apart = call.is_image() && !reads_producer(saving.method);
+  call.dropout = apart ? 0 : p;
+  const at::Tensor z = epilogue(std::move(call));
+  return apart ? dropout(z, p, true, saving) : z;
+}
+
+at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tensor& skip, const NormActOptions& options,
+                        const SavePolicy& saving) {
+  constexpr const char* op = "norm_add_act";
+  check_norm(x, weights, options.norm, options.statistics, op);
+  if (options.norm != Norm::batch) fail(op, "the norm must be a BatchNorm", "another");
+  if (options.activation != Activation::relu && options.activation != Activation::none) {
+    fail(op, "the activation must be ReLU or none", "another");
+  }
+  if (options.dropout != 0) fail(op, "dropout must be 0", options.dropout);
+  const bool fits = skip.defined() && skip.sizes() == x.sizes() && skip.device() == x.device();
+  if (!fits) fail(op, "skip must have x's sizes and device", skip.defined() ? skip.toString() : "nothing");
+  const bool relus = options.activation == Activation::relu, same_type = skip.scalar_type() == x.scalar_type();
+  const bool recorded = needs_grad(x, weights.gamma, weights.beta, skip) && !is_baseline(saving.method);
+  // In evaluation the norm may keep nothing at all: a norm of its own knows. A sum alone keeps nothing.
+  if (!recorded || !relus || !same_type || !options.training() || x.numel() == 0) {
+    at::Tensor y = batch_norm(x, weights, options.statistics, saving);  // fresh, and kept by nobody
+    const at::Tensor sum = same_type ? y.add_(skip) : at::add(y, skip);
+    return relus ? relu(sum, saving) : sum;
+  }
+  EpilogueCall call = fused_call(x, weights, options, saving);
+  call.skip = skip;
+  return epilogue(std::move(call));
 }
 
 }  // namespace satchel
