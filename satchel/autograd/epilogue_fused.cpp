@@ -18,12 +18,11 @@
 namespace satchel {
 namespace {
 
-bool has_weights(const EpilogueCall& call) { return call.weights.gamma.defined() && call.weights.beta.defined(); }
-
 /// BatchNorm of the batch, with γ and β, and ReLU or no activation.
 bool is_usual(const EpilogueCall& call) {
+  const bool has_weights = call.weights.gamma.defined() && call.weights.beta.defined();
   const bool known = call.activation == Activation::relu || call.activation == Activation::none;
-  return call.has_norm() && call.axes.by_channel() && call.options.training && has_weights(call) && known && call.x.numel() > 0;
+  return call.has_norm() && call.axes.by_channel() && call.options.training && has_weights && known && call.x.numel() > 0;
 }
 
 /// Mean and deviation of each channel as lines.

@@ -78,19 +78,12 @@ at::Tensor activation_of(const EpilogueCall& call, const at::Tensor& rows) {
 /// Codes `values`, rows; `affine` with γ and β where they are normalised ones.
 SharedSave code_of(const EpilogueCall& call, const Keep& keep, const at::Tensor& values, const Affine& affine, const at::Tensor& seed) {
   CodecSpec spec = keep.spec;
-  const bool normed = affine.gamma.defined();
   SharedSave save;
   save.bits = sample_bits(call, keep, spec, values.is_cpu());
-  const ExtraBit& extra = save.bits.extra;
-  if (extra.defined()) {
-    save.code = pack_extra_bit(values, spec, seed, affine.gamma, affine.beta, extra);
-  } else if (spec.side != Side::none && normed) {
-    save.code = pack_side(values, spec, seed, affine.gamma, affine.beta);
-  } else {
-    save.code = pack(values, spec, seed);
-  }
-  if (spec.side != Side::none) return save;
-  if (normed) {
+  const bool sides = spec.side != Side::none;
+  save.code = pack_extra_bit(values, spec, seed, sides ? affine.gamma : at::Tensor(), sides ? affine.beta : at::Tensor(), save.bits.extra);
+  if (sides) return save;
+  if (affine.gamma.defined()) {
     save.gamma = affine.gamma.clone();
     save.beta = affine.beta.clone();
   }
@@ -163,8 +156,6 @@ at::Tensor unfused_forward(EpilogueCall& call, const std::vector<Keep>& keeps, c
   if (shared == nullptr) return dropped(saves, call, keeps, z);
   return call.dropout > 0 ? apply_chain(z, {}, {}, {}, seed, {call.dropout, 1}) : z;
 }
-
-bool unfused_fits(const EpilogueCall&, const std::vector<Keep>&, const at::Tensor&) { return true; }
 
 /// What the norm's gradient reads of what the node keeps; nothing is decoded yet.
 NormBack kept_norm(const EpilogueSaves& saves) {
@@ -245,6 +236,6 @@ EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, 
   return result;
 }
 
-const EpilogueKernel kUnfusedEpilogue = {"unfused", unfused_fits, unfused_forward, kept_back};
+const EpilogueKernel kUnfusedEpilogue = {"unfused", [](const auto&...) { return true; }, unfused_forward, kept_back};
 
 }  // namespace satchel

@@ -119,8 +119,9 @@ ExtraBitView extra_bit_view(const Packed& code, const ExtraBit& extra) {
 
 Packed pack_extra_bit(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed, const at::Tensor& gamma, const at::Tensor& beta,
                       const ExtraBit& extra) {
-  check_cpu(x);
+  if (extra.defined()) check_cpu(x);
   Packed code = gamma.defined() ? pack_side(x, spec, seed, gamma, beta) : pack(x, spec, seed);
+  if (!extra.defined()) return code;
   const ExtraBitView bits = extra_bit_view(code, extra);
   const CodecLayout layout = check_packed(code, kOp);
   const Parts to = parts_of(layout, code.bytes);
