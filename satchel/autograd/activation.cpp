@@ -7,6 +7,7 @@
 #include <ATen/ops/native_dropout.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/relu.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cmath>
@@ -24,37 +25,27 @@
 namespace satchel {
 namespace {
 
-/// g · m in x's order, m being 1 where the bit is set and `slope` where not, dropped values 0.
-at::Tensor masked(const at::Tensor& g, const NormAxes& axes, int64_t width, const at::Tensor& bits, const at::Tensor& seed,
-                  const ChainOptions& options) {
-  const at::Tensor rows = rows_of(EpilogueCall{g, {}, axes, {}, {}, width});
-  return in_sizes(chain_gradient(rows, bits, seed, options), g.sizes(), axes);
-}
-
 class DropoutNode : public SharingNode {
  public:
   explicit DropoutNode(const std::string& layer) : SharingNode("dropout", layer) {}
-  NormAxes axes;
-  int64_t width = 1;
+  EpilogueForm form;
   at::Tensor seed;
-  PackedMask mask;  // instead of the seed, where the method keeps masks
-  double p = 0;
+  at::Tensor mask;  // a bit a value instead of the seed, where the method keeps masks
 
   std::vector<SavedTensor> lines() const override {
     if (seed.defined()) return {saved_line(layer(), "seed", seed)};
-    int64_t values = 1;
-    for (const int64_t size : mask.shape) values *= size;
-    return {{layer(), "dropout", mask.shape, 1, mask.bits.numel(), values}};
+    return {{layer(), "dropout", form.sizes, 1, mask.numel(), c10::multiply_integers(form.sizes)}};
   }
 
  protected:
   variable_list back(at::Tensor g) override {
-    if (seed.defined()) return {masked(g, axes, width, {}, seed, {p, 1})};
-    return {masked(g, axes, width, mask.bits, {}, {0, 0}).mul_(dropout_scale(p))};
+    const at::Tensor rows = form.as_rows(g);
+    if (seed.defined()) return {form.in_sizes(chain_gradient(rows, {}, seed, {form.dropout, 1}))};
+    return {form.in_sizes(chain_gradient(rows, mask, {}, {0, 0})).mul_(dropout_scale(form.dropout))};
   }
   void release() override {
     seed.reset();
-    mask = {};
+    mask.reset();
     shared_.reset();
   }
 };
@@ -77,23 +68,20 @@ at::Tensor plain_dropout(const at::Tensor& x, double p) {
   return x.mul(kept).mul_(1 / (1 - p));
 }
 
-at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& values, const EpilogueCall& call, double p, const at::Tensor& seed) {
+at::Tensor recorded_dropout(const at::Tensor& x, const at::Tensor& values, const EpilogueCall& call, const at::Tensor& seed) {
   const auto node = make_node<DropoutNode>(call.saving.name, x);
-  node->axes = call.axes;
-  node->width = call.width;
-  node->p = p;
+  node->form = call;
   const at::Tensor out = attach(values, node);
   Site site;
   site.drops = true;
   if (find(keeps_of(call.saving.method, site), Kind::dropout) != nullptr) {
     const at::Tensor ones = at::ones({x.numel() / std::max<int64_t>(call.width, 1), call.width}, x.options());
-    node->mask = pack_mask(apply_chain(ones, {}, {}, {}, seed, {p, 1}));
-    node->mask.shape = x.sizes().vec();
+    node->mask = pack_mask(apply_chain(ones, {}, {}, {}, seed, {call.dropout, 1})).bits;
     return out;
   }
   node->seed = seed;
   if (!reads_producer(call.saving.method)) return out;
-  if (auto save = dropped(x, seed, p)) node->share(std::move(*save), out);
+  if (auto save = dropped(x, seed, call.dropout)) node->share(std::move(*save), out);
   return out;
 }
 
@@ -141,9 +129,10 @@ at::Tensor dropout(const at::Tensor& x, double p, bool training, const SavePolic
   check_float(x, "dropout");
   const NoAutocast no_autocast;
   const at::Tensor seed = fresh_seed(x.device());
-  const EpilogueCall call = value_call(x, saving);
-  const at::Tensor out = in_sizes(apply_chain(rows_of(call), {}, {}, {}, seed, {p, 1}), x.sizes(), call.axes);
-  return needs_grad(x) ? recorded_dropout(x, out, call, p, seed) : out;
+  EpilogueCall call = value_call(x, saving);
+  call.dropout = p;
+  const at::Tensor out = call.in_sizes(apply_chain(call.as_rows(x), {}, {}, {}, seed, {p, 1}));
+  return needs_grad(x) ? recorded_dropout(x, out, call, seed) : out;
 }
 
 }  // namespace satchel

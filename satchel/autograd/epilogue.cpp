@@ -1,15 +1,46 @@
 #include "satchel/autograd/epilogue.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/ScopeExit.h>
+#include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
+#include "satchel/core/error.h"
+#include "satchel/tensor/pack.h"
 
 namespace satchel {
+
+at::Tensor EpilogueForm::as_rows(const at::Tensor& given) const {
+  const at::Tensor x = given.detach().resolve_neg();
+  if (is_image() || x.dim() == 2) return rows_of_image(x);
+  return x.contiguous().view({x.numel() / std::max<int64_t>(width, 1), width});
+}
+
+at::Tensor EpilogueForm::in_sizes(const at::Tensor& rows) const {
+  if (rows.sizes() == at::IntArrayRef(sizes)) return rows;
+  return is_image() ? image_of_rows(rows, sizes) : at::_unsafe_view(rows, sizes);
+}
+
+at::Tensor EpilogueForm::gradient_rows(at::Tensor&& g) const {
+  if (is_image() || g.dim() == 2) return take_or_clone_rows(std::move(g));
+  const int64_t rows = g.numel() / std::max<int64_t>(width, 1);
+  return take_or_clone(std::move(g)).view({rows, width});
+}
+
+EpilogueCall::EpilogueCall(const at::Tensor& given, const NormWeights& with, const NormAxes& of, const NormOptions& how,
+                           const SavePolicy& policy, int64_t values)
+    : EpilogueForm{of, how, values, given.sizes().vec()}, x(given), weights(with), saving(policy) {}
 
 int64_t EpilogueCall::count() const {
   if (!has_norm() || !x.requires_grad() || (axes.by_channel() && !options.training)) return 0;
@@ -32,11 +63,9 @@ Site EpilogueCall::site() const {
 
 EpilogueCall norm_call(const at::Tensor& x, const NormWeights& weights, Norm norm, int64_t groups, const NormOptions& options,
                        const SavePolicy& saving) {
-  EpilogueCall call{x, weights, {norm, groups, 0}, options, saving};
-  call.width = x.size(1);
+  EpilogueCall call(x, weights, {norm, groups, 0}, options, saving, x.size(1));
   if (!is_image(x) && groups == 0) return call;
-  call.axes.span = 1;
-  for (int64_t d = 2; d < x.dim(); ++d) call.axes.span *= x.size(d);
+  call.axes.span = c10::multiply_integers(x.sizes().slice(2));
   return call;
 }
 
@@ -45,22 +74,199 @@ EpilogueCall value_call(const at::Tensor& x, const SavePolicy& saving) {
   return {x, {}, {Norm::none, 0, 0}, {}, saving, x.dim() == 0 ? 1 : x.size(-1)};
 }
 
-at::Tensor rows_of(const EpilogueCall& call) {
-  const at::Tensor x = call.x.detach().resolve_neg();
-  if (call.is_image() || x.dim() == 2) return rows_of_image(x);
-  return x.contiguous().view({x.numel() / std::max<int64_t>(call.width, 1), call.width});
+// The node, and how a norm defers its packing.
+
+namespace {
+
+constexpr const char* kChanged = "x must not be changed in place while a norm reads it";
+
+bool unchanged(const at::Tensor& t, uint32_t version) { return !t.defined() || t._version() == version; }
+uint32_t version_of(const at::Tensor& t) { return t.defined() ? t._version() : 0; }
+
+/// Does anybody want the gradient of the norm's own output in the backward pass that runs now: grad(), a hook or retain_grad()? Then the
+/// claimer hands it to the norm alone; else it gives the norm's inputs theirs, and the norm nothing.
+bool is_heard(torch::autograd::Node& norm) {
+  if (!norm.tensor_pre_hooks().empty() || !norm.retains_grad_hooks().empty()) return true;
+  if (!norm.pre_hooks().empty() || !norm.post_hooks().empty()) return true;
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr) return false;
+  const auto found = wanted->find(&norm);
+  return found != wanted->end() && found->second.captures_ != nullptr;
 }
 
-at::Tensor in_sizes(const at::Tensor& rows, at::IntArrayRef sizes, const NormAxes& axes) {
-  if (rows.sizes() == sizes) return rows;
-  return axes.span > 0 ? image_of_rows(rows, sizes) : at::_unsafe_view(rows, sizes);
+}  // namespace
+
+bool EpilogueNode::output_lives() const {
+  const auto strong = output ? output->lock() : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>();
+  return strong && at::Tensor(strong).grad_fn().get() == this;
 }
 
-at::Tensor gradient_rows(at::Tensor&& g, const NormAxes& axes, int64_t width) {
-  if (axes.span > 0 || g.dim() == 2) return take_or_clone_rows(std::move(g));
-  const int64_t rows = g.numel() / std::max<int64_t>(width, 1);
-  return take_or_clone(std::move(g)).view({rows, width});
+void EpilogueNode::defer(EpilogueCall call, const at::Tensor& out) {
+  gamma = call.weights.gamma;
+  beta = call.weights.beta;
+  gamma_version = version_of(gamma);
+  beta_version = version_of(beta);
+  x_version = call.x._version();
+  shares = saves.is_image() || out.size(-1) == saves.width;
+  deferred = std::move(call);
+  output.emplace(out.getIntrusivePtr());
+  output_changes = torch::autograd::impl::version_counter(out);
+  stands_for(out);
 }
+
+void EpilogueNode::output_goes() {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);  // who holds it looks for itself
+  if (!lock.owns_lock() || claimer_save == nullptr || output_changes.current_version() != output_version()) return;
+  const long known = 2 + (claimer.expired() ? 0 : 1);  // the output's pointer, the caller's, the claimer's
+  if (weak_from_this().use_count() <= known) deferred.reset();
+}
+
+std::optional<EpilogueCall> EpilogueNode::claim() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!deferred || !unchanged(deferred->x, x_version) || !unchanged(gamma, gamma_version) || !unchanged(beta, beta_version)) {
+    return std::nullopt;
+  }
+  EpilogueCall given = *deferred;
+  deferred->seed.reset();
+  being_claimed = true;
+  return given;
+}
+
+void EpilogueNode::claim_ends() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  being_claimed = false;
+}
+
+void EpilogueNode::claimed_by(const std::shared_ptr<SharingNode>& node, std::shared_ptr<const SharedSave> save) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  being_claimed = false;
+  claimer = node;
+  claimer_save = std::move(save);
+}
+
+void EpilogueNode::pack_now() {
+  if (!deferred) return;
+  const bool is_claimers = claimer_save != nullptr && !output_lives() && !is_read_by_others();
+  if (is_claimers) return deferred.reset();  // no gradient but the claimer's can come
+  EpilogueCall call = std::move(*deferred);
+  deferred.reset();
+  if (!saves.reads_values) return;
+  lost = call.x._version() != x_version;
+  if (lost) return;  // backward says so, if it comes
+  const at::NoGradGuard no_grad;
+  const NoAutocast no_autocast;
+  const c10::OptionalStreamGuard own_stream(stream());  // whoever asks: there x stands, and there backward reads
+  const at::Tensor rows = call.as_rows(call.x);
+  call.seed = norm_seed(call);
+  at::Tensor values;
+  if (rows.is_cuda() && call.is_image() && call.axes.by_channel()) {  // one pass
+    const Affine plain = folded(call.known, {}, {});
+    values = apply_chain(rows, plain.gamma, plain.beta, {}, {}, {0, 1});
+  } else {
+    values = normalised(rows, call.known, call.axes);
+  }
+  const std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
+  const Keep& keep = *find(keeps, Kind::norm);
+  keep_norm(saves, call, keep, rows, values);
+  has_bits = serves_weights(call.saving.method, keep.spec, /*after_relu=*/false);
+}
+
+std::shared_ptr<const SharedSave> EpilogueNode::made_shared() const {
+  const bool stands = unchanged(gamma, gamma_version) && unchanged(beta, beta_version);
+  if (!saves.norm.defined() || !has_bits || !stands) return nullptr;
+  SharedSave save;
+  save.code = saves.norm.packed();
+  save.chain = {0, 1};
+  const at::Tensor& some = gamma.defined() ? gamma : beta;
+  if (some.defined()) {
+    save.gamma = gamma.defined() ? gamma.detach().clone() : at::ones_like(some);
+    save.beta = beta.defined() ? beta.detach().clone() : at::zeros_like(some);
+  }
+  if (saves.sizes.size() > 2 && saves.is_image()) save.sizes = saves.sizes;
+  return std::make_shared<const SharedSave>(std::move(save));
+}
+
+std::shared_ptr<const SharedSave> EpilogueNode::shared() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!shares) return saves.serves_next ? saves.code : nullptr;
+  pack_now();
+  if (shared_ == nullptr) shared_ = made_shared();
+  return shared_;
+}
+
+std::vector<SavedTensor> EpilogueNode::lines() const {
+  std::vector<SavedTensor> kept;
+  if (claimer_save != nullptr && !saves.norm.defined()) return kept;  // the statistics are the claimer's lines
+  const auto add_statistics = [&] {
+    if (!saves.rstd.defined() || claimer_save != nullptr) return;
+    const int64_t numbers = saves.mean.defined() ? 2 : 1, bytes = static_cast<int64_t>(saves.rstd.nbytes()) * numbers;
+    std::vector<int64_t> shape{saves.rstd.numel()};
+    if (numbers == 2) shape.insert(shape.begin(), 2);
+    kept.push_back({layer(), "statistics", std::move(shape), 32, bytes, bytes});
+  };
+  if (shared_ != nullptr) {
+    report(*shared_, layer(), "shared", kept);
+  } else if (saves.norm.defined()) {
+    saves.norm.report(layer(), "norm", kept);
+  }
+  if (!saves.code_is_normalised) add_statistics();
+  if (saves.code != nullptr) {
+    report(*saves.code, layer(), saves.serves_next ? "shared" : "activation", kept);
+    if (saves.code_is_normalised) add_statistics();
+    if (saves.code->seed.defined()) kept.push_back(saved_line(layer(), "seed", saves.code->seed));
+  }
+  const int64_t count = c10::multiply_integers(saves.sizes);
+  if (saves.on.defined()) kept.push_back({layer(), "mask", saves.sizes, 1, saves.on.numel(), count});
+  if (saves.dropout_mask.defined()) kept.push_back({layer(), "dropout", saves.sizes, 1, saves.dropout_mask.numel(), count});
+  if (saves.dropout_seed.defined()) kept.push_back(saved_line(layer(), "seed", saves.dropout_seed));
+  return kept;
+}
+
+NormBack EpilogueNode::unpacked_norm() const {
+  if (!deferred) return norm_from_code(saves, claimer_save);  // γ of the forward pass: the claimer allows it to change
+  if (deferred->x._version() != x_version) fail(op(), kChanged, "a change");
+  NormBack norm = norm_of(saves);
+  norm.gamma = saves.gamma_values();
+  norm.mean = deferred->known.mean;
+  norm.values = [x = deferred->as_rows(deferred->x)](int64_t first, int64_t last, at::ScalarType) {
+    return x.narrow(0, first, last - first);
+  };
+  return norm;
+}
+
+variable_list EpilogueNode::back(at::Tensor given) {
+  if (lost) fail(op(), kChanged, "a change");
+  const at::Tensor g = saves.gradient_rows(std::move(given));
+  const auto in_map = [&](const at::Tensor& rows) { return rows.defined() ? saves.in_sizes(rows) : rows; };
+  if (claims && is_heard(*next_edge(3).function)) {  // the norm makes the gradients of its inputs
+    gate_gradient_(saves, g);
+    return {{}, {}, {}, in_map(g)};
+  }
+  const EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
+  const bool unpacked = deferred || (claimer_save != nullptr && !saves.norm.defined());
+  EpilogueGradients made = unpacked && saves.reads_values ? unfused_back(saves, g, wants, unpacked_norm()) : kernel->back(saves, g, wants);
+  variable_list gradients{in_map(made.x), made.gamma, made.beta};
+  gradients.resize(num_outputs());
+  if (saves.adds_skip) gradients[3] = in_map(made.skip);
+  if (made.squares.defined()) pass_on_squares(gradients[0], std::move(made.squares));
+  return gradients;
+}
+
+void EpilogueNode::release() {
+  saves = {};
+  shared_.reset();
+  deferred.reset();
+  claimer_save.reset();
+  gamma.reset();
+  beta.reset();
+}
+
+std::string epilogue_kernel_of(const at::Tensor& x) {
+  const auto* node = dynamic_cast<const EpilogueNode*>(x.grad_fn().get());
+  return node == nullptr ? "" : node->kernel->name;
+}
+
+// The function.
 
 namespace {
 
@@ -75,17 +281,10 @@ std::shared_ptr<EpilogueNode> node_of(const EpilogueCall& call) {
   const auto node = call.skip.defined() ? make_node<EpilogueNode>(call.saving.name, call.x, gamma, beta, call.skip)
                                         : make_node<EpilogueNode>(call.saving.name, call.x, gamma, beta);
   EpilogueSaves& saves = node->saves;
-  saves.axes = call.axes;
-  saves.has_norm = call.has_norm();
-  saves.training = call.options.training;
+  static_cast<EpilogueForm&>(saves) = call;
   saves.adds_skip = call.skip.defined();
-  saves.width = call.width;
-  saves.sizes = call.x.sizes().vec();
   if (reads_producer(call.saving.method)) saves.eps = call.options.eps;
   saves.reads_values = reads_values_of(call);
-  saves.activation = call.activation;
-  saves.slope = call.slope;
-  saves.alpha = call.alpha;
   return node;
 }
 
@@ -111,18 +310,6 @@ class OutputEnd : public torch::autograd::PostAccumulateGradHook {
   std::weak_ptr<EpilogueNode> norm_;
 };
 
-/// A claim ends with the call that made it, however that ends.
-struct ClaimEnd {
-  std::shared_ptr<EpilogueNode> norm;
-
-  explicit ClaimEnd(std::shared_ptr<EpilogueNode> claimed) : norm(std::move(claimed)) {}
-  ~ClaimEnd() {
-    if (norm != nullptr) norm->claim_ends();
-  }
-  ClaimEnd(const ClaimEnd&) = delete;
-  ClaimEnd& operator=(const ClaimEnd&) = delete;
-};
-
 /// The save becomes what the next layer finds, and the norm that the call was made with hears of its claimer.
 void hand_on(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call, const at::Tensor& out) {
   SharedSave& save = *node->saves.code;
@@ -141,16 +328,18 @@ void hand_on(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call
 
 at::Tensor epilogue(EpilogueCall call) {
   const NoAutocast no_autocast;
-  const ClaimEnd claim(call.claimed);
+  const auto claim = c10::make_scope_exit([norm = call.claimed] {  // it ends with the call that made it, however that ends
+    if (norm != nullptr) norm->claim_ends();
+  });
   const std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
-  const at::Tensor rows = rows_of(call);
+  const at::Tensor rows = call.as_rows(call.x);
   const auto node = node_of(call);
   node->kernel = &epilogue_kernel(call, keeps, rows);
   const at::Tensor z = node->kernel->forward(call, keeps, rows, node->saves);
   const at::Tensor ranges = std::exchange(node->saves.z_ranges, {});
   keep_gamma(*node, call);
   node->saves.serves_next = find(keeps, Kind::shared) != nullptr;
-  const at::Tensor out = attach(in_sizes(z, call.x.sizes(), call.axes), node);
+  const at::Tensor out = attach(call.in_sizes(z), node);
   if (node->saves.code != nullptr) hand_on(node, call, out);
   if (ranges.defined()) pass_on_ranges(out, ranges);
   return out;
@@ -160,14 +349,14 @@ at::Tensor norm_alone(EpilogueCall call) {
   call.next_reads = false;
   if (!reads_producer(call.saving.method)) return epilogue(std::move(call));
   const NoAutocast no_autocast;
-  const at::Tensor rows = rows_of(call);
+  const at::Tensor rows = call.as_rows(call.x);
   take_statistics(call, rows);
   if (reads_values_of(call)) call.seed = fresh_seed(call.x.device());
   const auto node = node_of(call);
   node->kernel = &epilogue_kernels().back();
   node->saves.rstd = call.known.rstd;
   keep_gamma(*node, call);
-  const at::Tensor out = attach(in_sizes(norm_output(call, rows), call.x.sizes(), call.axes), node);
+  const at::Tensor out = attach(call.in_sizes(norm_output(call, rows)), node);
   node->defer(std::move(call), out);
   torch::autograd::impl::set_post_acc_grad_hooks(out, std::make_unique<OutputEnd>(node));
   defer(node);
@@ -183,11 +372,6 @@ std::optional<EpilogueCall> claim_norm(const at::Tensor& y) {
   call->claimed = node;
   call->next_reads = true;
   return call;
-}
-
-at::Tensor spare_memory(const at::Tensor& x) {
-  const bool alone = x.use_count() == 1 && x.storage().use_count() == 1 && x.grad_fn() != nullptr && !x.is_view();
-  return alone && (is_image(x) ? is_channels_last(x) : x.is_contiguous()) ? x.variable_data() : at::Tensor();
 }
 
 }  // namespace satchel

@@ -7,7 +7,7 @@
 //   norm_add_act               ×     ×     ×
 //   relu, leaky_relu, elu                  ×
 //
-// What is kept is core/keep.h's answer. Who computes is a list of kernels, best first (epilogue_kernel.h). A norm that is called alone in
+// What is kept is core/keep.h's answer. Who computes is a list of kernels, best first (epilogue_node.h). A norm that is called alone in
 // methods whose layers share defers its packing: an activation that comes next claims it, and both keep one thing (docs/theory.md 10).
 #pragma once
 
@@ -25,28 +25,41 @@ namespace satchel {
 
 class EpilogueNode;
 
-struct EpilogueCall {
-  at::Tensor x;
-  NormWeights weights;  // γ and β as lines
-  NormAxes axes;
-  NormOptions options;
-  SavePolicy saving;
-  int64_t width = 0;  // values a row: channels, or those of LayerNorm's shape
-
-  at::Tensor skip = {};  // x's sizes, added before the activation
+/// What is computed, of which sizes: a call without its tensors.
+struct EpilogueForm {
+  NormAxes axes = {};
+  NormOptions options = {};
+  int64_t width = 0;                // values a row: channels, or those of LayerNorm's shape
+  std::vector<int64_t> sizes = {};  // of x
   Activation activation = Activation::none;
-  double slope = 1;        // of the activation's off side: ReLU 0, none 1
-  double alpha = 1;        // ELU's
-  double dropout = 0;      // none unless training
-  bool next_reads = true;  // as Site has it
-  at::Tensor spare = {};   // x's own memory, where the output may be written over it
-
-  Statistics known = {};                       // undefined: not taken yet
-  at::Tensor seed = {};                        // of the norm's code; undefined: not drawn yet
-  std::shared_ptr<EpilogueNode> claimed = {};  // the deferred norm that the call was made with
+  double slope = 1;    // of the activation's off side: ReLU 0, none 1
+  double alpha = 1;    // ELU's
+  double dropout = 0;  // none unless training
 
   bool is_image() const { return axes.span > 0; }
   bool has_norm() const { return axes.norm != Norm::none; }
+  /// x's values as rows of `width`, in the order in which they are packed: a view or a copy, without a history.
+  at::Tensor as_rows(const at::Tensor& x) const;
+  /// … and rows in x's sizes again, with its image's order: the same memory, no view to autograd.
+  at::Tensor in_sizes(const at::Tensor& rows) const;
+  /// The output's gradient as rows to work in.
+  at::Tensor gradient_rows(at::Tensor&& g) const;
+};
+
+struct EpilogueCall : EpilogueForm {
+  at::Tensor x;
+  NormWeights weights;  // γ and β as lines
+  SavePolicy saving;
+  at::Tensor skip;         // x's sizes, added before the activation
+  bool next_reads = true;  // as Site has it
+  at::Tensor spare;        // x's own memory, where the output may be written over it
+
+  Statistics known;                       // undefined: not taken yet
+  at::Tensor seed;                        // of the norm's code; undefined: not drawn yet
+  std::shared_ptr<EpilogueNode> claimed;  // the deferred norm that the call was made with
+
+  EpilogueCall(const at::Tensor& x, const NormWeights& weights, const NormAxes& axes, const NormOptions& options, const SavePolicy& saving,
+               int64_t width);
   /// Values that share a mean and a deviation; 0 where the gradient of x does not read what the norm keeps.
   int64_t count() const;
   Site site() const;
@@ -59,13 +72,6 @@ EpilogueCall norm_call(const at::Tensor& x, const NormWeights& weights, Norm nor
 /// dimensions, or 3 in channels_last order: other 3 may as well be sequences.
 EpilogueCall value_call(const at::Tensor& x, const SavePolicy& saving);
 
-/// x's values as rows of `width`, in the order in which they are packed: a view or a copy, without a history.
-at::Tensor rows_of(const EpilogueCall& call);
-/// … and rows in x's sizes again, with its image's order: the same memory, no view to autograd.
-at::Tensor in_sizes(const at::Tensor& rows, at::IntArrayRef sizes, const NormAxes& axes);
-/// The output's gradient as rows to work in.
-at::Tensor gradient_rows(at::Tensor&& g, const NormAxes& axes, int64_t width);
-
 /// The call as one node. All is checked, gradients are recorded, and the method is none of torch's own functions.
 at::Tensor epilogue(EpilogueCall call);
 /// A norm alone, which defers its packing until its reader shows where layers share.
@@ -73,9 +79,5 @@ at::Tensor norm_alone(EpilogueCall call);
 /// The call of the norm that defers in this thread, where y is its untouched output, for an activation that keeps what both need; the norm
 /// packs nothing unless another reads y too.
 std::optional<EpilogueCall> claim_norm(const at::Tensor& y);
-
-/// x's memory to write over, where a recorded function made x and nobody but the caller of this holds it; else undefined. A node that
-/// saved its own output, or a view, would show in the storage's count.
-at::Tensor spare_memory(const at::Tensor& x);
 
 }  // namespace satchel

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "satchel/autograd/bit_allocator.h"
-#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
@@ -18,12 +18,11 @@
 namespace satchel {
 namespace {
 
-bool has_weights(const EpilogueCall& call) { return call.weights.gamma.defined() && call.weights.beta.defined(); }
-
 /// BatchNorm of the batch, with γ and β, and ReLU or no activation.
 bool is_usual(const EpilogueCall& call) {
+  const bool has_weights = call.weights.gamma.defined() && call.weights.beta.defined();
   const bool known = call.activation == Activation::relu || call.activation == Activation::none;
-  return call.has_norm() && call.axes.by_channel() && call.options.training && has_weights(call) && known && call.x.numel() > 0;
+  return call.has_norm() && call.axes.by_channel() && call.options.training && has_weights && known && call.x.numel() > 0;
 }
 
 /// Mean and deviation of each channel as lines.
@@ -44,7 +43,7 @@ NormInput input_of(const EpilogueCall& call, const at::Tensor& rows, const Colum
   const at::Tensor x = for_kernels(rows), skip = call.skip.defined() ? for_kernels(rows_of_image(call.skip.detach())) : call.skip;
   NormInput in{x, moments, call.weights.gamma.detach(), call.weights.beta.detach(), skip, spare_rows(call, x)};
   in.relu = call.activation == Activation::relu;
-  if (call.is_image()) in.image = in_sizes(x, call.x.sizes(), call.axes);
+  if (call.is_image()) in.image = call.in_sizes(x);
   return in;
 }
 
@@ -55,7 +54,6 @@ at::Tensor keep_fused(NormResult made, const Keep& norm, EpilogueSaves& saves) {
   if (norm.of == Of::input) saves.mean = save.moments.mean;
   saves.rstd = save.moments.rstd;
   saves.on = save.on;
-  saves.dropout = save.chain.dropout;
   saves.dropout_mask = save.kept;
   saves.dropout_seed = save.seed;
   saves.z_ranges = made.z_ranges;
@@ -94,9 +92,8 @@ EpilogueGradients fused_back(const EpilogueSaves& saves, const at::Tensor& own, 
   const NormActSums sums = norm_sums(g, save);
   EpilogueGradients result{dx, sums.gamma, sums.beta, wants.skip ? g : at::Tensor()};
   if (!wants.x && !wants.skip) return result;
-  const at::Tensor gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor();
   at::Tensor* squares = saves.tells_squares && wants.x ? &result.squares : nullptr;
-  norm_back_(g, dx, save, gamma, saves.training ? sums : NormActSums(), squares);
+  norm_back_(g, dx, save, saves.gamma_values(), saves.options.training ? sums : NormActSums(), squares);
   return result;
 }
 
@@ -213,8 +210,7 @@ at::Tensor low_pass_forward(EpilogueCall& call, const std::vector<Keep>& keeps, 
 
 bool image_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
   const Keep* norm = find(keeps, Kind::norm);
-  return is_own_image(call, norm, Of::normalised) &&
-         fuses_norm_image(in_sizes(rows, call.x.sizes(), call.axes), norm->spec, norm->per_sample_bits);
+  return is_own_image(call, norm, Of::normalised) && fuses_norm_image(call.in_sizes(rows), norm->spec, norm->per_sample_bits);
 }
 
 at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {

@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
@@ -44,7 +44,7 @@ void keep_norm(EpilogueSaves& saves, const EpilogueCall& call, const Keep& keep,
   if (keep.of == Of::input) saves.mean = call.known.mean;
   at::Tensor kept = keep.of == Of::input ? rows : values;
   // Blocks of samples, as the papers have them; layers that share code rows.
-  if (call.is_image() && !reads_producer(call.saving.method)) kept = in_sizes(kept, call.x.sizes(), call.axes);
+  if (call.is_image() && !reads_producer(call.saving.method)) kept = call.in_sizes(kept);
   saves.norm = Saved(kept, call.saving, keep, call.seed);
 }
 
@@ -78,19 +78,12 @@ at::Tensor activation_of(const EpilogueCall& call, const at::Tensor& rows) {
 /// Codes `values`, rows; `affine` with γ and β where they are normalised ones.
 SharedSave code_of(const EpilogueCall& call, const Keep& keep, const at::Tensor& values, const Affine& affine, const at::Tensor& seed) {
   CodecSpec spec = keep.spec;
-  const bool normed = affine.gamma.defined();
   SharedSave save;
   save.bits = sample_bits(call, keep, spec, values.is_cpu());
-  const ExtraBit& extra = save.bits.extra;
-  if (extra.defined()) {
-    save.code = pack_extra_bit(values, spec, seed, affine.gamma, affine.beta, extra);
-  } else if (spec.side != Side::none && normed) {
-    save.code = pack_side(values, spec, seed, affine.gamma, affine.beta);
-  } else {
-    save.code = pack(values, spec, seed);
-  }
-  if (spec.side != Side::none) return save;
-  if (normed) {
+  const bool sides = spec.side != Side::none;
+  save.code = pack_extra_bit(values, spec, seed, sides ? affine.gamma : at::Tensor(), sides ? affine.beta : at::Tensor(), save.bits.extra);
+  if (sides) return save;
+  if (affine.gamma.defined()) {
     save.gamma = affine.gamma.clone();
     save.beta = affine.beta.clone();
   }
@@ -102,7 +95,6 @@ SharedSave code_of(const EpilogueCall& call, const Keep& keep, const at::Tensor&
 at::Tensor dropped(EpilogueSaves& saves, const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
   if (call.dropout == 0) return rows;
   const at::Tensor seed = fresh_seed(call.x.device());
-  saves.dropout = call.dropout;
   if (find(keeps, Kind::dropout) != nullptr) {
     saves.dropout_mask = pack_mask(apply_chain(at::ones_like(rows), {}, {}, {}, seed, {call.dropout, 1})).bits;
   } else {
@@ -165,38 +157,26 @@ at::Tensor unfused_forward(EpilogueCall& call, const std::vector<Keep>& keeps, c
   return call.dropout > 0 ? apply_chain(z, {}, {}, {}, seed, {call.dropout, 1}) : z;
 }
 
-bool unfused_fits(const EpilogueCall&, const std::vector<Keep>&, const at::Tensor&) { return true; }
-
-EpilogueGradients plain_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants) {
-  return unfused_back(saves, g, wants, nullptr);
+/// What the norm's gradient reads of what the node keeps; nothing is decoded yet.
+NormBack kept_norm(const EpilogueSaves& saves) {
+  if (saves.code_is_normalised) return norm_from_code(saves, saves.code);
+  if (saves.norm.defined() && !saves.norm.has_bits_per_sample() && saves.norm.shape().size() == 2) {
+    const auto own = std::make_shared<SharedSave>();
+    own->code = saves.norm.packed();
+    return norm_from_code(saves, own);
+  }
+  NormBack norm = norm_of(saves);
+  norm.gamma = saves.gamma_values();
+  const int64_t span = std::max<int64_t>(saves.axes.span, 1);
+  norm.unit = span;
+  norm.values = [&saves, span](int64_t first, int64_t last, at::ScalarType) {
+    return rows_of_image(saves.norm.samples(first / span, last / span));
+  };
+  return norm;
 }
 
-/// The norm's gradient from what the node keeps.
-NormGradients kept_norm_back(const EpilogueSaves& saves, const at::Tensor& g, bool needs_x) {
-  const auto run = [&](const NormBack& back, bool whole_samples) {
-    const int64_t unit = whole_samples ? saves.axes.span : 1;
-    return norm_back_(g, back, needs_x, [&](const auto& each) { for_stretches_of(g.size(0), g.size(1), g.is_cuda(), each, unit); });
-  };
-  NormBack norm{saves.axes, saves.training, saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), saves.rstd, {}, saves.mean};
-  const bool of_rows =
-      saves.code_is_normalised || (saves.norm.defined() && !saves.norm.has_bits_per_sample() && saves.norm.shape().size() == 2);
-  if (of_rows) {
-    SharedSave own;
-    own.code = saves.norm.packed();
-    const SharedSave& save = saves.code_is_normalised ? *saves.code : own;
-    const SharedRows rows(save);
-    if (saves.code_is_normalised) norm.gamma = rows.gamma();
-    // A one-sided code's off values have another variance, and no gradient.
-    if (save.code.spec.side != Side::one_sided) norm.eps = saves.eps;
-    norm.values = [&](int64_t first, int64_t last, at::ScalarType type) { return rows.values(first, last, type); };
-    return run(norm, saves.axes.groups > 0);
-  }
-  const int64_t span = std::max<int64_t>(saves.axes.span, 1);
-  norm.values = [&](int64_t first, int64_t last, at::ScalarType) {
-    const int64_t from = first / span, to = last / span;
-    return rows_of_image(saves.norm.samples(from, to));
-  };
-  return run(norm, saves.axes.span > 0);
+EpilogueGradients kept_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants) {
+  return unfused_back(saves, g, wants, kept_norm(saves));
 }
 
 }  // namespace
@@ -218,34 +198,44 @@ void gate_gradient_(const EpilogueSaves& saves, const at::Tensor& g) {
   });
 }
 
-EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants, const NormBack* norm) {
+NormBack norm_of(const EpilogueSaves& saves) {
+  NormBack norm{saves.axes, saves.options.training, {}, saves.rstd, {}, saves.mean};
+  if (saves.axes.groups > 0) norm.unit = saves.axes.span;
+  return norm;
+}
+
+NormBack norm_from_code(const EpilogueSaves& saves, std::shared_ptr<const SharedSave> save) {
+  NormBack norm = norm_of(saves);
+  const auto rows = std::make_shared<const SharedRows>(*save);
+  norm.gamma = rows->gamma().defined() ? rows->gamma() : saves.gamma_values();
+  // A one-sided code's off values have another variance, and no gradient.
+  if (save->code.spec.side != Side::one_sided) norm.eps = saves.eps;
+  norm.values = [save, rows](int64_t first, int64_t last, at::ScalarType type) { return rows->values(first, last, type); };
+  return norm;
+}
+
+EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants, const NormBack& norm) {
   gate_gradient_(saves, g);
   EpilogueGradients result;
   if (wants.skip) result.skip = g;
-  if (!saves.has_norm) {
+  if (!saves.has_norm()) {
     if (wants.x) result.x = wants.skip ? g.clone() : g;
     return result;
   }
   const at::Tensor dx = wants.skip && wants.x ? g.clone() : g;
   if (wants.x) result.x = dx;
   if (!saves.reads_values && !saves.code_is_normalised) {
-    const at::Tensor gamma = saves.gamma ? saves.gamma->unpack().detach() : at::Tensor(), rstd = saves.rstd.squeeze(0);
+    const at::Tensor gamma = saves.gamma_values(), rstd = saves.rstd.squeeze(0);
     if (wants.beta) result.beta = dx.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
     if (wants.x) dx.mul_(gamma.defined() ? at::mul(gamma, rstd) : rstd);
     return result;
   }
-  NormGradients sums;
-  if (norm != nullptr) {
-    const int64_t unit = saves.axes.groups > 0 ? saves.axes.span : 1;
-    sums = norm_back_(dx, *norm, wants.x, [&](const auto& each) { for_stretches_of(dx.size(0), dx.size(1), dx.is_cuda(), each, unit); });
-  } else {
-    sums = kept_norm_back(saves, dx, wants.x);
-  }
+  const NormGradients sums = norm_back_(dx, norm, wants.x);
   result.gamma = sums.gamma;
   result.beta = sums.beta;
   return result;
 }
 
-const EpilogueKernel kUnfusedEpilogue = {"unfused", unfused_fits, unfused_forward, plain_back};
+const EpilogueKernel kUnfusedEpilogue = {"unfused", [](const auto&...) { return true; }, unfused_forward, kept_back};
 
 }  // namespace satchel

@@ -28,42 +28,33 @@ struct OwnInput {
 
 namespace {
 
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
 /// An input that stands packed. The weak reference keeps the tensor's address from being given out again, not its memory.
 struct LiveInput {
   WeakTensor tensor;
-  const void *address, *data;
-  std::vector<int64_t> sizes, strides;
-  int64_t version;
+  const void* address;  // of that tensor
+  MemoryKey memory;
   at::ScalarType type;  // packed in
-  std::optional<c10::Stream> stream;
   CodecSpec spec;
   bool per_sample_bits;
   std::shared_ptr<const StepClock> clock;  // of the run that packed it
   uint64_t era;                            // … and its step
-  std::weak_ptr<const OwnInput> own;
+  std::weak_ptr<const OwnInput> own = {};
 
   bool operator==(const LiveInput& o) const {
-    return address == o.address && data == o.data && version == o.version && type == o.type && stream == o.stream && sizes == o.sizes &&
-           strides == o.strides && spec == o.spec && per_sample_bits == o.per_sample_bits && clock == o.clock && era == o.era;
+    return address == o.address && memory == o.memory && type == o.type && spec == o.spec && per_sample_bits == o.per_sample_bits &&
+           clock == o.clock && era == o.era;
   }
 };
 
 LiveInput key_of(const at::Tensor& x, at::ScalarType type, const Keep& keep) {
   return {WeakTensor(x.getIntrusivePtr()),
           x.unsafeGetTensorImpl(),
-          x.const_data_ptr(),
-          x.sizes().vec(),
-          x.strides().vec(),
-          x._version(),
+          MemoryKey(x),
           type,
-          current_stream(x),
           keep.spec,
           keep.per_sample_bits,
           step_clock(),
-          step_clock()->era(),
-          {}};
+          step_clock()->era()};
 }
 
 struct LiveInputs {

@@ -1,14 +1,18 @@
+// The public functions of norms: they check, and hand to torch or to the epilogue.
 #include "satchel/autograd/norm.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
+#include <c10/util/accumulate.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
+#include "satchel/autograd/activation.h"
 #include "satchel/autograd/epilogue.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
@@ -27,11 +31,24 @@ at::Tensor as_x(const at::Tensor& w, const at::Tensor& x) { return w.defined() ?
 
 at::Tensor line_of(const at::Tensor& w) { return w.defined() && w.dim() != 1 ? w.reshape({-1}) : w; }
 
-void check_tail(const at::Tensor& x, at::IntArrayRef shape, const char* op) {
+/// layer_norm, or, not centred, rms_norm over the last dimensions, which are `shape`.
+at::Tensor tail_norm(const at::Tensor& given, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
+                     const SavePolicy& saving, bool centred) {
+  const char* op = centred ? "layer_norm" : "rms_norm";
+  const at::Tensor x = given.to(precise_type(given));
   const auto tail = static_cast<int64_t>(shape.size());
   if (tail == 0 || x.dim() < tail || x.sizes().slice(static_cast<size_t>(x.dim() - tail)) != shape) {
     fail(op, "the last sizes of x must be the shape to normalise over", x.sizes());
   }
+  const int64_t width = c10::multiply_integers(shape);
+  check_weight(x, weights.gamma, width, "gamma", op);
+  check_weight(x, weights.beta, width, "beta", op);
+  if (torch_serves(x, weights, saving) || x.numel() == 0) {
+    const at::Tensor gamma = as_x(weights.gamma, x), beta = as_x(weights.beta, x);
+    return centred ? at::layer_norm(x, shape, gamma, beta, options.eps) : at::rms_norm(x, shape, gamma, options.eps);
+  }
+  const NormWeights lines{line_of(weights.gamma), line_of(weights.beta), {}, {}};
+  return norm_alone({x, lines, {Norm::layer, 0, 0, centred}, options, saving, width});
 }
 
 }  // namespace
@@ -50,35 +67,16 @@ at::Tensor layer_norm(const at::Tensor& x, const NormWeights& weights, const Nor
   return layer_norm(x, {x.size(1)}, weights, options, saving);
 }
 
-at::Tensor layer_norm(const at::Tensor& given, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
+at::Tensor layer_norm(const at::Tensor& x, at::IntArrayRef shape, const NormWeights& weights, const NormOptions& options,
                       const SavePolicy& saving) {
-  constexpr const char* op = "layer_norm";
-  check_activations(given, op);
-  const at::Tensor x = given.to(precise_type(given));
-  check_tail(x, shape, op);
-  int64_t width = 1;
-  for (const int64_t size : shape) width *= size;
-  check_weight(x, weights.gamma, width, "gamma", op);
-  check_weight(x, weights.beta, width, "beta", op);
-  if (torch_serves(x, weights, saving) || x.numel() == 0) {
-    return at::layer_norm(x, shape, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps);
-  }
-  EpilogueCall call{x, {line_of(weights.gamma), line_of(weights.beta), {}, {}}, {Norm::layer, 0, 0}, options, saving, width};
-  return norm_alone(std::move(call));
+  check_activations(x, "layer_norm");
+  return tail_norm(x, shape, weights, options, saving, /*centred=*/true);
 }
 
-at::Tensor rms_norm(const at::Tensor& given, at::IntArrayRef shape, const at::Tensor& gamma, double eps, const SavePolicy& saving) {
-  constexpr const char* op = "rms_norm";
-  check_activations(given, op);
-  if (!(eps >= 0) || !std::isfinite(eps)) fail(op, "eps must be finite and at least 0", eps);
-  const at::Tensor x = given.to(precise_type(given));
-  check_tail(x, shape, op);
-  int64_t width = 1;
-  for (const int64_t size : shape) width *= size;
-  check_weight(x, gamma, width, "gamma", op);
-  if (torch_serves(x, {gamma, {}, {}, {}}, saving) || x.numel() == 0) return at::rms_norm(x, shape, as_x(gamma, x), eps);
-  EpilogueCall call{x, {line_of(gamma), {}, {}, {}}, {Norm::layer, 0, 0, /*centred=*/false}, {eps}, saving, width};
-  return norm_alone(std::move(call));
+at::Tensor rms_norm(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& gamma, double eps, const SavePolicy& saving) {
+  check_activations(x, "rms_norm");
+  if (!(eps >= 0) || !std::isfinite(eps)) fail("rms_norm", "eps must be finite and at least 0", eps);
+  return tail_norm(x, shape, {gamma, {}, {}, {}}, {eps}, saving, /*centred=*/false);
 }
 
 at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights& weights, const NormOptions& options,
@@ -97,6 +95,88 @@ at::Tensor group_norm(const at::Tensor& given, int64_t groups, const NormWeights
     return at::group_norm(x, groups, as_x(weights.gamma, x), as_x(weights.beta, x), options.eps, /*cudnn_enabled=*/true);
   }
   return norm_alone(norm_call(x, weights, Norm::batch, groups, options, saving));
+}
+
+namespace {
+
+/// Function by function.
+at::Tensor by_function(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const SavePolicy& saving) {
+  at::Tensor y = x;
+  if (options.norm == Norm::batch) y = batch_norm(x, weights, options.statistics, saving);
+  if (options.norm == Norm::layer) y = layer_norm(x, weights, options.statistics, saving);
+  switch (options.activation) {
+    case Activation::relu: y = relu(y, saving); break;
+    case Activation::leaky_relu: y = leaky_relu(y, options.slope, saving); break;
+    case Activation::elu: y = elu(y, options.alpha, saving); break;
+    case Activation::none: break;
+  }
+  return dropout(y, options.dropout, options.training(), saving);
+}
+
+/// x's memory to write over, where a recorded function made x and nobody but the caller of this holds it; else undefined. A node that
+/// saved its own output, or a view, would show in the storage's count.
+at::Tensor spare_memory(const at::Tensor& x) {
+  const bool alone = x.use_count() == 1 && x.storage().use_count() == 1 && x.grad_fn() != nullptr && !x.is_view();
+  return alone && (is_image(x) ? is_channels_last(x) : x.is_contiguous()) ? x.variable_data() : at::Tensor();
+}
+
+/// Norm and activation as the options have them. The result may be written over x, where the caller of norm_act() has given x away.
+EpilogueCall fused_call(const at::Tensor& x, const NormWeights& weights, const NormActOptions& options, const SavePolicy& saving) {
+  const at::Tensor spare = spare_memory(x);  // first: every other name for x counts
+  EpilogueCall call = norm_call(x, weights, options.norm, 0, options.statistics, saving);
+  call.spare = spare;
+  call.activation = options.activation;
+  call.slope = options.activation == Activation::relu ? 0 : options.activation == Activation::leaky_relu ? options.slope : 1;
+  call.alpha = options.alpha;
+  return call;
+}
+
+}  // namespace
+
+at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptions& options, const SavePolicy& saving) {
+  constexpr const char* op = "norm_act";
+  check_norm(x, weights, options.norm, options.statistics, op);
+  check_dropout(options.dropout, op);
+  if (!std::isfinite(options.slope)) fail(op, "slope must be finite", options.slope);
+  if (!(options.alpha >= 0) || !std::isfinite(options.alpha)) fail(op, "alpha must be finite and at least 0", options.alpha);
+  const bool empty = options.norm == Norm::none && options.activation == Activation::none;
+  // The fused norms of images that keep each function's own know no ELU.
+  const bool own_elu = options.activation == Activation::elu && is_image(x) && !reads_producer(saving.method);
+  if (is_baseline(saving.method) || empty || own_elu || x.numel() == 0 || !needs_grad(x, weights.gamma, weights.beta)) {
+    return by_function(x, weights, options, saving);
+  }
+  EpilogueCall call = fused_call(x, weights, options, saving);
+  call.next_reads = !(options.only_added && options.activation == Activation::none);
+  const double p = options.training() ? options.dropout : 0;
+  // The fused kernels of images that keep each function's own know no dropout.
+  const bool apart = call.is_image() && !reads_producer(saving.method);
+  call.dropout = apart ? 0 : p;
+  const at::Tensor z = epilogue(std::move(call));
+  return apart ? dropout(z, p, true, saving) : z;
+}
+
+at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tensor& skip, const NormActOptions& options,
+                        const SavePolicy& saving) {
+  constexpr const char* op = "norm_add_act";
+  check_norm(x, weights, options.norm, options.statistics, op);
+  if (options.norm != Norm::batch) fail(op, "the norm must be a BatchNorm", "another");
+  if (options.activation != Activation::relu && options.activation != Activation::none) {
+    fail(op, "the activation must be ReLU or none", "another");
+  }
+  if (options.dropout != 0) fail(op, "dropout must be 0", options.dropout);
+  const bool fits = skip.defined() && skip.sizes() == x.sizes() && skip.device() == x.device();
+  if (!fits) fail(op, "skip must have x's sizes and device", skip.defined() ? skip.toString() : "nothing");
+  const bool relus = options.activation == Activation::relu, same_type = skip.scalar_type() == x.scalar_type();
+  const bool recorded = needs_grad(x, weights.gamma, weights.beta, skip) && !is_baseline(saving.method);
+  // In evaluation the norm may keep nothing at all: a norm of its own knows. A sum alone keeps nothing.
+  if (!recorded || !relus || !same_type || !options.training() || x.numel() == 0) {
+    at::Tensor y = batch_norm(x, weights, options.statistics, saving);  // fresh, and kept by nobody
+    const at::Tensor sum = same_type ? y.add_(skip) : at::add(y, skip);
+    return relus ? relu(sum, saving) : sum;
+  }
+  EpilogueCall call = fused_call(x, weights, options, saving);
+  call.skip = skip;
+  return epilogue(std::move(call));
 }
 
 }  // namespace satchel

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mul.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <numeric>
@@ -20,38 +21,16 @@ namespace satchel {
 namespace {
 
 /// Input pixels a sample: all dimensions after samples and channels.
-int64_t pixels_of(const at::Tensor& x) {
-  return std::accumulate(x.sizes().begin() + std::min<int64_t>(x.dim(), 2), x.sizes().end(), int64_t{1}, std::multiplies<>());
-}
+int64_t pixels_of(const at::Tensor& x) { return c10::multiply_integers(x.sizes().slice(std::min<size_t>(x.sizes().size(), 2))); }
 
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
-/// Numbers about one tensor. While the tensor lives its memory is its own, and its version tells of changes. They are written, read and
-/// given back on one stream.
+/// Numbers about one tensor, which are written, read and given back on its key's stream.
 struct PassedOn {
   WeakTensor tensor;
-  const void* data;
-  std::vector<int64_t> sizes, strides;
-  at::ScalarType type;
-  uint32_t version;
-  std::optional<c10::Stream> stream;
+  MemoryKey key;
   at::Tensor numbers;
 
-  PassedOn(const at::Tensor& x, at::Tensor found)
-      : tensor(x.getIntrusivePtr()),
-        data(x.const_data_ptr()),
-        sizes(x.sizes().vec()),
-        strides(x.strides().vec()),
-        type(x.scalar_type()),
-        version(x._version()),
-        stream(current_stream(x)),
-        numbers(std::move(found)) {}
-
   /// x is that tensor, or shares its memory and version as a detached one does.
-  bool is_of(const at::Tensor& x) const {
-    return !tensor.expired() && x.const_data_ptr() == data && !x.is_inference() && x._version() == version && x.scalar_type() == type &&
-           x.sizes() == at::IntArrayRef(sizes) && x.strides() == at::IntArrayRef(strides) && current_stream(x) == stream;
-  }
+  bool is_of(const at::Tensor& x) const { return !tensor.expired() && !x.is_inference() && MemoryKey(x) == key; }
 };
 
 struct Passed {
@@ -75,11 +54,19 @@ at::Tensor squares_of(const at::Tensor& g) {
 
 }  // namespace
 
+MemoryKey::MemoryKey(const at::Tensor& x)
+    : data(x.const_data_ptr()),
+      sizes(x.sizes().vec()),
+      strides(x.strides().vec()),
+      type(x.scalar_type()),
+      version(x._version()),
+      stream(current_stream(x)) {}
+
 void pass_on_ranges(const at::Tensor& x, at::Tensor ranges) {
-  if (!x.is_inference()) passed().ranges.emplace(x, std::move(ranges));  // those have no versions
+  if (!x.is_inference()) passed().ranges = {WeakTensor(x.getIntrusivePtr()), MemoryKey(x), std::move(ranges)};
 }
 void pass_on_squares(const at::Tensor& g, at::Tensor squares) {
-  if (!g.is_inference()) passed().squares.emplace(g, std::move(squares));
+  if (!g.is_inference()) passed().squares = {WeakTensor(g.getIntrusivePtr()), MemoryKey(g), std::move(squares)};
 }
 
 void AllocatorNote::tell(const at::Tensor& g, double weights_per_value) const {
@@ -176,9 +163,8 @@ void Saved::report(const std::string& name, const char* kind, std::vector<SavedT
 }
 
 void report(const Packed& packed, const std::string& name, const char* kind, std::vector<SavedTensor>& lines) {
-  int64_t values = 1;
-  for (const int64_t size : packed.shape) values *= size;
-  lines.push_back({name, kind, packed.shape, packed.spec.bits, packed.bytes.defined() ? packed.bytes.numel() : 0, 4 * values});
+  const int64_t values = c10::multiply_integers(packed.shape), bytes = packed.bytes.defined() ? packed.bytes.numel() : 0;
+  lines.push_back({name, kind, packed.shape, packed.spec.bits, bytes, 4 * values});
   if (packed.seed.defined()) lines.push_back(saved_line(name, "seed", packed.seed));
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,20 @@
 #include "satchel/tensor/packed.h"
 
 namespace satchel {
+
+/// A tensor's memory as it stands now, and where work on it goes. While the tensor lives the memory is its own, and the version tells of
+/// changes. Tensors of inference mode have no version, and no key.
+struct MemoryKey {
+  const void* data;
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType type;
+  uint32_t version;
+  std::optional<c10::Stream> stream;
+
+  explicit MemoryKey(const at::Tensor& x);
+  bool operator==(const MemoryKey&) const = default;
+};
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 /// What a fused pass has found out about a tensor that it made, for the Saved that meets this very tensor, untouched, next in this thread;
 /// whichever comes next forgets it, ranges where samples are packed in bits of their own, squares where a gradient is told. ranges: as

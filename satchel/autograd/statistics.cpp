@@ -9,11 +9,12 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "satchel/autograd/image_rows.h"
-#include "satchel/autograd/node.h"
+#include "satchel/autograd/shared.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/epilogue.h"
 
@@ -68,54 +69,59 @@ void check_norm(const at::Tensor& x, const NormWeights& weights, Norm norm, cons
 
 namespace {
 
-/// Whole samples' rows as samples × rows of each × groups × channels of each.
+/// Rows of a sample that share statistics, where channels do not: GroupNorm's samples, LayerNorm's single rows.
+int64_t span_of(const NormAxes& axes) { return axes.groups > 0 ? axes.span : 1; }
+
+/// Whole samples' rows as samples × rows of each × groups × channels of each. A row of LayerNorm is a sample of one group.
 at::Tensor in_groups(const at::Tensor& rows, const NormAxes& axes) {
-  return rows.view({rows.size(0) / axes.span, axes.span, axes.groups, rows.size(1) / axes.groups});
+  const int64_t span = span_of(axes), groups = std::max<int64_t>(axes.groups, 1);
+  return rows.view({rows.size(0) / span, span, groups, rows.size(1) / groups});
 }
+/// … whose mean is taken over rows and channels of each.
+at::Tensor group_means(const at::Tensor& groups) { return groups.mean(at::IntArrayRef{1, 3}, /*keepdim=*/true); }
 
-/// The part of each row's or group's numbers that belongs to `rows` rows from `first` on.
+/// The part of each group's numbers that belongs to `rows` rows from `first` on.
 at::Tensor part_of(const at::Tensor& numbers, const NormAxes& axes, int64_t first, int64_t rows) {
-  const int64_t span = axes.groups > 0 ? axes.span : 1;
-  return numbers.narrow(0, first / span, rows / span);
+  return numbers.narrow(0, first / span_of(axes), rows / span_of(axes));
 }
 
-Statistics moments_of_channels(const at::Tensor& x, const NormWeights& w, const NormOptions& options) {
-  const ColumnMoments moments = column_moments(x, {w.running_mean, w.running_var, options.eps, options.momentum});
-  return {moments.mean.unsqueeze(0), moments.rstd.unsqueeze(0)};
+/// Of the batch.
+Statistics channel_statistics(const at::Tensor& x, const NormWeights& w, const NormAxes& axes, const NormOptions& options) {
+  if (axes.span > 0 && x.is_cuda()) {
+    const ColumnMoments moments = column_moments(x, {w.running_mean, w.running_var, options.eps, options.momentum});
+    return {moments.mean.unsqueeze(0), moments.rstd.unsqueeze(0)};
+  }
+  auto [var, mean] = at::var_mean(x.to(at::kFloat), at::IntArrayRef{0}, /*correction=*/0, /*keepdim=*/true);
+  if (w.running_mean.defined()) {
+    const double rows = static_cast<double>(x.size(0)), m = options.momentum;
+    w.running_mean.mul_(1 - m).add_(mean.squeeze(0), m);
+    w.running_var.mul_(1 - m).add_(var.squeeze(0), m * rows / (rows - 1));
+  }
+  return {mean, var.add_(options.eps).rsqrt_()};
 }
 
 }  // namespace
 
 Statistics statistics_of(const at::Tensor& x, const NormWeights& weights, const NormAxes& axes, const NormOptions& options) {
   const at::NoGradGuard no_grad;
-  const bool batch = axes.by_channel();
-  if (batch && !options.training) {
+  if (axes.by_channel()) {
+    if (options.training) return channel_statistics(x, weights, axes, options);
     return {weights.running_mean.unsqueeze(0), weights.running_var.add(options.eps).rsqrt_().unsqueeze(0)};
   }
-  if (batch && axes.span > 0 && x.is_cuda()) return moments_of_channels(x, weights, options);
-  if (axes.groups > 0) {
-    auto [var, mean] = at::var_mean(in_groups(x, axes).to(at::kFloat), at::IntArrayRef{1, 3}, /*correction=*/0, /*keepdim=*/true);
+  const at::Tensor values = in_groups(x, axes).to(at::kFloat);
+  if (axes.centred) {
+    auto [var, mean] = at::var_mean(values, at::IntArrayRef{1, 3}, /*correction=*/0, /*keepdim=*/true);
     return {mean, var.add_(options.eps).rsqrt_()};
   }
-  if (!axes.centred) {
-    const at::Tensor squares = x.to(at::kFloat).square().mean(at::IntArrayRef{1}, /*keepdim=*/true);
-    return {at::zeros_like(squares), squares.add(options.eps).rsqrt_()};
-  }
-  auto [var, mean] = at::var_mean(x.to(at::kFloat), at::IntArrayRef{batch ? 0 : 1}, /*correction=*/0, /*keepdim=*/true);
-  if (batch && weights.running_mean.defined()) {
-    const double rows = static_cast<double>(x.size(0)), m = options.momentum;
-    weights.running_mean.mul_(1 - m).add_(mean.squeeze(0), m);
-    weights.running_var.mul_(1 - m).add_(var.squeeze(0), m * rows / (rows - 1));
-  }
-  return {mean, var.add_(options.eps).rsqrt_()};
+  const at::Tensor squares = group_means(values.square());
+  return {at::zeros_like(squares), squares.add(options.eps).rsqrt_()};
 }
 
 at::Tensor normalised(const at::Tensor& x, const Statistics& s, const NormAxes& axes, int64_t first) {
   if (axes.by_channel()) return at::sub(x, s.mean).mul_(s.rstd);  // the statistics' type wins over x's
   const at::Tensor mean = part_of(s.mean, axes, first, x.size(0)), rstd = part_of(s.rstd, axes, first, x.size(0));
-  if (!axes.centred) return at::mul(x, rstd);
-  if (axes.groups == 0) return at::sub(x, mean).mul_(rstd);
-  return at::sub(in_groups(x, axes), mean).mul_(rstd).view(x.sizes());
+  const at::Tensor groups = in_groups(x, axes);
+  return (axes.centred ? at::sub(groups, mean).mul_(rstd) : at::mul(groups, rstd)).view(x.sizes());
 }
 
 Affine folded(const Statistics& s, const at::Tensor& gamma, const at::Tensor& beta) {
@@ -141,36 +147,29 @@ void add_sums(const NormGradients& sums, const at::Tensor& g, const at::Tensor& 
   sums.gamma.add_(at::mul(g, x).sum(0));
 }
 
-/// What x̂_i·mean(g·x̂) has too much of on average, as a share of g_i, is made up for: the codes' variance over the number of values.
-/// `squares` is the mean of x̂² of each statistic.
-void make_up_(const at::Tensor& g, const at::Tensor& squares, const at::Tensor& rstd, std::optional<double> eps, int64_t count) {
-  if (!eps || count == 0) return;
-  const at::Tensor variance = squares.sub(1).add_(at::square(rstd), *eps);
-  g.mul_(variance.div_(static_cast<double>(count)).add_(1));
-}
-
-/// Each row's own statistics: g and x̂ of the same rows.
-void layer_back_(const at::Tensor& g, const at::Tensor& x, const NormBack& back, const at::Tensor& rstd) {
-  if (back.gamma.defined()) g.mul_(back.gamma);
-  const at::Tensor along = at::mul(g, x).mean(1, /*keepdim=*/true);
-  const at::Tensor offset = back.axes.centred ? g.mean(1, /*keepdim=*/true) : at::Tensor();
-  if (back.eps) make_up_(g, at::square(x).mean(1, /*keepdim=*/true), rstd, back.eps, x.size(1));
+/// Each row's or group's own statistics: g and x̂ of the same rows.
+void group_back_(const at::Tensor& rows, const at::Tensor& values, const NormBack& back, const at::Tensor& rstd) {
+  if (back.gamma.defined()) rows.mul_(back.gamma);
+  const at::Tensor g = in_groups(rows, back.axes), x = in_groups(values, back.axes);
+  const at::Tensor along = group_means(at::mul(g, x)), offset = back.axes.centred ? group_means(g) : at::Tensor();
+  if (back.eps && x.numel() > 0) {
+    // What x̂_i·mean(g·x̂) has too much of on average, as a share of g_i: the codes' variance over the number of values.
+    const at::Tensor variance = group_means(at::square(x)).sub_(1).add_(at::square(rstd), *back.eps);
+    g.mul_(variance.div_(static_cast<double>(x.size(1) * x.size(3))).add_(1));
+  }
   g.sub_(x.mul_(along));
   if (offset.defined()) g.sub_(offset);
   g.mul_(rstd);
 }
 
-/// Each group's own: g and x̂ of the same samples.
-void group_back_(const at::Tensor& rows, const at::Tensor& values, const NormBack& back, const at::Tensor& rstd) {
-  if (back.gamma.defined()) rows.mul_(back.gamma);
-  const at::Tensor g = in_groups(rows, back.axes), x = in_groups(values, back.axes);
-  const at::Tensor along = at::mul(g, x).mean(at::IntArrayRef{1, 3}, /*keepdim=*/true), offset = g.mean(at::IntArrayRef{1, 3}, true);
-  if (back.eps) make_up_(g, at::square(x).mean(at::IntArrayRef{1, 3}, true), rstd, back.eps, x.size(1) * x.size(3));
-  g.sub_(x.mul_(along)).sub_(offset).mul_(rstd);
+/// Calls run(first, last) for stretches of g's rows.
+template <class Run>
+void for_parts(const at::Tensor& g, const NormBack& back, const Run& run) {
+  for_stretches_of(g.size(0), g.size(1), g.is_cuda(), run, back.unit);
 }
 
 /// BatchNorm's of a map's rows on CUDA from values that stand decoded, of any of the three types.
-NormGradients map_back_(const at::Tensor& g, const NormBack& back, bool needs_x, const Stretches& stretches) {
+NormGradients map_back_(const at::Tensor& g, const NormBack& back, bool needs_x) {
   const int64_t channels = g.size(1);
   const auto floats = g.options().dtype(at::kFloat);
   const at::Tensor ones = at::ones({channels}, floats);
@@ -180,7 +179,7 @@ NormGradients map_back_(const at::Tensor& g, const NormBack& back, bool needs_x,
   const at::Tensor sum_g = at::zeros({channels}, floats), sum_gx = at::zeros({channels}, floats);
   const auto part = [&](int64_t first, int64_t last) { return g.narrow(0, first, last - first); };
   const auto values = [&](int64_t first, int64_t last) { return back.values(first, last, g.scalar_type()).to(g.scalar_type()); };
-  stretches([&](int64_t first, int64_t last) {
+  for_parts(g, back, [&](int64_t first, int64_t last) {
     const auto some = at::batch_norm_backward_reduce(part(first, last), values(first, last), mean, raw ? rstd : ones, gamma,
                                                      /*input_g=*/true, /*weight_g=*/false, /*bias_g=*/false);
     sum_g.add_(std::get<0>(some));
@@ -196,16 +195,16 @@ NormGradients map_back_(const at::Tensor& g, const NormBack& back, bool needs_x,
     along.mul_(rstd);
     offset.sub_(at::mul(along, mean));
   }
-  stretches([&](int64_t first, int64_t last) { norm_rows_back_(part(first, last), values(first, last), scale, along, offset); });
+  for_parts(g, back, [&](int64_t first, int64_t last) { norm_rows_back_(part(first, last), values(first, last), scale, along, offset); });
   return sums;
 }
 
 }  // namespace
 
-NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x, const Stretches& stretches) {
+NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x) {
   const NormAxes& axes = back.axes;
   const bool channels = axes.by_channel();
-  if (channels && axes.span > 0 && back.training && g.is_cuda()) return map_back_(g, back, needs_x, stretches);
+  if (channels && axes.span > 0 && back.training && g.is_cuda()) return map_back_(g, back, needs_x);
   const auto floats = g.options().dtype(at::kFloat);
   const NormGradients sums{at::zeros({g.size(1)}, floats), at::zeros({g.size(1)}, floats)};
   const auto part = [&](int64_t first, int64_t last) { return RowStretch(g.narrow(0, first, last - first)); };
@@ -213,17 +212,12 @@ NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x
     const at::Tensor x = back.values(first, last, at::kFloat);
     return back.mean.defined() ? normalised(x, {back.mean, back.rstd}, axes, first) : x;
   };
-  stretches([&](int64_t first, int64_t last) {
+  for_parts(g, back, [&](int64_t first, int64_t last) {
     const at::Tensor x = values(first, last);
     const RowStretch some = part(first, last);
     add_sums(sums, some.rows, x);
     if (!needs_x || channels) return;
-    const at::Tensor rstd = part_of(back.rstd, axes, first, last - first);
-    if (axes.groups > 0) {
-      group_back_(some.rows, x, back, rstd);
-    } else {
-      layer_back_(some.rows, x, back, rstd);
-    }
+    group_back_(some.rows, x, back, part_of(back.rstd, axes, first, last - first));
     some.store();
   });
   if (!needs_x || !channels) return sums;
@@ -234,7 +228,7 @@ NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x
   }
   const double rows = static_cast<double>(g.size(0));
   const at::Tensor along = sums.gamma.div(rows), offset = sums.beta.div(rows);
-  stretches([&](int64_t first, int64_t last) {
+  for_parts(g, back, [&](int64_t first, int64_t last) {
     const RowStretch some = part(first, last);
     some.rows.sub_(values(first, last).mul_(along).add_(offset)).mul_(scale);
     some.store();

@@ -20,7 +20,7 @@ struct NormAxes {
   bool by_channel() const { return groups == 0 && norm == Norm::batch; }
 };
 
-/// Of every channel (1 × channels), of every row (rows × 1), or of every group (samples × 1 × groups × 1).
+/// Of every channel (1 × channels), of every row (rows × 1 × 1 × 1), or of every group (samples × 1 × groups × 1).
 struct Statistics {
   at::Tensor mean, rstd;
 };
@@ -46,8 +46,6 @@ struct Affine {
 };
 Affine folded(const Statistics& s, const at::Tensor& gamma, const at::Tensor& beta);
 
-using Stretches = std::function<void(const std::function<void(int64_t first, int64_t last)>&)>;
-
 /// What the gradient needs to know; `values` gives normalised rows first to last, or x's own where there is a mean, to be written over;
 /// `type` is what they are wanted in, another does too.
 struct NormBack {
@@ -56,6 +54,7 @@ struct NormBack {
   at::Tensor gamma, rstd;  // γ undefined: 1
   std::function<at::Tensor(int64_t first, int64_t last, at::ScalarType type)> values;
   at::Tensor mean = {};
+  int64_t unit = 1;  // values are asked for in stretches that start at its multiples: rows of a sample, where those are wanted whole
   /// Rows' and groups' own statistics: of the forward pass, where the values are codes of about the same variance everywhere. The mean of
   /// exact x̂² is 1 − eps·rstd²; what the codes' is above that is their variance, which shortens the gradient by variance / N
   /// (docs/theory.md 8), and is made up for.
@@ -66,7 +65,7 @@ struct NormGradients {
 };
 
 /// g, rows of the gradient of γ·x̂ + β, becomes that of x in place (unless only the weights' are asked for); those of the weights are
-/// float32. `stretches` calls its argument for stretches of rows (whole samples, for groups).
-NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x, const Stretches& stretches);
+/// float32.
+NormGradients norm_back_(const at::Tensor& g, const NormBack& back, bool needs_x);
 
 }  // namespace satchel

@@ -1,6 +1,7 @@
 #include "satchel/core/keep.h"
 
 #include <algorithm>
+
 namespace satchel {
 namespace {
 
@@ -14,14 +15,6 @@ CodecSpec derivative_spec(const Method& method) {
   spec.rounding = method.norm.rounding;
   spec.header = method.norm.header;
   return spec;
-}
-
-Keep coded(Kind kind, Of of, const CodecSpec& spec) {
-  Keep keep;
-  keep.kind = kind;
-  keep.of = of;
-  keep.spec = spec;
-  return keep;
 }
 
 class Epilogue {
@@ -63,7 +56,7 @@ class Epilogue {
     const CodecSpec spec = norm_spec(method_, site_.width, site_.count);
     // A low-pass and full precision are of x itself, and so are the rows of EXACT and block-wise, the methods that keep A·x.
     const bool normalises = method_.shared || (site_.image ? codes_normalised(spec) : codes_normalised_rows(method_));
-    Keep keep = coded(Kind::norm, normalises ? Of::normalised : Of::input, spec);
+    Keep keep{Kind::norm, spec, normalises ? Of::normalised : Of::input};
     keep.per_sample_bits = method_.adaptive && site_.image && !method_.shared;
     keep.offload = method_.swap && keep.per_sample_bits;
     keeps_.push_back(keep);
@@ -73,7 +66,7 @@ class Epilogue {
   /// One code for norm, activation and the next layer.
   void add_shared() {
     const CodecSpec spec = shared_spec(method_, site_.norm, site_.activation, site_.width, site_.count);
-    add_code(coded(Kind::shared, normed() ? Of::normalised : site_.activation == Activation::relu ? Of::output : Of::input, spec));
+    add_code({Kind::shared, spec, normed() ? Of::normalised : site_.activation == Activation::relu ? Of::output : Of::input});
     if (spec.side == Side::none && normed()) add(Kind::affine);
     if (normed()) add_statistics(1);
   }
@@ -88,7 +81,7 @@ class Epilogue {
         spec.block = CodecSpec{}.block;
       }
     }
-    add_code(coded(kind, Of::output, spec));
+    add_code({kind, spec, Of::output});
   }
 
   /// … with a mask beside it where the code itself does not tell.
@@ -109,7 +102,7 @@ class Epilogue {
     if (site_.drops) add(masks ? Kind::dropout : Kind::seed);
   }
 
-  void add(Kind kind) { keeps_.push_back(coded(kind, Of::input, {})); }
+  void add(Kind kind) { keeps_.push_back({kind}); }
 
   const Method& method_;
   const Site& site_;
@@ -117,11 +110,11 @@ class Epilogue {
 };
 
 std::vector<Keep> input_keeps(const Method& method, Kind kind) {
-  Keep keep = coded(kind, Of::input, method.input);
+  Keep keep{kind, method.input};
   keep.per_sample_bits = method.adaptive;
   keep.offload = method.swap;
   std::vector<Keep> keeps = {keep};
-  if (std::holds_alternative<RandomProjection>(method.input.transform)) keeps.push_back(coded(Kind::seed, Of::input, {}));
+  if (std::holds_alternative<RandomProjection>(method.input.transform)) keeps.push_back({Kind::seed});
   return keeps;
 }
 
@@ -139,7 +132,7 @@ std::vector<Keep> keeps_of(const Method& method, const Site& site) {
     case Role::weight_input: return input_keeps(method, Kind::input);
     case Role::data: return method.packs_data ? input_keeps(method, Kind::input) : std::vector<Keep>();
     case Role::aggregate: return method.keeps_aggregate ? input_keeps(method, Kind::aggregate) : std::vector<Keep>();
-    case Role::derivative: return {coded(Kind::derivative, Of::output, derivative_spec(method))};
+    case Role::derivative: return {{Kind::derivative, derivative_spec(method), Of::output}};
     case Role::epilogue: return Epilogue(method, site).make();
   }
   return {};

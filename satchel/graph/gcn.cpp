@@ -13,8 +13,7 @@
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/core/layer_table.h"
-#include "satchel/graph/check.h"
-#include "satchel/graph/product_rows.h"
+#include "satchel/graph/product.h"
 #include "satchel/graph/spmm.h"
 #include "satchel/tensor/split_product.h"
 

@@ -5,62 +5,59 @@
 #include <torch/nn/options/activation.h>
 #include <torch/nn/pimpl.h>
 
+#include <utility>
+
 #include "satchel/autograd/save_policy.h"
 
 namespace satchel::nn {
 
-/// After a satchel norm it takes over what the norm would keep (autograd/norm.h).
-class ReLUImpl : public torch::nn::Cloneable<ReLUImpl> {
+/// What all of them have.
+template <class Derived, class Options>
+class ActivationModule : public torch::nn::Cloneable<Derived> {
  public:
-  explicit ReLUImpl(const torch::nn::ReLUOptions& options = {}, SavePolicy saving = {});
+  explicit ActivationModule(const Options& given = {}, SavePolicy how = {}) : options(given), saving(std::move(how)) {}
   void reset() override {}
+
+  Options options;
+  SavePolicy saving;
+};
+
+/// After a satchel norm it takes over what the norm would keep (autograd/norm.h).
+class ReLUImpl : public ActivationModule<ReLUImpl, torch::nn::ReLUOptions> {
+ public:
+  using ActivationModule::ActivationModule;
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
-
-  torch::nn::ReLUOptions options;
-  SavePolicy saving;
 };
 TORCH_MODULE(ReLU);
 
-class LeakyReLUImpl : public torch::nn::Cloneable<LeakyReLUImpl> {
+class LeakyReLUImpl : public ActivationModule<LeakyReLUImpl, torch::nn::LeakyReLUOptions> {
  public:
-  explicit LeakyReLUImpl(const torch::nn::LeakyReLUOptions& options = {}, SavePolicy saving = {});
-  void reset() override {}
+  using ActivationModule::ActivationModule;
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
-
-  torch::nn::LeakyReLUOptions options;
-  SavePolicy saving;
 };
 TORCH_MODULE(LeakyReLU);
 
-class ELUImpl : public torch::nn::Cloneable<ELUImpl> {
+class ELUImpl : public ActivationModule<ELUImpl, torch::nn::ELUOptions> {
  public:
-  explicit ELUImpl(const torch::nn::ELUOptions& options = {}, SavePolicy saving = {});
-  void reset() override {}
+  using ActivationModule::ActivationModule;
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
-
-  torch::nn::ELUOptions options;
-  SavePolicy saving;
 };
 TORCH_MODULE(ELU);
 
-class GELUImpl : public torch::nn::Cloneable<GELUImpl> {
+class GELUImpl : public ActivationModule<GELUImpl, torch::nn::GELUOptions> {
  public:
-  explicit GELUImpl(const torch::nn::GELUOptions& options = {}, SavePolicy saving = {});
-  void reset() override {}
+  using ActivationModule::ActivationModule;
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
-
-  torch::nn::GELUOptions options;
-  SavePolicy saving;
 };
 TORCH_MODULE(GELU);
 
 class SiLUImpl : public torch::nn::Cloneable<SiLUImpl> {
  public:
-  explicit SiLUImpl(SavePolicy saving = {});
+  explicit SiLUImpl(SavePolicy how = {}) : saving(std::move(how)) {}
   void reset() override {}
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;

@@ -15,11 +15,11 @@
 namespace satchel::nn {
 namespace {
 
-/// γ = 1, β = 0, as torch's.
-void reset_affine(const at::Tensor& weight, const at::Tensor& bias) {
+/// As torch has them at first, where they are defined: γ and variances 1, β and means 0.
+void reset_numbers(const at::Tensor& ones, const at::Tensor& zeros) {
   const at::NoGradGuard no_grad;
-  if (weight.defined()) weight.fill_(1);
-  if (bias.defined()) bias.zero_();
+  if (ones.defined()) ones.fill_(1);
+  if (zeros.defined()) zeros.zero_();
 }
 
 /// weight and bias under torch's names; undefined parameters where there are none.
@@ -62,15 +62,14 @@ void BatchNormImplBase<D, Derived>::reset() {
 template <size_t D, class Derived>
 void BatchNormImplBase<D, Derived>::reset_running_stats() {
   if (!options.track_running_stats()) return;
-  running_mean.zero_();
-  running_var.fill_(1);
+  reset_numbers(running_var, running_mean);
   num_batches_tracked.zero_();
 }
 
 template <size_t D, class Derived>
 void BatchNormImplBase<D, Derived>::reset_parameters() {
   reset_running_stats();
-  reset_affine(weight, bias);
+  reset_numbers(weight, bias);
 }
 
 template <size_t D, class Derived>
@@ -127,7 +126,7 @@ void LayerNormImpl::reset() {
   reset_parameters();
 }
 
-void LayerNormImpl::reset_parameters() { reset_affine(weight, bias); }
+void LayerNormImpl::reset_parameters() { reset_numbers(weight, bias); }
 
 at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
   return layer_norm(x, options.normalized_shape(), {weight, bias, {}, {}}, {options.eps()}, saving);
@@ -147,10 +146,7 @@ void RMSNormImpl::reset() {
   reset_parameters();
 }
 
-void RMSNormImpl::reset_parameters() {
-  const at::NoGradGuard no_grad;
-  if (weight.defined()) weight.fill_(1);
-}
+void RMSNormImpl::reset_parameters() { reset_numbers(weight, {}); }
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& x) { return rms_norm(x, options.normalized_shape, weight, options.eps, saving); }
 
@@ -172,7 +168,7 @@ void GroupNormImpl::reset() {
   reset_parameters();
 }
 
-void GroupNormImpl::reset_parameters() { reset_affine(weight, bias); }
+void GroupNormImpl::reset_parameters() { reset_numbers(weight, bias); }
 
 at::Tensor GroupNormImpl::forward(const at::Tensor& x) {
   if (!x.defined() || x.dim() < 2 || x.size(1) != options.num_channels()) {
@@ -198,13 +194,8 @@ NormActImpl::NormActImpl(const NormActOptions& given) : options(given) {
 }
 
 void NormActImpl::reset_parameters() {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& t : {weights_.gamma, weights_.running_var}) {
-    if (t.defined()) t.fill_(1);
-  }
-  for (const at::Tensor& t : {weights_.beta, weights_.running_mean}) {
-    if (t.defined()) t.zero_();
-  }
+  reset_numbers(weights_.gamma, weights_.beta);
+  reset_numbers(weights_.running_var, weights_.running_mean);
 }
 
 at::Tensor NormActImpl::forward(at::Tensor x) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "satchel/core/error.h"
@@ -108,18 +109,13 @@ cuda::NormActCode act_code(const Packed& code, const at::Tensor& seed, const Cha
           extra_bit_view(code, extra)};
 }
 
-/// Rows × columns of floats beside the code, each row in one piece.
-bool stands_beside(const Packed& code, const at::Tensor& g) {
-  return g.defined() && g.device() == code.bytes.device() && is_cuda_float(g) && g.dim() == 2 && g.size(0) == code.shape[0] &&
-         (g.stride(1) == 1 || g.size(1) == 1);
-}
-
+/// One or two, rows × columns of floats beside the code, each row in one piece, all of one width and type.
 bool match(const Packed& code, const std::vector<at::Tensor>& gs) {
-  if (gs.empty() || gs.size() > 2) return false;
-  for (const at::Tensor& g : gs) {
-    if (!stands_beside(code, g) || g.size(1) != gs[0].size(1) || g.scalar_type() != gs[0].scalar_type()) return false;
-  }
-  return true;
+  const auto fits = [&](const at::Tensor& g) {
+    return g.defined() && g.device() == code.bytes.device() && is_cuda_float(g) && g.dim() == 2 && g.size(0) == code.shape[0] &&
+           (g.stride(1) == 1 || g.size(1) == 1) && g.size(1) == gs[0].size(1) && g.scalar_type() == gs[0].scalar_type();
+  };
+  return !gs.empty() && gs.size() <= 2 && std::ranges::all_of(gs, fits);
 }
 
 cuda::ProductGradients gradients_of(const std::vector<at::Tensor>& gs) {
@@ -134,8 +130,6 @@ cuda::ProductGradients gradients_of(const std::vector<at::Tensor>& gs) {
   }
   return p;
 }
-
-cuda::NormActCode act_code(const NormSave& s) { return act_code(s.code, s.seed, s.chain, s.extra); }
 
 cuda::NormAddCode add_code(const NormSave& s) {
   const CodecLayout norm = layout_for(s.code, kAddOp), sum = layout_for(s.sum, kAddOp);
@@ -196,7 +190,7 @@ cuda::NormLowPassCode low_pass_code(const NormSave& s) {
 template <class Run>
 void with_code(const NormSave& s, const Run& run) {
   switch (s.pass) {
-    case FusedNorm::act: return run(act_code(s), cuda::norm_act_scratch_bytes());
+    case FusedNorm::act: return run(act_code(s.code, s.seed, s.chain, s.extra), cuda::norm_act_scratch_bytes());
     case FusedNorm::add: return run(add_code(s), cuda::norm_scratch_bytes());
     case FusedNorm::alone: return run(alone_code(s), cuda::norm_scratch_bytes());
     case FusedNorm::block: return run(block_code(s), cuda::norm_scratch_bytes());

@@ -23,7 +23,10 @@ SideCode wide_of(const SideCode& code, const ExtraBitView& extra) {
   return wide;
 }
 
-uint8_t* plane_of(const ExtraBitView& extra, int64_t sample) { return extra.plane + extra.slots[sample] * (extra.sample / 8); }
+/// Extra bits of a chosen sample, from value `first` of all samples on.
+uint8_t* plane_from(const ExtraBitView& extra, int64_t sample, int64_t first) {
+  return extra.plane + extra.slots[sample] * (extra.sample / 8) + (first - sample * extra.sample) / 8;
+}
 
 /// 3-bit codes of `values` values, eight at a time, become two planes, and back.
 void split(const uint8_t* stream, int64_t values, uint8_t* two, uint8_t* plane) {
@@ -39,13 +42,15 @@ void split(const uint8_t* stream, int64_t values, uint8_t* two, uint8_t* plane) 
     plane[g] = static_cast<uint8_t>(extra);
   }
 }
-void join(const uint8_t* two, const uint8_t* plane, int64_t values, uint8_t* stream) {
+std::vector<uint8_t> join(const uint8_t* two, const uint8_t* plane, int64_t values) {
+  std::vector<uint8_t> stream;
   for (int64_t g = 0; g < values / 8; ++g) {
     const uint32_t low = two[g * 2] | static_cast<uint32_t>(two[g * 2 + 1]) << 8;
     uint32_t eight = 0;
     for (int j = 0; j < 8; ++j) eight |= ((low >> (2 * j) & 3) | (plane[g] >> j & 1u) << 2) << (3 * j);
-    for (int k = 0; k < 3; ++k) stream[g * 3 + k] = static_cast<uint8_t>(eight >> (8 * k));
+    for (int k = 0; k < 3; ++k) stream.push_back(static_cast<uint8_t>(eight >> (8 * k)));
   }
+  return stream;
 }
 
 /// Where the 3-bit stream of element 0 would start if that of element `first` starts at `at`. An address only: nothing is read there.
@@ -75,8 +80,7 @@ void decode_parts(const CodecLayout& layout, const ExtraBitView& extra, const Pa
   for_sample_parts(extra, begin, end, [&](int64_t sample, int64_t first, int64_t last) {
     const Target to{x, DType::f32, begin};
     if (extra.slots[sample] < 0) return kernels.side_decode(narrow, from.codes, from.channels, from.headers, to, first, last);
-    std::vector<uint8_t> stream(static_cast<size_t>((last - first) / 8 * 3));
-    join(from.codes + first / 4, plane_of(extra, sample) + (first - sample * extra.sample) / 8, last - first, stream.data());
+    const std::vector<uint8_t> stream = join(from.codes + first / 4, plane_from(extra, sample, first), last - first);
     kernels.side_decode(wide, stream_before(stream.data(), first), from.channels, from.headers, to, first, last);
   });
 }
@@ -115,8 +119,9 @@ ExtraBitView extra_bit_view(const Packed& code, const ExtraBit& extra) {
 
 Packed pack_extra_bit(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed, const at::Tensor& gamma, const at::Tensor& beta,
                       const ExtraBit& extra) {
-  check_cpu(x);
+  if (extra.defined()) check_cpu(x);
   Packed code = gamma.defined() ? pack_side(x, spec, seed, gamma, beta) : pack(x, spec, seed);
+  if (!extra.defined()) return code;
   const ExtraBitView bits = extra_bit_view(code, extra);
   const CodecLayout layout = check_packed(code, kOp);
   const Parts to = parts_of(layout, code.bytes);
@@ -128,7 +133,7 @@ Packed pack_extra_bit(const at::Tensor& x, const CodecSpec& spec, const at::Tens
     if (bits.slots[sample] < 0) return;
     std::vector<uint8_t> stream(static_cast<size_t>((last - first) / 8 * 3));
     best_cpu_kernel().side_encode(wide, from, to.channels, number, to.headers, stream_before(stream.data(), first), first, last);
-    split(stream.data(), last - first, to.codes + first / 4, plane_of(bits, sample) + (first - sample * bits.sample) / 8);
+    split(stream.data(), last - first, to.codes + first / 4, plane_from(bits, sample, first));
   });
   return code;
 }
@@ -157,16 +162,12 @@ at::Tensor extra_bit_on(const Packed& code, const ExtraBit& extra) {
   const uint8_t* two = parts_of(layout, code.bytes).codes;
   const at::Tensor on = at::empty({layout.values / 8}, code.bytes.options());
   auto* to = on.mutable_data_ptr<uint8_t>();
+  const CpuKernels& kernels = best_cpu_kernel();
+  const SideCode wide = wide_of(layout.side, bits);
   for_sample_parts(bits, 0, layout.values, [&](int64_t sample, int64_t first, int64_t last) {
-    const bool wide = bits.slots[sample] >= 0;
-    const uint8_t* plane = wide ? plane_of(bits, sample) + (first - sample * bits.sample) / 8 : nullptr;
-    const uint32_t least = static_cast<uint32_t>(wide ? bits.table.off : layout.side.table.off);
-    for (int64_t g = first / 8; g < last / 8; ++g) {
-      const uint32_t low = two[g * 2] | static_cast<uint32_t>(two[g * 2 + 1]) << 8, high = wide ? plane[g - first / 8] : 0u;
-      uint32_t eight = 0;
-      for (int j = 0; j < 8; ++j) eight |= (((low >> (2 * j) & 3) | (high >> j & 1) << 2) >= least ? 1u : 0u) << j;
-      to[g] = static_cast<uint8_t>(eight);
-    }
+    if (bits.slots[sample] < 0) return kernels.side_on(layout.side, two, to, first, last);
+    const std::vector<uint8_t> stream = join(two + first / 4, plane_from(bits, sample, first), last - first);
+    kernels.side_on(wide, stream_before(stream.data(), first), to, first, last);
   });
   return on;
 }

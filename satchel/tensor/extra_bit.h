@@ -32,7 +32,8 @@ ExtraBit extra_bit_plane(const at::Tensor& slots, int64_t count, int64_t sample_
 /// For the kernels. `code` is of 2 bits and of whole samples.
 ExtraBitView extra_bit_view(const Packed& code, const ExtraBit& extra);
 
-/// pack_side() of rows x with γ and β, or pack() without, with the chosen samples in 3 bits; their extra bits go to `extra`. CPU.
+/// pack_side() of rows x with γ and β, or pack() without. Where `extra` is defined the chosen samples have 3 bits, and their extra bits go
+/// there: CPU.
 Packed pack_extra_bit(const at::Tensor& x, const CodecSpec& spec, const at::Tensor& seed, const at::Tensor& gamma, const at::Tensor& beta,
                       const ExtraBit& extra);
 

@@ -63,17 +63,19 @@ void check_ranges(const at::Tensor& ranges, const PerSampleCode& code, const Pla
   }
 }
 
-/// Runs run(first, last) over samples on all threads.
+/// Runs run(begin, end) over samples [first, last) on all threads.
 template <class Run>
-void for_samples(const PerSampleCode& code, const Run& run) {
-  at::parallel_for(0, code.samples, std::max<int64_t>(1, 8 * kChunk / std::max<int64_t>(code.values, 1)), run);
+void for_samples(const PerSampleCode& code, int64_t first, int64_t last, const Run& run) {
+  at::parallel_for(first, last, std::max<int64_t>(1, 8 * kChunk / std::max<int64_t>(code.values, 1)), run);
 }
 
 void encode_cpu(const PerSampleCode& code, Source x, uint64_t seed, const float* weights, double* squares, uint8_t* bytes) {
   std::vector<F32Header> ranges(static_cast<size_t>(code.samples * code.blocks()));
-  for_samples(code, [&](int64_t first, int64_t last) { per_sample_measure(code, x, ranges.data(), squares, first, last); });
+  for_samples(code, 0, code.samples,
+              [&](int64_t first, int64_t last) { per_sample_measure(code, x, ranges.data(), squares, first, last); });
   per_sample_allocate(code, {squares, static_cast<size_t>(code.samples)}, weights, reinterpret_cast<uint32_t*>(bytes + code.entries_at()));
-  for_samples(code, [&](int64_t first, int64_t last) { per_sample_encode(code, x, seed, ranges.data(), bytes, first, last); });
+  for_samples(code, 0, code.samples,
+              [&](int64_t first, int64_t last) { per_sample_encode(code, x, seed, ranges.data(), bytes, first, last); });
 }
 
 /// `known`: undefined, or the blocks' extremes.
@@ -190,8 +192,8 @@ at::Tensor unpack_per_sample(const Packed& packed, int64_t first, int64_t last) 
     cuda::per_sample_decode(code, from, out.mutable_data_ptr(), type, first, last, place.stream());
     return out;
   }
-  at::parallel_for(first, last, std::max<int64_t>(1, 8 * kChunk / code.values),
-                   [&](int64_t begin, int64_t end) { per_sample_decode(code, from, out.mutable_data_ptr(), type, first, begin, end); });
+  for_samples(code, first, last,
+              [&](int64_t begin, int64_t end) { per_sample_decode(code, from, out.mutable_data_ptr(), type, first, begin, end); });
   return out;
 }
 

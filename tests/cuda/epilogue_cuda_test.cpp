@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cuda_fixture.h"
-#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
 

@@ -8,7 +8,7 @@
 
 #include "cuda_fixture.h"
 #include "satchel/autograd/activation.h"
-#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/report.h"
 #include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/tensor/chain.h"

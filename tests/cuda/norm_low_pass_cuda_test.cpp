@@ -10,7 +10,7 @@
 
 #include "cuda_fixture.h"
 #include "satchel/autograd/activation.h"
-#include "satchel/autograd/epilogue_kernel.h"
+#include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"

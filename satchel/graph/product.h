@@ -1,4 +1,4 @@
-// A·x as what comes next reads it: a stretch of rows at a time, never whole beside its result. Private to this room.
+// The product of a graph layer, A·x·W: its rules, and A·x by stretches of rows; csr.h has A·x as a whole. Private to this room.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,11 +7,18 @@
 #include <functional>
 
 #include "satchel/graph/csr.h"
+#include "satchel/graph/input.h"
 
 namespace satchel {
 
-/// The CPU computes a stretch when it is asked for, while it is in the cache. On CUDA a product by parts takes twice the time of the
-/// whole (docs/results.md), so the whole is made first, in memory that the result then writes over, a stretch behind the reader:
+/// x: nodes × columns of the weight, float32, float16 or bfloat16; weight and bias float32; all on the adjacency's device; bias one
+/// number a row of the weight, or undefined.
+void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op);
+void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op);
+
+/// A·x as what comes next reads it: a stretch of rows at a time, never whole beside its result. The CPU computes a stretch when it is asked
+/// for, while it is in the cache. On CUDA a product by parts takes twice the time of the whole (docs/results.md), so the whole is made
+/// first, in memory that the result then writes over, a stretch behind the reader:
 ///
 ///   memory   | stretch | A·x … … … … |          back
 ///            | result … … … … |                 front: rows that were read are free

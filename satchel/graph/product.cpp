@@ -1,13 +1,16 @@
-// A·x on either device, summed in the order of kernels/sparse.h whatever the number of threads. 16 bits are summed in float32.
+// A·x is summed in the order of kernels/sparse.h on either device, whatever the number of threads; 16 bits in float32.
+#include "satchel/graph/product.h"
+
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <string>
 
+#include "satchel/autograd/shared.h"
 #include "satchel/core/error.h"
-#include "satchel/graph/csr.h"
 #include "satchel/kernels/cpu/cpu.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
@@ -200,6 +203,136 @@ at::Tensor multiply_plus(const Csr& a, const at::Tensor& x, const at::Tensor& pl
   at::Tensor out = at::empty({a.rows, x.size(1)}, x.options());
   run(s, x, {out, plus});
   return out;
+}
+
+namespace {
+
+/// A tensor of its own in memory that others share.
+at::Tensor placed(const at::Tensor& memory, int64_t from, int64_t rows, int64_t width) {
+  at::Tensor t = at::empty({0}, memory.options());
+  t.set_(memory.storage(), from, {rows, width}, {width, 1});
+  return t;
+}
+
+}  // namespace
+
+ProductRows::ProductRows(const Csr& a, const at::Tensor& x, int64_t width) : a_(a), type_(x.scalar_type()), x_(x) {
+  const int64_t rows = a.rows, own = x.size(1);
+  if (!x.is_cuda()) {
+    stretch_ = stretch_rows(rows, std::max(own, width), false);
+    x_ = x.to(at::kFloat);
+    if (width > 0) result_ = at::empty({rows, width}, x.options());
+    return;
+  }
+  if (width == 0) {
+    stretch_ = rows;
+    product_ = at::empty({rows, own}, x.options());
+    multiply_rows(a, x, 0, rows, product_);
+    return;
+  }
+  // Enough rows for several waves of a product's tiles, an eighth of a large matrix at least.
+  const int64_t values = (28 << 20) / static_cast<int64_t>(x.element_size());
+  const int64_t most = std::max<int64_t>(ceil_div(values, std::max<int64_t>(std::max(own, width), 1)), ceil_div(rows, 8));
+  stretch_ = std::min(rows, ceil_div(ceil_div(rows, std::max<int64_t>(ceil_div(rows, most), 1)), 8) * 8);
+  // Result rows up to (k + 1)·stretch must end before product row k·stretch, for every k: the first and the last decide.
+  constexpr int64_t kAligned = 64;  // values: every vector width of the kernels
+  const int64_t ahead = std::max(stretch_ * width, rows * width - (rows - stretch_) * own);
+  const int64_t from = ceil_div(std::max<int64_t>(ahead, 0), kAligned) * kAligned;
+  const at::Tensor memory = at::empty({std::max(from + rows * own, rows * width)}, x.options());
+  product_ = placed(memory, from, rows, own);
+  result_ = placed(memory, 0, rows, width);
+  multiply_rows(a, x, 0, rows, product_);
+}
+
+at::Tensor ProductRows::read(int64_t first, int64_t last) {
+  if (x_.is_cuda()) return product_.narrow(0, first, last - first);
+  if (!product_.defined() || product_.size(0) < last - first) product_ = at::empty({last - first, x_.size(1)}, x_.options());
+  const at::Tensor rows = product_.narrow(0, 0, last - first);
+  multiply_rows(a_, x_, first, last, rows);
+  return rows.to(type_);
+}
+
+void ProductRows::write(int64_t first, int64_t last, const Write& write) {
+  const int64_t some = x_.is_cuda() ? stretch_ : last - first;
+  for (int64_t from = first; from < last; from += some) {
+    const int64_t to = std::min(from + some, last), there = x_.is_cuda() ? from : from - first;
+    at::Tensor rows = result_.narrow(0, from, to - from);
+    write(from, to, product_.narrow(0, there, to - from).to(type_), rows);
+  }
+}
+
+void ProductRows::write_all(const Write& run) {
+  for (int64_t first = 0; first < a_.rows; first += stretch_) {
+    const int64_t last = std::min(first + stretch_, a_.rows);
+    read(first, last);
+    write(first, last, run);
+  }
+}
+
+namespace {
+
+std::string sizes_of(const at::Tensor& t) {
+  if (!t.defined()) return "nothing";
+  std::string text = std::string(c10::toString(t.scalar_type())) + " [";
+  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+  return text + "] on " + t.device().str();
+}
+
+/// `half`: 16 bits will do too.
+void check_matrix(const at::Tensor& t, int64_t rows, int64_t columns, const Adjacency& a, const char* name, const char* op,
+                  bool half = false) {
+  const auto known = [&](at::ScalarType type) { return type == at::kFloat || (half && (type == at::kHalf || type == at::kBFloat16)); };
+  const bool fits = t.defined() && t.dim() == 2 && (rows < 0 || t.size(0) == rows) && (columns < 0 || t.size(1) == columns) &&
+                    known(t.scalar_type()) && t.device() == a.matrix.device();
+  if (fits) return;
+  const auto size = [](int64_t n) { return n < 0 ? std::string("any") : std::to_string(n); };
+  fail(op,
+       std::string(name) + " must be float32" + (half ? ", float16 or bfloat16 [" : " [") + size(rows) + ", " + size(columns) + "] on " +
+           a.matrix.device().str(),
+       sizes_of(t));
+}
+
+void check_bias(const at::Tensor& weight, const at::Tensor& bias, const char* op) {
+  if (!bias.defined()) return;
+  if (bias.dim() == 1 && bias.size(0) == weight.size(0) && bias.scalar_type() == at::kFloat && bias.device() == weight.device()) return;
+  fail(op, "bias must be float32 [" + std::to_string(weight.size(0)) + "] on " + weight.device().str(), sizes_of(bias));
+}
+
+}  // namespace
+
+void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
+  check_matrix(weight, -1, -1, a, "weight", op);
+  check_matrix(x, a.nodes(), weight.size(1), a, "x", op, true);
+  check_no_autocast(x, op);
+  check_bias(weight, bias, op);
+}
+
+void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
+  if (!input.is_sparse()) {
+    if (input.x.requires_grad() && at::GradMode::is_enabled()) {
+      fail(op, "a data set needs no gradient (pass x as a tensor where it does)", "features that require one");
+    }
+    if (input.aggregated.defined() && !input.aggregated_by.is_matrix(a.matrix)) {
+      fail(op, "aggregated features must be made with this adjacency, unchanged since (with_aggregated)", "another's");
+    }
+    if (input.aggregated.defined() && !input.aggregated_by.is_features(input.x)) {
+      fail(op, "aggregated features must be made of these features, unchanged since (with_aggregated)", "those of others");
+    }
+    check_layer(input.x, a, weight, bias, op);
+    if (input.aggregated.defined()) {
+      check_matrix(input.aggregated, -1, input.x.size(1), a, "aggregated x", op, true);
+      if (input.aggregated.size(0) < 1 || input.aggregated.size(0) > a.nodes())
+        fail(op, "aggregated features must be of 1 to " + std::to_string(a.nodes()) + " nodes", input.aggregated.size(0));
+      if (input.aggregated.scalar_type() != input.x.scalar_type())
+        fail(op, "aggregated features must have the features' type", c10::toString(input.aggregated.scalar_type()));
+    }
+    return;
+  }
+  if (input.sparse.matrix.rows != a.nodes()) fail(op, "x must have " + std::to_string(a.nodes()) + " rows", input.sparse.matrix.rows);
+  check_matrix(weight, -1, -1, a, "weight", op);
+  if (input.sparse.matrix.columns != weight.size(1))
+    fail(op, "x must have " + std::to_string(weight.size(1)) + " columns", input.sparse.matrix.columns);
+  check_bias(weight, bias, op);
 }
 
 }  // namespace satchel
