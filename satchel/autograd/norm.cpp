@@ -17,6 +17,7 @@
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/norm_act.h"
 #include "satchel/core/error.h"
 
 namespace satchel {

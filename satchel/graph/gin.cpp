@@ -14,9 +14,9 @@
 #include "satchel/autograd/norm_act.h"
 #include "satchel/core/error.h"
 #include "satchel/core/layer_table.h"
-#include "satchel/graph/product.h"
 #include "satchel/graph/gcn.h"
 #include "satchel/graph/layer.h"
+#include "satchel/graph/product.h"
 #include "satchel/graph/spmm.h"
 
 namespace satchel {
