@@ -530,6 +530,10 @@ __global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_const
   };
   const uint32_t inside_from = steps_of(begin), inside_to = static_cast<uint32_t>(end / kBlock);
   const auto inside = [&](uint32_t block) { return block >= inside_from && block < inside_to; };  // all its values are wanted, and exist
+  const auto is_wanted = [&](uint32_t block) {                                                    // any of the lane's eight
+    const int64_t i = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
+    return inside(block) || (i + 8 > begin && i < end);
+  };
 #pragma unroll 1
   for (int k = 0; k < walk.count; k += Code::kTurns) {
     typename Code::Piece piece[Code::kTurns];
@@ -537,13 +541,14 @@ __global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_const
 #pragma unroll
     for (int u = 0; u < Code::kTurns; ++u) {
       if (k + u >= walk.count) break;
-      const int count = inside(walk.step(k + u)) ? 8 : count_of(group(u), a.values());
-      if (count > 0) piece[u].load(from, walk.step(k + u), group(u), count);
+      const uint32_t block = walk.step(k + u);
+      if (is_wanted(block)) piece[u].load(from, block, group(u), inside(block) ? 8 : count_of(group(u), a.values()));
     }
 #pragma unroll
     for (int u = 0; u < Code::kTurns; ++u) {
       if (k + u >= walk.count) break;
       const uint32_t block = walk.step(k + u);
+      if (!is_wanted(block)) continue;
       piece[u].open(from, group(u));
       if (!inside(block))
         put(piece[u], block, std::false_type(), std::false_type());
