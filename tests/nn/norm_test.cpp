@@ -146,6 +146,32 @@ TEST(Modules, ForwardActAddsTheSkip) {
   }
 }
 
+/// A norm of which only a sum reads the result keeps what forward() keeps once its output has met no activation, and at once.
+TEST(Modules, ForwardToSumKeepsTheNormsOwn) {
+  for (const char* method : {"fp32", "satchel,bits=32", "satchel", "actnn", "division", "exact"}) {
+    for (const bool training : {true, false}) {
+      at::manual_seed(2);
+      nn::BatchNorm2d norm(torch::nn::BatchNormOptions(8), saving_of(method));
+      torch::nn::BatchNorm2d theirs(torch::nn::BatchNormOptions(8));
+      norm->train(training), theirs->train(training);
+      const at::Tensor x = leaf({16, 8, 12, 12}), skip = leaf({16, 8, 12, 12});
+      const at::Tensor want = theirs->forward(x), y = norm->forward_to_sum(x);
+      const std::vector<SavedTensor> lines = saved_tensors(y);
+      EXPECT_TRUE(at::allclose(y, want, 1e-4, 1e-5)) << method;
+      const SeedRun run(3);
+      const at::Tensor waits = norm->forward(x), sum = waits + skip;
+      EXPECT_EQ(saved_tensors(sum), lines) << method << (training ? " training" : " evaluating");
+      if (std::string(method) != "fp32" && std::string(method) != "satchel,bits=32") continue;  // the others' gradients are noisy
+      const at::Tensor g = at::randn_like(y);
+      const auto gradients = [&](const at::Tensor& out) { return torch::autograd::grad({out}, {x}, {g})[0]; };
+      EXPECT_TRUE(at::allclose(gradients(y), gradients(want), 1e-4, 1e-5)) << method;
+    }
+  }
+  NormActOptions options;
+  options.only_added = true;
+  EXPECT_THROW(norm_act(leaf({4, 8}), weights_of(8), options, saving_of("satchel")), Error);
+}
+
 /// Halves in, halves out; statistics in float32. bf16 keeps 8 bits: 2^−8 of values up to 4, and of gradients up to the largest.
 TEST(Types, HalvesComeBackAsHalves) {
   for (const char* method : {"satchel,bits=32", "satchel", "actnn", "division", "exact"}) {

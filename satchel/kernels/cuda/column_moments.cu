@@ -15,18 +15,19 @@ constexpr int kFinishWarps = 32;
 struct Tiling {
   int64_t rows, channels, tiles, parts;
   int lanes, slots;
+  int each, more, last;  // tiles of a part, parts with one tile more, and the part with the last tile, which may be short
 
   Tiling(int64_t r, int64_t c) : rows(r), channels(c), lanes(1) {
     while (lanes < 32 && lanes * 4 < c) lanes *= 2;
     slots = kThreads / lanes;
     tiles = ceil_div(rows, tile_rows());
     parts = tiles < kParts ? tiles : kParts;
+    each = static_cast<int>(tiles / parts), more = static_cast<int>(tiles % parts), last = static_cast<int>((tiles - 1) % parts);
   }
   SATCHEL_HD int64_t tile_rows() const { return static_cast<int64_t>(slots) * kBatch; }
-  /// Rows of part p: tiles p, p + parts, …; the last tile of all may be short.
-  SATCHEL_HD int64_t part_rows(int64_t p) const {
-    const int64_t own = quotient(tiles - 1 - p, parts) + 1;
-    return own * tile_rows() - (p + (own - 1) * parts == tiles - 1 ? tiles * tile_rows() - rows : 0);
+  /// Rows of part p: tiles p, p + parts, ….
+  SATCHEL_HD int64_t part_rows(int p) const {
+    return (each + (p < more ? 1 : 0)) * tile_rows() - (p == last ? tiles * tile_rows() - rows : 0);
   }
 };
 
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kFinishWarps * 32)
   Merge all(c < t.channels ? partial[c].x : 0.0f);
   if (c < t.channels) {
 #pragma unroll 16
-    for (int64_t p = warp; p < t.parts; p += kFinishWarps) {
+    for (int p = warp; p < static_cast<int>(t.parts); p += kFinishWarps) {
       const float2 part = partial[p * t.channels + c];
       all.add(static_cast<double>(t.part_rows(p)), part.x, part.y);
     }
