@@ -62,7 +62,7 @@ struct EpilogueKernel {
 
 /// The last of the list.
 extern const EpilogueKernel kUnfusedEpilogue;
-/// norm_act, norm_add, norm_block, norm_low_pass, norm_image, unfused.
+/// norm_act, norm_add, norm_alone, norm_block, norm_low_pass, norm_image, unfused.
 std::span<const EpilogueKernel> epilogue_kernels();
 const EpilogueKernel& epilogue_kernel(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows);
 

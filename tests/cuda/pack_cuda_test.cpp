@@ -86,6 +86,32 @@ TEST_F(Cuda, EdgeValues) {
   }
 }
 
+/// Blocks of 256, which kernels of their own decode: what is too large for a type stops at its largest number, and there is one NaN.
+TEST_F(Cuda, SideCodesOfLargeAndBadValues) {
+  for (const at::ScalarType type : kTypes) {
+    const at::Tensor x = normal({9, 256}, 8) * 3;
+    x[1] *= 20000;
+    x[2] *= 1e30;
+    x[3][7] = NAN;
+    x[4][8] = -INFINITY;
+    x[5] = x[5] * 100 - 9500;
+    x[6][3] = 65504;
+    x[7] *= 1e-41;
+    const at::Tensor some = x.to(type), gamma = normal({256}, 9).abs() + 0.5, beta = normal({256}, 10);
+    for (const char* text : {"side=relu", "side=relu,header=f32", "bits=3,side=relu"}) {
+      SCOPED_TRACE(text);
+      const Packed cpu = pack(at::relu(some), parse_spec(text), 7), gpu = pack(at::relu(some).cuda(), parse_spec(text), 7);
+      EXPECT_TRUE(same(gpu.bytes.cpu(), cpu.bytes));
+      EXPECT_TRUE(same(unpack(gpu).cpu(), unpack(cpu)));
+    }
+    for (const char* text : {"side=one", "side=one,header=f32", "side=one,off=mean"}) {
+      SCOPED_TRACE(text);
+      const Packed gpu = pack_side(some.cuda(), parse_spec(text), seed_tensor(11, at::kCUDA), gamma.cuda(), beta.cuda());
+      EXPECT_TRUE(same(unpack(gpu).cpu(), unpack(moved(gpu, at::kCPU))));
+    }
+  }
+}
+
 TEST_F(Cuda, SideCodesWithChannels) {
   for (const at::ScalarType type : kTypes) {
     for (const char* text : {"side=one", "bits=3,side=one,block=100", "bits=3,side=both", "side=one,block=map"}) {

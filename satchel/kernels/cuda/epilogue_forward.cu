@@ -210,6 +210,7 @@ __device__ inline Range range_of(const Eight<DType::bf16>& z) {
     asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(low) : "r"(z.w[k]));
     asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(high) : "r"(z.w[k]));
   }
+  low &= 0x7fff7fffu, high &= 0x7fff7fffu;  // −0 is 0
   const uint32_t least = __reduce_min_sync(~0u, min(low & 0xffffu, low >> 16)),
                  most = __reduce_max_sync(~0u, max(high & 0xffffu, high >> 16));
   if (most >= 0x7f80u) return {0.0f, __uint_as_float(kCanonicalNaN)};

@@ -46,7 +46,7 @@ struct ForwardTables : NormTables<> {
   }
 };
 
-/// Of a warp's channels; y is finite where they cover a block.
+/// Of a warp's channels; y is not −∞ where they cover a block of values from −2^60 on.
 __device__ inline side::Usual usual_of(const ForwardTables& table, int lane) {
   float gamma[8], beta[8], threshold[8];
   table.gamma.get(lane, gamma);
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
         write_some<type>(a.pass.z, group * 8, 8, !any || a.aligned, x);
       }
     };
-    if (usual.covers(b)) {
+    if (usual.covers(b) && b.low >= -0x1p60f) {
       put(std::true_type());
     } else {
       Codes poisoned;

@@ -208,8 +208,9 @@ struct ChannelTables {
   }
 };
 
-/// The channels that a warp meets. In a block that they fit no side is clamped, long or falling, and no decoded value is subnormal:
-/// thresholds are 0 or 2^-60 at least, the block's high end is 2^-60 at least, and so all are multiples of 2^-83.
+/// The channels that a warp meets. In a block that they fit no side is clamped, long or falling, no decoded value is subnormal (thresholds
+/// are 0 or 2^-60 at least, the block's high end is 2^-60 at least, and so all are multiples of 2^-83), and off values are of usual size:
+/// γ·x̂ + β of them is finite.
 struct WarpChannels {
   float least = 0.0f, most = float_of(0x7f800000u);  // thresholds; nothing lies above infinity
 
@@ -226,7 +227,8 @@ struct WarpChannels {
     bool fits = true;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      fits = fits && gamma[j] > 0.0f && (threshold[j] == 0.0f || fabsf(threshold[j]) >= 0x1p-60f) && is_finite(off[j]);
+      fits = fits && gamma[j] > 0.0f && gamma[j] <= 0x1p60f && (threshold[j] == 0.0f || fabsf(threshold[j]) >= 0x1p-60f);
+      fits = fits && fabsf(off[j]) <= 0x1p15f;
     }
     Extremes e;
     e.add8(threshold);

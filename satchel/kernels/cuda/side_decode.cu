@@ -25,6 +25,15 @@ __device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds
   return off == 1 && !on ? g.off_mean : v;
 }
 
+/// Eight values of a 16-bit type stop at its largest number and have one NaN, as store() has it. `small`: none needs that.
+template <DType type>
+__device__ inline void put8(void* x, int64_t i, const float (&v)[8], bool small) {
+  if (type == DType::f32 || small) return write8<type, true>(x, i, v);
+  store4<type>(x, i, {v[0], v[1], v[2], v[3]});
+  store4<type>(x, i + 4, {v[4], v[5], v[6], v[7]});
+}
+constexpr float kSmall = 0x1p15f;  // values up to here, and their codes' levels, are far from any type's end
+
 /// The off values among four, where they stand in a drawn block.
 __device__ inline void sample_off4(const SideCode& code, OffKey key, int64_t quad, Range r, uint32_t four, const Gate (&g)[4],
                                    float (&v)[4]) {
@@ -94,7 +103,8 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
     const uint32_t weight = planes && !is_poisoned(r) ? off_weight_of(key, block, static_cast<uint32_t>(a.code.plane.blocks)) : 0;
     const Bounds b(r);
     float v[8];
-    if (weight == 0 && met.fit(b)) {
+    const bool usual = weight == 0 && met.fit(b) && b.low >= -kSmall && b.high <= kSmall;
+    if (usual) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = half[j / 4].value<true>(j % 4, eight >> (j / 4 * 8), b, a.code.table);
     } else {
@@ -112,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
         for (int j = 0; j < 4; ++j) v[k * 4 + j] = four[j];
       }
     }
-    write8<type, true>(x, static_cast<int64_t>(group) * 8, v);
+    put8<type>(x, static_cast<int64_t>(group) * 8, v, usual);
   }
 }
 
@@ -150,12 +160,13 @@ __global__ void __launch_bounds__(kThreads) decode_relu(const __grid_constant__ 
   const uint16_t* codes = reinterpret_cast<const uint16_t*>(a.codes);
 #pragma unroll 2
   for (uint32_t group = blockIdx.x * kThreads + threadIdx.x; group < groups; group += step) {
-    const ReluValues<2> values(load_range(a.headers, a.code.header, group / 32), a.code.table);
+    const Range r = load_range(a.headers, a.code.header, group / 32);
+    const ReluValues<2> values(r, a.code.table);
     const uint32_t eight = __ldg(codes + group);
     float v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = values.at(eight >> (2 * j));
-    write8<type, true>(x, static_cast<int64_t>(group) * 8, v);
+    put8<type>(x, static_cast<int64_t>(group) * 8, v, r.high <= kSmall);
   }
 }
 
@@ -195,7 +206,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = values.at(c.two >> (2 * j));
   }
-  write8<type, true>(x, group * 8 - first, v);
+  put8<type>(x, group * 8 - first, v, r.high <= kSmall);
 }
 
 }  // namespace
