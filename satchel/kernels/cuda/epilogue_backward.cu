@@ -151,7 +151,7 @@ struct OneSided : Defaults {
         else
           x[k] = decoder.value<false>(k, two, b, table);
       }
-      if (weight > 0) decoder.sample_off(two, off_bits >> (4 * half), static_cast<float>(weight), b, x);
+      if (weight > 0) decoder.sample_off(two, off_bits >> (4 * half), static_cast<float>(weight), b, decoder.falling, x);
     }
   };
 };

@@ -117,7 +117,7 @@ __device__ inline float flush_sum(float x) {
 struct Decoder {
   float threshold[4], off[4];
   uint32_t falling;   // a bit a channel: γ < 0
-  uint32_t flat = 0;  // … γ = 0
+  uint32_t flat = 0;  // … γ = 0; read for 3 bits alone
 
   /// Value j of the four whose codes stand in `codes` from bit 0 on, of a block that is not poisoned; an off value as a code 1.
   /// `usual`: WarpChannels fit the block.
@@ -149,12 +149,13 @@ struct Decoder {
     return poisoned ? __uint_as_float(kCanonicalNaN) : v;
   }
 
-  /// Off values among four of a drawn block, as the off plane has them: x̂ becomes m + weight·(v − m). Of channels with γ = 0, whose
-  /// gradient is 0, only where `flat` tells of them.
-  __device__ inline void sample_off(uint32_t codes, uint32_t bits, float weight, const side::Bounds& b, float (&x)[4]) const {
+  /// Off values among four of a drawn block, as the off plane has them: x̂ becomes m + weight·(v − m). `down`: a bit a channel whose off
+  /// side ends at the block's high: γ < 0, or γ = 0, which gradients need not tell, as they are 0.
+  __device__ inline void sample_off(uint32_t codes, uint32_t bits, float weight, const side::Bounds& b, uint32_t down,
+                                    float (&x)[4]) const {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float from = fminf(fmaxf(threshold[k], b.low), b.high), far = ((falling | flat) >> k & 1) != 0 ? b.high : b.low;
+      const float from = fminf(fmaxf(threshold[k], b.low), b.high), far = (down >> k & 1) != 0 ? b.high : b.low;
       if ((codes >> (2 * k) & 3) == 0) x[k] = side::off_value_at((bits >> k & 1) != 0, weight, from, far, off[k]);
     }
   }
