@@ -137,7 +137,7 @@ int64_t norm_low_pass_scratch_bytes(const LowPassParts&);
 
 /// All of `bytes`, the channel table and the gaps included, and z: what pack_side() and chain() give of x̂.
 void norm_encode(const NormActCode&, const NormPass&, void* scratch, StreamHandle);
-/// The bytes of encode() of x̂ and of side_encode() of z with the gaps before the headers.
+/// The bytes of encode() of x̂ and of side_encode() of z with the gaps before the headers. ReLU as torch has it: NaN stays, −∞ becomes 0.
 void norm_encode(const NormAddCode&, const NormPass&, StreamHandle);
 /// The bytes of encode() of x with the gap before the headers, of mask() of y = γ·x̂ + β and of what is kept; z = kept·relu(y)·scale.
 void norm_encode(const NormBlockCode&, const NormPass&, StreamHandle);
