@@ -140,7 +140,8 @@ at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptio
   check_dropout(options.dropout, op);
   if (!std::isfinite(options.slope)) fail(op, "slope must be finite", options.slope);
   if (!(options.alpha >= 0) || !std::isfinite(options.alpha)) fail(op, "alpha must be finite and at least 0", options.alpha);
-  if (options.only_added && options.activation != Activation::none) fail(op, "only_added is for a norm without activation", "one");
+  if (options.only_added && options.activation != Activation::none)
+    fail(op, "the activation must be none where only_added is set", "another");
   const bool empty = options.norm == Norm::none && options.activation == Activation::none;
   // The fused norms of images that keep each function's own know no ELU.
   const bool own_elu = options.activation == Activation::elu && is_image(x) && !reads_producer(saving.method);

@@ -19,8 +19,10 @@ inline void check_fit(const NormActCode& c, const char* op) {
   if (!is_aligned(c.bytes)) fail(op, "packed bytes must start at a multiple of 16");
 }
 
-/// Which one-sided codes a kernel serves: those of 2 bits, activations at multiples of 16, headers of bf16 and the batch's statistics where
-/// it reads those, of a ReLU that no dropout follows, or of any activation and dropout; or all. `codes`: x is x̂, and there is no z.
+/// What a kernel of one-sided codes serves. All but `any` ask for 2 bits and activations at multiples of 16; backward also for headers of
+/// bf16 and the batch's statistics.
+///   plain    ReLU without dropout    dropped  any activation, with dropout or without
+///   any      everything              codes    encoding alone: x is x̂ already, and no z is written
 enum class Serves { plain, dropped, any, codes };
 
 inline bool is_plain(const Chain& c) { return c.drop == 0 && c.slope == 0.0f && c.scale == 1.0f; }

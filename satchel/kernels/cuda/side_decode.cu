@@ -154,7 +154,7 @@ struct ReluValues {
   }
 };
 
-/// Blocks of 256 values of a ReLU's output in 2 bits, eight values a thread and turn, two turns' codes on their way.
+/// Blocks of 256 values of a ReLU's output in 2 bits, eight values a thread and step.
 template <DType type>
 __global__ void __launch_bounds__(kThreads) decode_relu(const __grid_constant__ Args a, void* x) {
   const uint32_t groups = static_cast<uint32_t>(a.code.grid.values / 8), step = gridDim.x * kThreads;
