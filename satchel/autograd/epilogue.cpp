@@ -16,6 +16,7 @@
 #include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
+#include "satchel/autograd/shared_gradient.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/pack.h"
 
@@ -92,6 +93,12 @@ bool is_heard(torch::autograd::Node& norm) {
   if (wanted == nullptr) return false;
   const auto found = wanted->find(&norm);
   return found != wanted->end() && found->second.captures_ != nullptr;
+}
+
+/// The node of this library that made an input, where nobody else reads the gradient of that input; else null.
+SavingNode* only_reader_of(const torch::autograd::Edge& edge) {
+  auto* maker = dynamic_cast<SavingNode*>(edge.function.get());
+  return maker != nullptr && edge.function.use_count() == 1 && !is_heard(*maker) ? maker : nullptr;
 }
 
 }  // namespace
@@ -242,18 +249,23 @@ variable_list EpilogueNode::back(at::Tensor given) {
     gate_gradient_(saves, g);
     return {{}, {}, {}, in_map(g)};
   }
-  const EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
+  EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
+  if (wants.x) wants.x_parts = only_reader_of(next_edge(0));
   const bool unpacked = deferred || (claimer_save != nullptr && !saves.norm.defined());
   EpilogueGradients made = unpacked && saves.reads_values ? unfused_back(saves, g, wants, unpacked_norm()) : kernel->back(saves, g, wants);
   variable_list gradients{in_map(made.x), made.gamma, made.beta};
   gradients.resize(num_outputs());
   if (saves.adds_skip) gradients[3] = in_map(made.skip);
+  if (made.skip.defined() && skip_gradient != nullptr && skip_gradient->is_shared()) {
+    skip_gradient->leave(std::exchange(gradients[3], {}));  // the block's first layer, which comes later, adds to it
+  }
   if (made.squares.defined()) pass_on_squares(gradients[0], std::move(made.squares));
   return gradients;
 }
 
 void EpilogueNode::release() {
   saves = {};
+  skip_gradient.reset();
   shared_.reset();
   deferred.reset();
   claimer_save.reset();
@@ -283,6 +295,8 @@ std::shared_ptr<EpilogueNode> node_of(const EpilogueCall& call) {
   EpilogueSaves& saves = node->saves;
   static_cast<EpilogueForm&>(saves) = call;
   saves.adds_skip = call.skip.defined();
+  node->skip_gradient = call.skip_gradient;
+  if (call.skip_gradient != nullptr) call.skip_gradient->join();
   if (reads_producer(call.saving.method)) saves.eps = call.options.eps;
   saves.reads_values = reads_values_of(call);
   return node;

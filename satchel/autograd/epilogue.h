@@ -50,9 +50,10 @@ struct EpilogueCall : EpilogueForm {
   at::Tensor x;
   NormWeights weights;  // γ and β as lines
   SavePolicy saving;
-  at::Tensor skip;         // x's sizes, added before the activation
-  bool next_reads = true;  // as Site has it
-  at::Tensor spare;        // x's own memory, where the output may be written over it
+  at::Tensor skip;                                // x's sizes, added before the activation
+  std::shared_ptr<SharedGradient> skip_gradient;  // where its gradients meet; null: autograd adds them up
+  bool next_reads = true;                         // as Site has it
+  at::Tensor spare;                               // x's own memory, where the output may be written over it
 
   Statistics known;                       // undefined: not taken yet
   at::Tensor seed;                        // of the norm's code; undefined: not drawn yet

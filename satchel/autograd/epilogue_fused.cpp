@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -83,9 +84,43 @@ NormSave save_of(const EpilogueSaves& saves, FusedNorm pass) {
   return save;
 }
 
+/// From this size on the gradient of a norm's input goes to the layer before in parts of the batch: at the end of a residual block it would
+/// be the second tensor of the block's size.
+constexpr int64_t kPartsFrom = int64_t{256} << 20, kParts = 4;
+
+/// Samples a part: rows start at multiples of 8, values at multiples of 1024.
+int64_t part_samples(const EpilogueSaves& saves, const at::Tensor& g) {
+  const int64_t samples = saves.sizes[0], rows = g.size(0) / samples;
+  const int64_t step = std::lcm(8 / std::gcd<int64_t>(rows, 8), 1024 / std::gcd<int64_t>(rows * g.size(1), 1024));
+  return ceil_div(ceil_div(samples, kParts), step) * step;
+}
+
+/// norm_add's last pass by parts of the batch: g becomes the skip's gradient, and x's goes to `to` as it is made.
+at::Tensor back_by_parts(const EpilogueSaves& saves, const at::Tensor& g, const NormSave& save, const NormActSums& sums, SavingNode& to) {
+  const int64_t samples = saves.sizes[0], rows = g.size(0) / samples, some = part_samples(saves, g);
+  const at::Tensor gamma = saves.gamma_values(), room = at::empty({std::min(some, samples) * rows, g.size(1)}, g.options());
+  std::vector<int64_t> sizes = saves.sizes;
+  for (int64_t first = 0; first < samples; first += some) {
+    sizes[0] = std::min(some, samples - first);
+    const at::Tensor dx = room.narrow(0, 0, sizes[0] * rows);
+    norm_back_rows_(g, dx, first * rows, save, gamma, sums);
+    to.take_part(first, image_of_rows(dx, sizes));
+  }
+  return sizes_only(g.sizes(), g.options());
+}
+
 template <FusedNorm pass>
 EpilogueGradients fused_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
   const at::Tensor g = pass == FusedNorm::act ? own : for_kernels(own);
+  if constexpr (pass == FusedNorm::add) {
+    const bool large = saves.is_image() && static_cast<int64_t>(g.nbytes()) >= kPartsFrom && part_samples(saves, g) < saves.sizes[0];
+    const bool parts = large && wants.skip && wants.x_parts != nullptr && saves.options.training && !saves.code->bits.extra.defined();
+    if (parts && wants.x_parts->begin_parts()) {
+      const NormSave save = save_of(saves, pass);
+      const NormActSums sums = norm_sums(g, save);
+      return {back_by_parts(saves, g, save, sums, *wants.x_parts), sums.gamma, sums.beta, g};
+    }
+  }
   at::Tensor dx;  // over g, unless the skip's gradient stands there
   if (wants.x) dx = wants.skip ? at::empty_like(g) : g;
   const NormSave save = save_of(saves, pass);

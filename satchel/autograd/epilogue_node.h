@@ -44,8 +44,9 @@ struct EpilogueSaves : EpilogueForm {
 /// Which gradients are asked for; those of γ and β come with the norm's sums, β's alone where nothing else is summed.
 struct EpilogueWants {
   bool x = true, skip = false, beta = true;
+  SavingNode* x_parts = nullptr;  // who would take x's in parts of the batch; null: nobody
 };
-/// Rows of x and of skip, undefined where nobody asked.
+/// Rows of x and of skip, undefined where nobody asked. Where x's went in parts, a tensor of their sizes and of no memory stands for it.
 struct EpilogueGradients {
   at::Tensor x, gamma, beta, skip;
   at::Tensor squares = {};  // of each sample of x's, where `tells_squares` asks
@@ -98,6 +99,7 @@ class EpilogueNode : public SharingNode {
   EpilogueSaves saves;
   const EpilogueKernel* kernel = nullptr;
   bool claims = false;  // its last input is a norm that it has claimed
+  std::shared_ptr<SharedGradient> skip_gradient;
 
   std::vector<SavedTensor> lines() const override;
   std::shared_ptr<const SharedSave> shared() override;

@@ -179,6 +179,7 @@ at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tens
   }
   EpilogueCall call = fused_call(x, weights, options, saving);
   call.skip = skip;
+  if (skip.requires_grad()) call.skip_gradient = options.skip_gradient;
   return epilogue(std::move(call));
 }
 

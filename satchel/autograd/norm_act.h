@@ -3,11 +3,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 #include "satchel/autograd/norm.h"
 #include "satchel/autograd/save_policy.h"
 #include "satchel/core/layer.h"
 
 namespace satchel {
+
+class SharedGradient;
 
 struct NormActOptions {
   Norm norm = Norm::batch;
@@ -17,6 +21,7 @@ struct NormActOptions {
   double dropout = 0;   // none unless training
   NormOptions statistics;
   bool only_added = false;  // without activation: nothing but a sum reads the result, so the norm keeps its own at once
+  std::shared_ptr<SharedGradient> skip_gradient = {};  // norm_add_act: the skip is a block's input, whose gradients meet here
   bool training() const { return statistics.training; }
 };
 

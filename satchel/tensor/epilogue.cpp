@@ -399,6 +399,24 @@ void norm_back_(const at::Tensor& g, const at::Tensor& dx, const NormSave& save,
   if (squares != nullptr) *squares = by_block.sum(1);
 }
 
+void norm_back_rows_(const at::Tensor& g, const at::Tensor& dx, int64_t first, const NormSave& save, const at::Tensor& gamma,
+                     const NormActSums& sums) {
+  const int64_t channels = g.size(1), begin = first * channels, block = begin / kRangeBlock;
+  if (save.pass != FusedNorm::add || save.extra.defined()) fail(kAddOp, "rows can be had of add alone, without an extra bit", "another");
+  if (begin % (4 * kRangeBlock) != 0) fail(kAddOp, "rows must start with a fourth block", first);  // headers at multiples of 16 bytes
+  const Place place(g.device(), kAddOp);
+  const CodecLayout norm = layout_for(save.code, kAddOp), sum = layout_for(save.sum, kAddOp);
+  cuda::NormAddCode code = add_code(save);
+  code.norm.grid.values = code.norm.grid.span = code.sum.grid.values = code.sum.grid.span = dx.numel();
+  code.norm_at.codes += begin / 8 * norm.block.levels.bits;
+  code.norm_at.headers = static_cast<uint8_t*>(code.norm_at.headers) + block * header_bytes(norm.block.header);
+  code.sum_at.codes += begin / 8 * sum.side.table.bits;
+  code.sum_at.headers = static_cast<uint8_t*>(code.sum_at.headers) + block * header_bytes(sum.side.header);
+  cuda::NormBack back = back_of(g.narrow(0, first, dx.size(0)), dx, gamma, save.moments.rstd, sums);
+  back.rows = g.size(0);
+  cuda::norm_back(code, back, place.stream());
+}
+
 // What else is read of norm_act's code.
 
 bool fuses_norm_act(const Packed& code) {

@@ -110,6 +110,10 @@ NormActSums norm_sums(const at::Tensor& g, const NormSave& save);
 /// where not null, becomes the squared norm of each sample's dx, float32[samples].
 void norm_back_(const at::Tensor& g, const at::Tensor& dx, const NormSave& save, const at::Tensor& gamma, const NormActSums& sums,
                 at::Tensor* squares = nullptr);
+/// The same for rows [first, first + dx's own), which g and the save have all of; `sums` are those of all. Of add alone, without an extra
+/// bit; first·channels is a multiple of 1024.
+void norm_back_rows_(const at::Tensor& g, const at::Tensor& dx, int64_t first, const NormSave& save, const at::Tensor& gamma,
+                     const NormActSums& sums);
 
 // What else is read of norm_act's code.
 

@@ -53,6 +53,7 @@ struct NormBack {
   const float *sum_g, *sum_gx;  // of norm_sums(); null (NormActCode, NormAddCode): γ·rstd·gz, for statistics that are not the batch's
   void *skip, *x;               // NormActCode and NormBlockCode: x is g, skip is null
   float* squares = nullptr;     // NormImageCode: Σ of x's squared gradients a block; null: not wanted
+  int64_t rows = 0;             // N, where the code is a part of what the sums were taken of; 0: the code's own rows
 };
 
 /// `bytes` is the packed tensor as core/layout.h lays it out, at a multiple of 16; of the chain slope, drop and scale are read.

@@ -611,7 +611,7 @@ void run_back(const Kept& code, const NormBack& o, StreamHandle stream, const ch
     using Code = std::decay_t<decltype(a)>;
     if (Code::kAligned) check_aligned({o.g, o.skip, o.x}, op);
     if (a.values() == 0) return;
-    const auto rows = static_cast<double>(a.values() / a.channels());
+    const auto rows = static_cast<double>(o.rows > 0 ? o.rows : a.values() / a.channels());
     const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), kManyBlocks));
     with_type(o.type, [&](auto t) {
       back_steps<Code, t()><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a, o, static_cast<float>(1 / rows));
