@@ -1,7 +1,5 @@
 // DIVISION's two frequencies (theory.md 6), bit for bit what cpu/low_pass.cpp does. Fused where windows are 8 × 8 and rows are
 // whole windows wide: a thread's 8 values are one line of one window, a thread block is one map, and x is read once.
-#include <algorithm>
-
 #include "satchel/kernels/cuda/device.cuh"
 #include "satchel/kernels/cuda/low_pass_last.h"
 

@@ -1,7 +1,5 @@
 // The way back of low_pass_last.cu: codes in the order of the maps, values to channels_last. A thread writes four neighbouring
 // channels of a pixel at once, 32 (fp32) or 64 lanes' worth of them side by side: whole lines of memory.
-#include <algorithm>
-
 #include "satchel/kernels/cuda/low_pass_last.cuh"
 #include "satchel/kernels/cuda/values.cuh"
 
