@@ -226,7 +226,7 @@ void low_pass_last_encode(const LowPassShape& s, const BlockCode& code, int64_t 
   const unsigned blocks = grid_size(s.maps / c.tile);
   const auto st = static_cast<cudaStream_t>(stream);
   with_type(type, [&](auto t) {
-    with_few_bits(code.levels.bits, [&](auto bits) {
+    with_usual_bits(code.levels.bits, [&](auto bits) {
       if (c.form == Form::lines) return launch<bits(), t(), Form::lines>(a, c, blocks, st);
       return launch<bits(), t(), Form::values>(a, c, blocks, st);
     });

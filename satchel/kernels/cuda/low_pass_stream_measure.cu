@@ -180,8 +180,8 @@ void low_pass_stream_measure(const LowPassParts& to, const void* x, DType type, 
   });
   check_launch("low_pass");
   const unsigned blocks = grid_size(to.maps.maps / to.channels * p.slabs());
-  with_few_bits(to.code.levels.bits,
-                [&](auto bits) { make_headers<bits()><<<blocks, kSlab * kSlices, 0, s>>>(p, extremes, to.code.header, to.headers); });
+  with_usual_bits(to.code.levels.bits,
+                  [&](auto bits) { make_headers<bits()><<<blocks, kSlab * kSlices, 0, s>>>(p, extremes, to.code.header, to.headers); });
   check_launch("low_pass");
   if (moments == nullptr) return;
   finish_parts<<<grid_size(ceil_div(to.channels, 32)), kFinishSlices * 32, 0, s>>>(parts, p.parts(kSlabMeasure), p.channels, *moments);
