@@ -177,7 +177,7 @@ void encode_projected(const CodecLayout& layout, const at::Tensor& h, const at::
   if (!place.cuda() || layout.coding != Coding::block) {
     return encode(layout, flat(project(layout.projection, h, seed, place)), seed, bytes, place);
   }
-  const int64_t unfused = cuda::project_scratch_bytes(layout.projection, layout.block, dtype_of(h.scalar_type()));
+  const int64_t unfused = cuda::project_scratch_bytes(layout.projection, layout.block);
   if (unfused > 0) zero_gaps(layout, bytes);  // the fused kernel writes the gap itself
   const at::Tensor scratch = at::empty({unfused}, bytes.options());
   const Parts to = parts_of(layout, bytes);

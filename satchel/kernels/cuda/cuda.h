@@ -42,7 +42,7 @@ void low_pass_decode(const LowPassShape&, const BlockCode&, const uint8_t* codes
 /// Z = H·P (rows × width, fp32) and the matrices themselves (columns × width, fp32 each).
 void project(const Projection&, const void* h, DType, const uint64_t* seed, float* z, StreamHandle);
 /// Projection and block code of Z in one; `scratch` holds project_scratch_bytes(…) bytes (0 where the fused kernel serves).
-int64_t project_scratch_bytes(const Projection&, const BlockCode&, DType);
+int64_t project_scratch_bytes(const Projection&, const BlockCode&);
 void project_encode(const Projection&, const BlockCode&, const void* h, DType, const uint64_t* seed, uint8_t* codes, void* headers,
                     void* scratch, StreamHandle);
 void draw_projection(const Projection&, const uint64_t* seed, float* matrices, int64_t first, int64_t last, StreamHandle);

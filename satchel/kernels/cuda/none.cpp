@@ -39,7 +39,7 @@ void low_pass_decode(const LowPassShape&, const BlockCode&, const uint8_t*, cons
   missing("low_pass");
 }
 void project(const Projection&, const void*, DType, const uint64_t*, float*, StreamHandle) { missing("project"); }
-int64_t project_scratch_bytes(const Projection&, const BlockCode&, DType) { missing("project"); }
+int64_t project_scratch_bytes(const Projection&, const BlockCode&) { missing("project"); }
 void project_encode(const Projection&, const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, void*, StreamHandle) {
   missing("project");
 }

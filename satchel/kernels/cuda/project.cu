@@ -4,7 +4,6 @@
 #include <cuda_bf16.h>
 
 #include <cmath>
-#include <type_traits>
 
 #include "satchel/kernels/cuda/device.cuh"
 
@@ -316,22 +315,19 @@ void launch_tiles(const Args& a, DType type, cudaStream_t stream) {
   const dim3 grid(grid_size(p.matrices() * workers), static_cast<unsigned>(ceil_div(p.width, kMostWidth)));
   const bool whole = is_aligned(a.h) && p.columns % (32 * kBatch) == 0;
   with_type(type, [&](auto t) {
-    if constexpr (t() == DType::f16 && !std::is_same_v<Sink, KeepZ>) {
-      fail("project", "float16 must be coded from Z in memory");
-    } else if (whole) {
+    if (whole)
       project_tiles<t(), true, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
-    } else {
+    else
       project_tiles<t(), false, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
-    }
   });
   check_launch("project");
 }
 
-/// Can a tile be coded where it was made? Then Z never stands in device memory. f16, which is rare, has no kernels for that.
-bool is_fused(const Projection& p, const BlockCode& code, DType type) {
+/// Can a tile be coded where it was made? Then Z never stands in device memory.
+bool is_fused(const Projection& p, const BlockCode& code) {
   const int64_t chunks = p.width / 16, lanes = chunks == 0 ? 0 : code.grid.block / (8 * chunks);
   const bool team = lanes >= 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0 && code.grid.block == lanes * 8 * chunks;
-  return type != DType::f16 && code.levels.bits == 2 && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values &&
+  return code.levels.bits == 2 && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values &&
          (team || code.grid.block == kTileRows * p.width) && (p.per_matrix >= p.rows || p.per_matrix % kTileRows == 0);
 }
 
@@ -354,14 +350,12 @@ void project(const Projection& p, const void* h, DType type, const uint64_t* see
   launch_tiles<KeepZ>({p, h, seed, z, unit_of(p), {}, nullptr, nullptr}, type, static_cast<cudaStream_t>(stream));
 }
 
-int64_t project_scratch_bytes(const Projection& p, const BlockCode& code, DType type) {
-  return is_fused(p, code, type) ? 0 : p.rows * p.width * 4;
-}
+int64_t project_scratch_bytes(const Projection& p, const BlockCode& code) { return is_fused(p, code) ? 0 : p.rows * p.width * 4; }
 
 void project_encode(const Projection& p, const BlockCode& code, const void* h, DType type, const uint64_t* seed, uint8_t* codes,
                     void* headers, void* scratch, StreamHandle stream) {
   if (p.rows == 0 || p.width == 0) return;
-  if (!is_fused(p, code, type)) {
+  if (!is_fused(p, code)) {
     project(p, h, type, seed, static_cast<float*>(scratch), stream);
     return encode(code, scratch, DType::f32, seed, codes, headers, stream);
   }

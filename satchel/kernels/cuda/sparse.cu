@@ -231,13 +231,11 @@ __global__ void __launch_bounds__(kThreads) add_stretches(const __grid_constant_
   write_row<type>(a, o, at, row, sum);
 }
 
-/// Calls f(lanes) with the size of a team for rows of `wanted` lanes: 16 do best, 8 where 16 would stand idle too often. f16 is rare.
-template <DType type, int wide, class F>
+/// Calls f(lanes) with the size of a team for rows of `wanted` lanes: 16 do best, 8 where 16 would stand idle too often.
+template <int bytes, class F>
 void with_lanes(int64_t wanted, F&& f) {
-  if constexpr (Raw<type, wide>::kBytes < 16) {
+  if constexpr (bytes < 16) {
     f(std::integral_constant<int, 32>());
-  } else if constexpr (type == DType::f16) {
-    f(std::integral_constant<int, 16>());
   } else {
     if (wanted <= 4) return f(std::integral_constant<int, 4>());
     if (4 * ceil_div(wanted, 16) * 16 > 5 * ceil_div(wanted, 8) * 8) return f(std::integral_constant<int, 8>());
@@ -249,7 +247,7 @@ template <DType type, int wide>
 void launch(const Sparse& a, Operands o, cudaStream_t s) {
   const bool weighted = a.value != nullptr || a.column_scale != nullptr;
   for (int64_t* n : {&o.width, &o.x_stride, &o.y_stride, &o.plus_stride}) *n /= wide;
-  with_lanes<type, wide>(o.width, [&](auto lanes) {
+  with_lanes<Raw<type, wide>::kBytes>(o.width, [&](auto lanes) {
     o.tiles = ceil_div(o.width, lanes());
     const unsigned blocks = grid_size(ceil_div((a.groups + a.long_stretches) * o.tiles, kThreads / lanes()));
     if (weighted)
@@ -272,12 +270,14 @@ void launch(const Sparse& a, const Operands& o, cudaStream_t s) {
     return divides(o.width) && divides(o.x_stride) && divides(o.y_stride) && divides(o.plus_stride) && is_aligned(o.x, bytes) &&
            is_aligned(o.y, bytes) && (o.plus == nullptr || is_aligned(o.plus, bytes));
   };
-  if (fits(kMost)) return launch<type, kMost>(a, o, s);
-  if constexpr (type != DType::f16) {  // rows of other widths are rare in f16
-    if (fits(4)) return launch<type, 4>(a, o, s);
-    if (fits(2)) return launch<type, 2>(a, o, s);
-  }
-  launch<type, 1>(a, o, s);
+  if (fits(kMost))
+    launch<type, kMost>(a, o, s);
+  else if (fits(4))
+    launch<type, 4>(a, o, s);
+  else if (fits(2))
+    launch<type, 2>(a, o, s);
+  else
+    launch<type, 1>(a, o, s);
 }
 
 }  // namespace
