@@ -30,6 +30,7 @@ satchel_test(test_kernels satchel_core
   tests/kernels/chain_test.cpp
   tests/kernels/chance_test.cpp
   tests/kernels/edge_test.cpp
+  tests/kernels/gpu_test.cpp
   tests/kernels/mixed_test.cpp
   tests/kernels/off_plane_test.cpp
   tests/kernels/registry_test.cpp

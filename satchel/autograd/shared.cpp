@@ -9,6 +9,7 @@
 
 #include "satchel/autograd/bit_allocator.h"
 #include "satchel/autograd/input.h"
+#include "satchel/core/levels.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/epilogue.h"

@@ -7,8 +7,8 @@ namespace satchel::cuda {
 namespace moments {
 namespace {
 
-constexpr int kBatch = 8;            // rows a thread reads at once
-constexpr int64_t kParts = 132 * 4;  // thread blocks that share the rows
+constexpr int kBatch = 8;                       // rows a thread reads at once
+constexpr int64_t kParts = kSumProcessors * 4;  // thread blocks that share the rows
 constexpr int kFinishWarps = 32;
 
 /// `lanes` threads a row, four channels each; `slots` rows side by side; a tile is kBatch rows of every slot.

@@ -1,33 +1,20 @@
-// What the kernels share: vector loads and stores of values, codes in groups of 8, warp reductions, checked launches.
+// What the kernels share: vector loads and stores of values, codes in groups of 8, warp reductions.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "satchel/core/error.h"
 #include "satchel/core/layout.h"
 #include "satchel/kernels/cuda/cuda.h"
+#include "satchel/kernels/cuda/launch.h"
 #include "satchel/kernels/dispatch.h"
 
 namespace satchel::cuda {
 
 constexpr int kThreads = 256;
 
-/// A grid's size in thread blocks, checked: CUDA takes less than 2^31 of them.
-inline unsigned grid_size(int64_t blocks) {
-  if (blocks >= int64_t{1} << 31) fail("cuda", "a launch must have less than 2^31 thread blocks", blocks);
-  return static_cast<unsigned>(blocks);
-}
-
 inline unsigned blocks_for(int64_t threads) { return grid_size(ceil_div(threads, kThreads)); }
-
-/// Throws if the launch just made was refused.
-inline void check_launch(const char* op) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) {
-    fail(op, "the CUDA kernel must launch", cudaGetErrorString(error));
-  }
-}
 
 inline bool is_aligned(const void* p, uintptr_t bytes = 16) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 

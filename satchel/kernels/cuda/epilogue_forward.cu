@@ -441,7 +441,7 @@ __global__ void __launch_bounds__(kWarps * 32, 3)
 
 template <End end, bool optimal2>
 void launch(const Forward& a, StreamHandle stream) {
-  const unsigned grid = grid_size(walk_blocks(a.values, a.channels, kFewBlocks));
+  const unsigned grid = grid_size(free_walk_blocks(a.values, a.channels, kFewWalk));
   with_type(a.pass.type, [&](auto t) { encode_steps<t(), end, optimal2><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a); });
 }
 
@@ -536,7 +536,7 @@ void norm_image_measure(const NormImageCode& code, const NormPass& pass, F32Head
   check_fit(code, op);
   check_aligned({pass.x}, op);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const unsigned grid = grid_size(walk_blocks(values_of(code), code.channels, kManyBlocks));
+  const unsigned grid = grid_size(free_walk_blocks(values_of(code), code.channels, kManyWalk));
   with_type(pass.type, [&](auto t) { measure_steps<t()><<<grid, kWarps * 32, 0, s>>>(pass, values_of(code), code.channels, ranges); });
   check_launch(op);
 }
@@ -546,7 +546,7 @@ void norm_encode(const NormBlockCode& code, const NormPass& pass, StreamHandle s
   check_fit(code, op);
   check_aligned({pass.x, pass.z}, op);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const unsigned grid = grid_size(walk_blocks(code.code.grid.values, code.chain.channels, kFewBlocks, kStretch));
+  const unsigned grid = grid_size(free_walk_blocks(code.code.grid.values, code.chain.channels, kFewWalk, kStretch));
   with_type(pass.type, [&](auto t) {
     switch (code.code.grid.block) {
       case 128: return encode_stretches<t(), 128><<<grid, kWarps * 32, 0, s>>>(code, pass);

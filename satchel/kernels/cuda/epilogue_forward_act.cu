@@ -7,8 +7,8 @@ namespace satchel::cuda {
 namespace epilogue {
 namespace {
 
-constexpr int kCodeThreads = 128;  // with kCodeBlocks: the partition that side_encode.cu sums off means by
-constexpr int64_t kCodeBlocks = 132 * 6;
+constexpr int kCodeThreads = kSideEncode.threads;  // with kCodeBlocks: the partition that side_encode.cu sums off means by
+constexpr int64_t kCodeBlocks = kSumProcessors * kSideEncode.each;
 
 struct Forward {
   NormActCode c;

@@ -5,7 +5,7 @@ namespace satchel::cuda {
 namespace side {
 namespace {
 
-constexpr int64_t kDecodeBlocks = 132 * 8;  // thread blocks: all resident at once on an H200
+static_assert(kDecodeFours.threads == kThreads && kDecodeEights.threads == kThreads);
 
 template <int bits, int off>
 __device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
@@ -237,10 +237,10 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
   const side::Args a = {code,   nullptr, const_cast<Channel*>(channels), nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers),
                         nullptr};
   const bool aligned = is_aligned(x) && is_aligned(codes, code_alignment(code.table.bits));
-  const int64_t wanted = aligned ? side::fixed_blocks(code, channels != nullptr, 4 * kThreads, side::kDecodeBlocks) : 0;
+  const int64_t wanted = aligned ? side::free_blocks(code, channels != nullptr, 4 * kThreads, kDecodeFours) : 0;
   const bool eights =
       aligned && is_aligned(codes, 2) && code.table.bits == 2 && code.table.off == 1 && code.grid.values / 8 < int64_t{1} << 31;
-  const int64_t wide = eights && channels != nullptr ? side::fixed_blocks(code, true, 8 * kThreads, side::kDecodeBlocks / 2) : 0;
+  const int64_t wide = eights && channels != nullptr ? side::free_blocks(code, true, 8 * kThreads, kDecodeEights) : 0;
   const bool relu = eights && wanted > 0 && channels == nullptr && code.plane.bytes == nullptr;
   with_type(type, [&](auto t) {
     if (wide > 0) {

@@ -6,9 +6,8 @@ namespace satchel::cuda {
 namespace side {
 namespace {
 
-constexpr int kEncodeThreads = 128, kEncodeEach = 6;  // threads a block, blocks a multiprocessor: 80 registers a thread
-constexpr int64_t kEncodeBlocks =
-    132 * kEncodeEach;  // all resident at once on an H200; a constant, so that the off means' order never changes
+constexpr int kEncodeThreads = kSideEncode.threads, kEncodeEach = kSideEncode.each;  // 80 registers a thread
+constexpr int64_t kEncodeBlocks = kSumProcessors * kEncodeEach;                      // that sum up off means
 
 /// Codes of 8 values, packed.
 template <int bits, int off, bool usual>
@@ -226,10 +225,10 @@ void encode_typed(const Args& a, cudaStream_t stream) {
   const bool means = needs_means(code, a.channels);
   const int64_t wanted = is_aligned(a.x) ? fixed_blocks(code, a.channels != nullptr, 256, kEncodeBlocks) : 0;
   if (wanted > 0) {
-    const unsigned blocks = static_cast<unsigned>(wanted);
     if (means && code.table.bits == 2) {
-      encode_one_sided(a, type, blocks, stream);
+      encode_one_sided(a, type, static_cast<unsigned>(wanted), stream);
     } else {
+      const unsigned blocks = grid_size(free_blocks(code, a.channels != nullptr, 256, kSideEncode));
       with_table(code.table, [&](auto bits, auto off) { encode_fixed<bits(), off(), type><<<blocks, kEncodeThreads, 0, stream>>>(a); });
     }
     check_launch("side_encode");
