@@ -1,6 +1,7 @@
 // Forward in one pass: x̂ = (h − mean)·rstd, its one-sided code (the bytes of side_encode.cu) and z = kept·act(γ·x̂ + β)·scale (the
 // bits of chain.cu); all arithmetic in fp32, h and z as they stand in memory. A block of values stays in a warp's registers from its only
 // read to its only write.
+#include "satchel/kernels/cuda/finish.cuh"
 #include "satchel/kernels/cuda/one_sided.cuh"
 
 namespace satchel::cuda {
@@ -396,39 +397,27 @@ __device__ inline void finish_tail(const Forward& a) {
     store_codes<3>(a.to.codes, group, eight, count);
 }
 
-constexpr int kFinishWarps = 32;
-
-/// The channel table with its off means: a thread a channel, rows of partial sums shared out over the warps, in the order of
-/// side_encode.cu. The last thread block codes the tail.
-__global__ void __launch_bounds__(kFinishWarps * 32) finish_encode(const __grid_constant__ Forward a, int64_t entries) {
-  __shared__ double2 shared[kFinishWarps][33];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+/// The channel table with its off means. The last thread block codes the tail.
+__global__ void __launch_bounds__(kFinishThreads, kFinishEach) finish_encode(const __grid_constant__ Forward a, int64_t entries) {
   if (blockIdx.x + 1 == gridDim.x) {
-    if (warp == 0) finish_tail(a);
+    if (threadIdx.x < 32) finish_tail(a);
     return;
   }
-  const int64_t channels = a.c.side.channels, n = a.c.side.grid.values, c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
-  const int64_t whole = n / kBlock * kBlock;
+  const FinishShare share;
+  const int64_t channels = a.c.side.channels, n = a.c.side.grid.values, whole = n / kBlock * kBlock, c = share.channel;
   Channel own = {};
-  double2 total = make_double2(0, 0);
+  double sums[2] = {};
   if (c < channels) {
     own = {0.0f, a.pass.with.gamma[c], a.pass.with.beta[c], 0.0f};
     own.threshold = threshold_of(own.gamma, own.beta);
-#pragma unroll 16
-    for (int64_t p = c + channels * warp; p < entries; p += channels * kFinishWarps) {
-      const float2 part = a.partial[p];
-      total.x += part.x, total.y += part.y;
-    }
-    for (int64_t i = whole + warp; i < n; i += kFinishWarps) {
+    share.each(a.partial, quotient(entries, channels), channels, [&](int64_t, float2 part) { sums[0] += part.x, sums[1] += part.y; });
+    for (int64_t i = whole + share.own; i < n; i += kFinishShares) {
       const float v = flush(a.tail[i - whole]);
-      if (channel_of(i, channels) == c && !is_on(v, own)) total.x += v, total.y += 1;
+      if (channel_of(i, channels) == c && !is_on(v, own)) sums[0] += v, sums[1] += 1;
     }
   }
-  shared[warp][lane] = total;
-  __syncthreads();
-  if (warp != 0 || c >= channels) return;
-  for (int w = 1; w < kFinishWarps; ++w) total.x += shared[w][lane].x, total.y += shared[w][lane].y;
-  if (a.c.side.table.off == 1) own.off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
+  if (!share.add_up(sums) || c >= channels) return;
+  if (a.c.side.table.off == 1) own.off_mean = sums[1] > 0 ? static_cast<float>(sums[0] / sums[1]) : 0.0f;
   a.to.channels[c] = own;
 }
 
@@ -486,7 +475,7 @@ void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, Stre
       encode_blocks<t(), Serves::dropped><<<grid, kCodeThreads, 0, s>>>(a);
   });
   check_launch(op);
-  finish_encode<<<grid_size(ceil_div(c.side.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, grid * kBlock);
+  finish_encode<<<finish_blocks(c.side.channels) + 1, kFinishThreads, 0, s>>>(a, grid * kBlock);
   check_launch(op);
 }
 
