@@ -31,12 +31,7 @@ inline void check_launch(const char* op) {
 
 inline bool is_aligned(const void* p, uintptr_t bytes = 16) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-/// A value that stays in its register: the compiler would work it out anew at every turn of a loop.
-__device__ inline uint32_t held(uint32_t x) {
-  asm volatile("// held" : "+r"(x));
-  return x;
-}
-/// … of an address in device memory.
+/// An address in device memory that stays in its register: the compiler would work it out anew at every turn of a loop.
 template <class T>
 __device__ inline T* held(T* p) {
   asm volatile("// held" : "+l"(p));
@@ -174,8 +169,7 @@ __device__ inline Words group_noise(UniformSeed seed, Rounding rounding, int64_t
 /// The round keys of a seed in shared memory, for kernels that draw at every step: a read brings two rounds' keys, where a seed in
 /// registers costs an addition a key.
 struct RoundKeys {
-  static constexpr int kPairs = (kNoiseRounds + 1) / 2;
-  uint4 pair[kPairs];
+  uint4 pair[ceil_div(kNoiseRounds, 2)];
 
   /// The caller synchronises.
   __device__ inline void fill(const uint64_t* seed) {
@@ -408,7 +402,27 @@ __device__ inline uint32_t quantise(float y16, const LevelTable& levels, uint32_
   }
 }
 
-/// encode8() for 2 bits of a plain block: noise is added by a product of 16 bits, and codes are brought together two at a time.
+/// Codes of 8 values of one block, packed; 0 for a poisoned one. A value of another block has some code, and leaves the others alone.
+template <int bits, bool even>
+__device__ inline uint64_t encode8(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
+  using Acc = std::conditional_t<(bits <= 4), uint32_t, uint64_t>;
+  Acc eight = 0;
+  if (b.plain) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float y16 = (v[j] + b.ruler.offset) * b.ruler.inverse;
+      eight |= static_cast<Acc>(quantise<bits, even, true>(y16, levels, noise_of(noise, j))) << (bits * j);
+    }
+  } else if (!is_poisoned(b.header)) {
+    for (int j = 0; j < 8; ++j) {
+      eight |= static_cast<Acc>(quantise<bits, even, false>(position(v[j], b.ruler), levels, noise_of(noise, j))) << (bits * j);
+    }
+  }
+  return eight;
+}
+
+/// encode8() for 2 bits of a plain block that all eight belong to: noise is added by a product of 16 bits, and codes are brought together
+/// two at a time.
 template <bool even>
 __device__ inline uint32_t encode8_of_2(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
   uint32_t pair[4];  // 0x4b40 and a code, twice
@@ -427,24 +441,13 @@ __device__ inline uint32_t encode8_of_2(const float (&v)[8], const BlockRuler& b
   return (both & 0xffffu) + (both >> 16) * 4;
 }
 
-/// Codes of 8 values of one block, packed; 0 for a poisoned one.
+/// encode8() where all eight values belong to the block.
 template <int bits, bool even>
-__device__ inline uint64_t encode8(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
-  using Acc = std::conditional_t<(bits <= 4), uint32_t, uint64_t>;
-  Acc eight = 0;
-  if (b.plain) {
-    if constexpr (bits == 2) return encode8_of_2<even>(v, b, levels, noise);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float y16 = (v[j] + b.ruler.offset) * b.ruler.inverse;
-      eight |= static_cast<Acc>(quantise<bits, even, true>(y16, levels, noise_of(noise, j))) << (bits * j);
-    }
-  } else if (!is_poisoned(b.header)) {
-    for (int j = 0; j < 8; ++j) {
-      eight |= static_cast<Acc>(quantise<bits, even, false>(position(v[j], b.ruler), levels, noise_of(noise, j))) << (bits * j);
-    }
+__device__ inline uint64_t encode8_inside(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
+  if constexpr (bits == 2) {
+    if (b.plain) return encode8_of_2<even>(v, b, levels, noise);
   }
-  return eight;
+  return encode8<bits, even>(v, b, levels, noise);
 }
 
 /// n / divisor for 32-bit n by one multiplication; the host works out the magic number once.

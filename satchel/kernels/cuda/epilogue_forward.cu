@@ -320,8 +320,12 @@ __device__ inline void zero_gap(const CodeParts& at, int64_t values, int bits) {
   if (byte < static_cast<uint8_t*>(at.headers)) *byte = 0;
 }
 
+/// Thread blocks of encode_steps(), all resident at once on an H200. The norm alone needs fewer registers.
+template <End end, bool optimal2>
+constexpr int64_t kStepBlocks = optimal2 && !adds(end) ? kManyBlocks : kFewBlocks;
+
 template <DType type, End end, bool optimal2>
-__global__ void __launch_bounds__(kWarps * 32, 3) encode_steps(const __grid_constant__ Forward a) {
+__global__ void __launch_bounds__(kWarps * 32, kStepBlocks<end, optimal2> / 132) encode_steps(const __grid_constant__ Forward a) {
   __shared__ NormTables<> table;
   const Walk walk(0, static_cast<uint32_t>(a.values / kBlock));  // whole blocks
   table.fill(a.pass.with, a.channels, blockIdx.x * kBlock);
@@ -333,10 +337,14 @@ __global__ void __launch_bounds__(kWarps * 32, 3) encode_steps(const __grid_cons
   const Warp w = {a, table, walk.lane, norm_seed, sum_seed};
   __syncthreads();
   Eight<type> x, skip;  // the next step's values, on their way while this one is coded
+  using Raw = typename Eight<type>::Raw;
+  const Raw* from = static_cast<const Raw*>(a.pass.x) + walk.lane * 8;
+  const Raw* and_from = adds(end) ? static_cast<const Raw*>(a.pass.skip) + walk.lane * 8 : nullptr;
+  if constexpr (type != DType::f32 && end == End::form) from = held(from), and_from = held(and_from);  // fp32 has no register left
   const auto read = [&](int k) {
-    const int64_t first = (static_cast<int64_t>(walk.step(k)) * 32 + walk.lane) * 8;
-    x = read8<type, true>(a.pass.x, first);
-    if constexpr (adds(end)) skip = read8<type, true>(a.pass.skip, first);
+    const uint64_t first = static_cast<uint64_t>(walk.step(k)) * kBlock;
+    x = read8<type, true>(from + first, 0);
+    if constexpr (adds(end)) skip = read8<type, true>(and_from + first, 0);
   };
   if (walk.count > 0) read(0);
   for (int k = 0; k < walk.count; ++k) {
@@ -433,8 +441,8 @@ __device__ inline void encode_stretch(const Turn& t, int64_t stretch) {
       const int64_t group = first + p * 32;
       const uint32_t exist = (1u << count) - 1, kept = t.dropout.kept(group);
       const Words noise = group_noise(t.seed, code.rounding, group);
-      const uint64_t eight =
-          code.levels.even ? encode8<2, true>(v[p], ruler, code.levels, noise) : encode8<2, false>(v[p], ruler, code.levels, noise);
+      const uint64_t eight = code.levels.even ? encode8_inside<2, true>(v[p], ruler, code.levels, noise)
+                                              : encode8_inside<2, false>(v[p], ruler, code.levels, noise);
       put8<2, whole>(t.c.at.codes, group, eight, count);
       const uint32_t on = pass8<true, true>(
           t.table, t.lane, p, [](float y, int) { return y; }, kept, t.dropout.on, v[p]);
@@ -467,7 +475,7 @@ __global__ void __launch_bounds__(kWarps * 32, 3)
 
 template <End end, bool optimal2>
 void launch(const Forward& a, StreamHandle stream) {
-  const unsigned grid = grid_size(walk_blocks(a.values, a.channels, kFewBlocks));
+  const unsigned grid = grid_size(walk_blocks(a.values, a.channels, kStepBlocks<end, optimal2>));
   with_type(a.pass.type, [&](auto t) { encode_steps<t(), end, optimal2><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a); });
 }
 
