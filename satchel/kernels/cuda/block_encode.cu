@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kThreads) encode_teams(const __grid_constant__
   const BlockRuler b = block_ruler<bits>(e, a.code.header);
   if (lane == 0) store_header(a.headers, a.code.header, block, b.header);
 #pragma unroll
-  for (int c = 0; c < chunks; ++c) store_codes<bits>(a.codes, first + c * lanes, encode8<bits, even>(v[c], b, a.code.levels, noise[c]), 8);
+  for (int c = 0; c < chunks; ++c)
+    store_codes<bits>(a.codes, first + c * lanes, encode8_inside<bits, even>(v[c], b, a.code.levels, noise[c]), 8);
 }
 
 /// Wide blocks of up to 8 · threads values: one thread block each.
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(1024) encode_wide(const __grid_constant__ Args
   const Words noise = group_noise(seed, a.code.rounding, group);
   if (active) e.add8(v);
   const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, block, pairs, &ruler);
-  if (active) store_codes<bits>(a.codes, group, encode8<bits, even>(v, b, a.code.levels, noise), 8);
+  if (active) store_codes<bits>(a.codes, group, encode8_inside<bits, even>(v, b, a.code.levels, noise), 8);
 }
 
 /// Headers of any blocks from `first` on: one thread block a block of values.

@@ -598,8 +598,7 @@ void run_sums(const Kept& code, const void* g, DType type, const NormSums& to, v
     const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), Code::kSumsBlocks));
     if (grid > 0) with_type(type, [&](auto t) { sum_steps<Code, t()><<<grid, kWarps * 32, 0, s>>>(a, g, partial); });
     check_launch(op);
-    finish_sums<<<grid_size(ceil_div(a.channels(), 32)), kFinishWarps * 32, 0, s>>>(partial, grid * kBlock, a.channels(), to.beta,
-                                                                                    to.gamma);
+    finish_sums<<<finish_blocks(a.channels()), kFinishThreads, 0, s>>>(partial, grid * kBlock, a.channels(), to.beta, to.gamma);
   });
   check_launch(op);
 }

@@ -222,7 +222,7 @@ void norm_sums(const NormLowPassCode& code, const void* g, DType type, const Nor
   });
   check_launch(op);
   const int64_t entries = a.planes.parts(kSlabBack) * from.channels;
-  finish_sums<<<grid_size(ceil_div(from.channels, 32)), kFinishWarps * 32, 0, s>>>(partial, entries, from.channels, to.beta, to.gamma);
+  finish_sums<<<finish_blocks(from.channels), kFinishThreads, 0, s>>>(partial, entries, from.channels, to.beta, to.gamma);
   check_launch(op);
 }
 
