@@ -27,15 +27,8 @@ __device__ inline void as_stored(float (&v)[8]) {
   }
 }
 
-/// Numbers of eight neighbouring channels; null: `all`.
-__device__ inline void channels8(const float* numbers, int64_t channel, float all, float (&v)[8]) {
-  if (numbers != nullptr) return load8<DType::f32>(numbers, channel, v);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = all;
-}
-
-/// Sums of four numbers over the thread block, for every thread, in one fixed order. `parts` is not that of the call before: who still reads
-/// those has not been waited for.
+/// Sums of four numbers over the thread block, for every thread, in one fixed order. `parts` is not that of the call before: who still
+/// reads those has not been waited for.
 __device__ inline float4 row_sums(float4 x, float4 (&parts)[32]) {
 #pragma unroll
   for (int o = 16; o > 0; o /= 2) {

@@ -1,12 +1,12 @@
-// Norms by row (LayerNorm, RMSNorm) and smooth activations, each alone or one after the other: x̂ = (x − mean)·rstd, y = γ·x̂ + β, z = act(y).
-// Kept are x̂ and the activation's slope act'(y), each in a block code of its own, and rstd.
+// Norms by row (LayerNorm, RMSNorm) and smooth activations, each alone or one after the other: x̂ = (x − mean)·rstd, y = γ·x̂ + β, z =
+// act(y). Kept are x̂ and the activation's slope act'(y), each in a block code of its own, and rstd.
 //
 //   row_norm    statistics and y, one read of x
 //   row_encode  codes, and z where there is an activation, one read of x
 //   row_back    all gradients, one read of g
 //
-// Activations (x, y, z, g) are rows × width of f32, bf16 or f16 from a multiple of 16 bytes on; all else is float32. Codes and headers start
-// at multiples of 16. Where CMake found no CUDA, none.cpp stands in: nothing fits, and the rest throws.
+// Activations (x, y, z, g) are rows × width of f32, bf16 or f16 from a multiple of 16 bytes on; all else is float32. Codes and headers
+// start at multiples of 16. Where CMake found no CUDA, none.cpp stands in: nothing fits, and the rest throws.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct RowShape {
   int64_t rows = 0, width = 0;
 };
 
-/// A number a row, or a channel; γ null: 1, β null: 0.
+/// A number a row, or a channel.
 struct RowNorm {
   float *mean = nullptr, *rstd = nullptr;
   const float *gamma = nullptr, *beta = nullptr;

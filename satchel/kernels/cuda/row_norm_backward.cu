@@ -25,75 +25,81 @@ __device__ inline uint32_t load_group(const uint8_t* codes, int bits, int64_t gr
   return __ldg(at) | static_cast<uint32_t>(__ldg(at + 1)) << 8 | static_cast<uint32_t>(__ldg(at + 2)) << 16;
 }
 
-/// Eight slopes of 4 bits, even levels. A poisoned block's step is NaN, and so are its values.
-__device__ inline void slopes8(const RowCode& slope, int64_t group, float (&v)[8]) {
-  const Header h = load_header(slope.at.headers, slope.code.header, group / 32);
-  const uint32_t codes = __ldg(reinterpret_cast<const uint32_t*>(slope.at.codes) + group);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float code = __uint_as_float(0x4b000000u | (codes >> (4 * j) & 15u)) - 8388608.0f;  // 2^23 + code, less 2^23
-    v[j] = fmaf(code, h.step, h.low);
-  }
+/// Slopes of 4 bits, even levels. A poisoned block's step is NaN, and so are its values.
+__device__ inline float slope_at(uint32_t codes, Header h, int j) {
+  return fmaf(__uint_as_float(0x4b000000u | (codes >> (4 * j) & 15u)) - 8388608.0f, h.step, h.low);  // 2^23 + code, less 2^23
+}
+__device__ inline uint32_t load_slopes(const RowCode& slope, int64_t group) {
+  return __ldg(reinterpret_cast<const uint32_t*>(slope.at.codes) + group);
 }
 
-/// Resident threads of a multiprocessor: registers for as many, and for three thread blocks of up to 384.
-constexpr int kFewThreads = 384, kResidentFew = 1152, kResidentMany = 1024;
+/// What a thread reads of a row.
+template <DType type, bool slopes>
+struct RowPart {
+  Eight<type> g;
+  uint32_t hat_codes, slope_codes = 0;
+  Header hat, slope = {};
+
+  __device__ inline RowPart(const BackArgs& a, int64_t group) : g(read8<type, true>(a.to.g, group * 8)) {
+    hat_codes = load_group(a.hat.at.codes, a.hat.code.levels.bits, group);
+    hat = load_header(a.hat.at.headers, a.hat.code.header, group / 32);
+    if (!slopes) return;
+    slope_codes = load_slopes(a.slope, group);
+    slope = load_header(a.slope.at.headers, a.slope.code.header, group / 32);
+  }
+};
+
+/// Threads of a multiprocessor: rows of up to 3,072 values have registers to read the next row ahead, two thread blocks of 384 at a time.
+constexpr int kFewThreads = 384, kResidentFew = 2 * kFewThreads, kResidentMany = 1024;
 
 template <DType type, bool slopes, int most>
-__global__ void __launch_bounds__(most, most == kFewThreads ? kResidentFew / kFewThreads : 1) back_rows(const __grid_constant__ BackArgs a) {
+__global__ void __launch_bounds__(most, most == kFewThreads ? 2 : 1) back_rows(const __grid_constant__ BackArgs a) {
   __shared__ float4 parts[2][32];
   __shared__ float table[8];
   const LevelTable& levels = a.hat.code.levels;
   const int bits = levels.bits;
   if (threadIdx.x < 8) table[threadIdx.x] = levels.even ? static_cast<float>(threadIdx.x) : levels.at[threadIdx.x];
   __syncthreads();
-  const uint32_t mask = (1u << bits) - 1;
-  const int64_t width = a.shape.width, column = static_cast<int64_t>(threadIdx.x) * 8;
-  const bool active = column < width;
-  const float share = 1.0f / static_cast<float>(width);
+  const uint32_t mask = (1u << bits) - 1, groups = static_cast<uint32_t>(a.shape.width / 8), rows = static_cast<uint32_t>(a.shape.rows);
+  const bool active = threadIdx.x < groups;
+  const uint32_t column = active ? threadIdx.x : 0;  // idle threads follow the first one's values, and add and write nothing
+  const float share = 1.0f / static_cast<float>(a.shape.width);
+  const auto part_of = [&](uint32_t row) { return RowPart<type, slopes>(a, static_cast<int64_t>(row) * groups + column); };
   float beta[8] = {}, gamma[8] = {};
+  RowPart<type, slopes> next = part_of(blockIdx.x);
   int turn = 0;
-  for (int64_t row = blockIdx.x; row < a.shape.rows; row += gridDim.x, ++turn) {
-    const int64_t at = row * width + column, group = at / 8;
-    float g[8] = {}, hat[8] = {};
+  for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x, ++turn) {
+    const RowPart<type, slopes> part = next;
+    if (most == kFewThreads) next = part_of(row + gridDim.x < rows ? row + gridDim.x : row);
+    float g[8], hat[8], scale[8];
+    load8<DType::f32>(a.norm.gamma, column * 8, scale);
     float4 sum = {};
-    if (active) {
-      to_floats(read8<type, true>(a.to.g, at), g);
-      const Header h = load_header(a.hat.at.headers, a.hat.code.header, group / 32);
-      const uint32_t codes = load_group(a.hat.at.codes, bits, group);
-      if constexpr (slopes) {
-        float slope[8];
-        slopes8(a.slope, group, slope);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) g[j] *= slope[j];
-      }
-      float scale[8];
-      channels8(a.norm.gamma, column, 1.0f, scale);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        hat[j] = fmaf(table[codes >> (bits * j) & mask], h.step, h.low);
-        beta[j] += g[j];
-        gamma[j] = fmaf(g[j], hat[j], gamma[j]);
-        g[j] *= scale[j];
-        sum.x += g[j];
-        sum.y = fmaf(g[j], hat[j], sum.y);
-        sum.z = fmaf(hat[j], hat[j], sum.z);
-      }
+    for (int j = 0; j < 8; ++j) {
+      g[j] = slopes ? part.g[j] * slope_at(part.slope_codes, part.slope, j) : part.g[j];
+      hat[j] = fmaf(table[part.hat_codes >> (bits * j) & mask], part.hat.step, part.hat.low);
+      beta[j] += g[j];
+      gamma[j] = fmaf(g[j], hat[j], gamma[j]);
+      g[j] *= scale[j];
+      sum.x += g[j];
+      sum.y = fmaf(g[j], hat[j], sum.y);
+      sum.z = fmaf(hat[j], hat[j], sum.z);
     }
-    if (a.to.x == nullptr) continue;
-    sum = row_sums(sum, parts[turn & 1]);
-    if (!active) continue;
-    const float rstd = __ldg(a.norm.rstd + row), offset = a.norm.centred ? sum.x * share * rstd : 0.0f, along = sum.y * share * rstd;
-    float own = rstd;
-    if (a.to.corrects) own *= 1.0f + (sum.z * share - 1.0f + static_cast<float>(a.norm.eps) * rstd * rstd) * share;
+    if (a.to.x != nullptr) {
+      sum = row_sums(active ? sum : float4{}, parts[turn & 1]);
+      const float rstd = __ldg(a.norm.rstd + row), offset = a.norm.centred ? sum.x * share * rstd : 0.0f, along = sum.y * share * rstd;
+      float own = rstd;
+      if (a.to.corrects) own *= 1.0f + (sum.z * share - 1.0f + static_cast<float>(a.norm.eps) * rstd * rstd) * share;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) g[j] = fmaf(own, g[j], -fmaf(along, hat[j], offset));
-    write8<type, true>(a.to.x, at, g);
+      for (int j = 0; j < 8; ++j) g[j] = fmaf(own, g[j], -fmaf(along, hat[j], offset));
+      if (active) write8<type, true>(a.to.x, (static_cast<int64_t>(row) * groups + column) * 8, g);
+    }
+    if (most != kFewThreads && row + gridDim.x < rows) next = part_of(row + gridDim.x);
   }
   if (!active) return;
-  float* mine = a.partial + static_cast<int64_t>(blockIdx.x) * 2 * width + column;
+  float* mine = a.partial + static_cast<int64_t>(blockIdx.x) * 2 * a.shape.width + column * 8;
   write8<DType::f32, true>(mine, 0, beta);
-  write8<DType::f32, true>(mine, width, gamma);
+  write8<DType::f32, true>(mine, a.shape.width, gamma);
 }
 
 template <DType type>
@@ -101,10 +107,11 @@ __global__ void __launch_bounds__(kThreads) back_slopes(const __grid_constant__ 
   const int64_t group = thread_index();
   if (group >= groups) return;
   const Eight<type> given = read8<type, true>(g, group * 8);
+  const Header h = load_header(slope.at.headers, slope.code.header, group / 32);
+  const uint32_t codes = load_slopes(slope, group);
   float v[8];
-  slopes8(slope, group, v);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] *= given[j];
+  for (int j = 0; j < 8; ++j) v[j] = given[j] * slope_at(codes, h, j);
   write8<type, true>(out, group * 8, v);
 }
 

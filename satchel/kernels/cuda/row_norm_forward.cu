@@ -1,5 +1,5 @@
-// Forward of norms by row and of smooth activations. Statistics: a thread block a row, which it holds in registers. Codes: a warp a block of
-// 256 values, eight a lane; the row of eight values is found by a division, so that blocks may span rows.
+// Forward of norms by row and of smooth activations. Statistics: a thread block a row, which it holds in registers. Codes: a warp a block
+// of 256 values, eight a lane; the row of eight values is found by a division, so that blocks may span rows.
 #include "satchel/kernels/cuda/row_norm.cuh"
 #include "satchel/kernels/cuda/smooth.cuh"
 
@@ -13,11 +13,11 @@ struct NormArgs {
   void* y;
 };
 
-/// y = γ·x̂ + β of eight neighbouring channels. Without γ and β the product and the sum are exact.
+/// y = γ·x̂ + β of eight neighbouring channels.
 __device__ inline void affine8(const RowNorm& norm, int64_t channel, const float (&hat)[8], float (&y)[8]) {
   float gamma[8], beta[8];
-  channels8(norm.gamma, channel, 1.0f, gamma);
-  channels8(norm.beta, channel, 0.0f, beta);
+  load8<DType::f32>(norm.gamma, channel, gamma);
+  load8<DType::f32>(norm.beta, channel, beta);
 #pragma unroll
   for (int j = 0; j < 8; ++j) y[j] = fmaf(gamma[j], hat[j], beta[j]);
 }
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
   const float share = 1.0f / static_cast<float>(a.shape.width);
   int turn = 0;
   const auto sum = [&](float x) { return row_sums(make_float4(x, 0.0f, 0.0f, 0.0f), parts[turn++ & 1]).x; };
-  const auto squares = [&](const float (&v)[8], float less) {
+  const auto squares = [&](const float(&v)[8], float less) {
     float total = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; ++j) total = fmaf(v[j] - less, v[j] - less, total);
@@ -67,53 +67,94 @@ struct EncodeArgs {
   Smooth act;
   const void* x;
   void* z;
-  int64_t groups;        // of 8 values
+  uint32_t groups;       // of 8 values
   FastDivisor each_row;  // groups
 };
 
 constexpr int kWarps = kThreads / 32, kTurns = 4;  // blocks of 256 values a warp takes: its seeds are read once
 
-/// Codes of eight values of a block that a warp holds, and the block's header. `own`: this lane's group is there.
-template <int bits, bool even>
-__device__ inline void put_codes(const RowCode& to, UniformSeed seed, int64_t block, int64_t group, bool own, const float (&v)[8]) {
+__device__ inline Extremes extremes_of(const float (&v)[8]) {
   Extremes e;
   e.add8(v);
   e.reduce_warp();
+  return e;
+}
+
+/// The ruler of a block, and its header to memory.
+template <int bits>
+__device__ inline BlockRuler put_header(const RowCode& to, uint32_t block, const Extremes& e) {
   const BlockRuler ruler = block_ruler<bits>(e, to.code.header);
   if (threadIdx.x % 32 == 0) store_header(to.at.headers, to.code.header, block, ruler.header);
-  const uint64_t eight = encode8<bits, even>(v, ruler, to.code.levels, group_noise(seed, to.code.rounding, group));
-  if (own) store_codes<bits>(to.at.codes, group, eight, 8);
+  return ruler;
+}
+
+/// Both codes' rulers in one go where both blocks are of usual size: the lower half of the warp works out that of x̂, the upper half that of
+/// the slopes, in block_ruler()'s own steps. False: nothing was done.
+template <int bits>
+__device__ inline bool put_headers(const EncodeArgs& a, uint32_t block, const Extremes& hat, const Extremes& slope, BlockRuler& of_hat,
+                                   BlockRuler& of_slope) {
+  constexpr float kHat = (1 << bits) - 1, kSlope = 15;
+  const bool upper = threadIdx.x % 32 >= 16;
+  const float top = upper ? kSlope : kHat, part = upper ? 1.0f / kSlope : 1.0f / kHat;
+  const float least = flush(upper ? slope.least : hat.least), most = flush(upper ? slope.most : hat.most);
+  const float low = from_bf16(bf16_down(least)), span = most - low;
+  const bool usual = fabsf(least) <= 0x1p60f && fabsf(most) <= 0x1p60f && span >= 0x1p-30f;
+  if (!__all_sync(~0u, usual)) return false;
+  const float near = span * part, step = from_bf16(bf16_up(fmaf(fmaf(-top, near, span), part, near))), inverse = 65536.0f * __frcp_rn(step);
+  if (threadIdx.x % 16 == 0) store_header(upper ? a.slope.at.headers : a.hat.at.headers, HeaderType::bf16, block, {low, step});
+  of_hat = {{}, {1.0f, -__shfl_sync(~0u, low, 0), __shfl_sync(~0u, inverse, 0)}, true};
+  of_slope = {{}, {1.0f, -__shfl_sync(~0u, low, 16), __shfl_sync(~0u, inverse, 16)}, true};
+  return true;
+}
+
+template <int bits, bool even>
+__device__ inline void put_codes(const RowCode& to, UniformSeed seed, uint32_t group, const BlockRuler& ruler, const float (&v)[8]) {
+  store_codes<bits>(to.at.codes, group, encode8<bits, even>(v, ruler, to.code.levels, group_noise(seed, to.code.rounding, group)), 8);
 }
 
 /// `bits` of x̂; 0: there is no norm, and y is x. `slopes`: there is an activation.
 template <DType type, int bits, bool even, bool slopes>
 __global__ void __launch_bounds__(kThreads) encode_rows(const __grid_constant__ EncodeArgs a) {
   const UniformSeed hat_seed(bits > 0 ? a.hat.seed : a.slope.seed), slope_seed(slopes ? a.slope.seed : a.hat.seed);
-  const int64_t lane = threadIdx.x % 32;
-  int64_t block = static_cast<int64_t>(blockIdx.x) * (kWarps * kTurns) + threadIdx.x / 32;
-  for (int turn = 0; turn < kTurns && block * 32 < a.groups; ++turn, block += kWarps) {
-    const bool own = block * 32 + lane < a.groups;
-    const int64_t group = own ? block * 32 + lane : block * 32;  // past the end the first lane's: the extremes stay
-    float y[8];
-    to_floats(read8<type, true>(a.x, group * 8), y);
+  uint32_t block = blockIdx.x * (kWarps * kTurns) + threadIdx.x / 32;
+  for (int turn = 0; turn < kTurns && block < ceil_div(a.groups, 32); ++turn, block += kWarps) {
+    const bool own = block * 32 + threadIdx.x % 32 < a.groups;
+    const uint32_t group = block * 32 + (own ? threadIdx.x % 32 : 0);  // past the end the first lane's: the extremes stay
+    float hat[8], y[8], slope[8];
+    to_floats(read8<type, true>(a.x, static_cast<int64_t>(group) * 8), y);
     if constexpr (bits > 0) {
-      const uint32_t row = a.each_row.divide(static_cast<uint32_t>(group));
-      float hat[8];
+      const uint32_t row = a.each_row.divide(group);
       normalise8(a.norm, a.norm.centred ? __ldg(a.norm.mean + row) : 0.0f, __ldg(a.norm.rstd + row), y, hat);
-      if (slopes) affine8(a.norm, (group - static_cast<int64_t>(row) * a.each_row.divisor) * 8, hat, y);
-      put_codes<bits, even>(a.hat, hat_seed, block, group, own, hat);
+      if constexpr (slopes) {
+        affine8(a.norm, (group - row * a.each_row.divisor) * 8, hat, y);
+        as_stored<type>(y);
+      }
     }
     if constexpr (slopes) {
-      if (bits > 0) as_stored<type>(y);
-      float z[8], slope[8];
+      float z[8];
       smooth8(a.act, y, z, slope);
-      if (own) write8<type, true>(a.z, group * 8, z);
-      put_codes<4, true>(a.slope, slope_seed, block, group, own, slope);
+      if (own) write8<type, true>(a.z, static_cast<int64_t>(group) * 8, z);
     }
+    BlockRuler of_hat, of_slope;
+    if constexpr (bits > 0 && slopes) {
+      const Extremes e = extremes_of(hat), f = extremes_of(slope);
+      const bool bf16 = a.hat.code.header == HeaderType::bf16 && a.slope.code.header == HeaderType::bf16;
+      if (!bf16 || !put_headers<bits>(a, block, e, f, of_hat, of_slope)) {
+        of_hat = put_header<bits>(a.hat, block, e);
+        of_slope = put_header<4>(a.slope, block, f);
+      }
+    } else if constexpr (bits > 0) {
+      of_hat = put_header<bits>(a.hat, block, extremes_of(hat));
+    } else {
+      of_slope = put_header<4>(a.slope, block, extremes_of(slope));
+    }
+    if (!own) continue;
+    if constexpr (bits > 0) put_codes<bits, even>(a.hat, hat_seed, group, of_hat, hat);
+    if constexpr (slopes) put_codes<4, true>(a.slope, slope_seed, group, of_slope, slope);
   }
 }
 
-/// One value a thread and step: of the function that serves eight.
+/// Any number of values, from anywhere.
 template <DType type>
 __global__ void __launch_bounds__(kThreads) smooth_any(Smooth act, const void* y, int64_t values, void* z, float* slope) {
   const int64_t i = thread_index() * 8;
@@ -142,7 +183,8 @@ bool is_straight_256(const BlockCode& code) { return code.grid.is_straight() && 
 }  // namespace
 
 bool row_norm_fits(const RowShape& s) {
-  return s.rows > 0 && s.width >= 8 && s.width <= 8 * kMostThreads && s.width % 8 == 0 && s.rows <= ((int64_t{1} << 32) - 1) / (s.width / 8);
+  return s.rows > 0 && s.width >= 8 && s.width <= 8 * kMostThreads && s.width % 8 == 0 &&
+         s.rows <= ((int64_t{1} << 32) - 1) / (s.width / 8);
 }
 
 bool row_norm_code_fits(const BlockCode& code) {
@@ -165,7 +207,7 @@ void row_encode(const RowShape& shape, const RowNorm& norm, const RowCode& hat, 
                 void* z, StreamHandle stream) {
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int64_t groups = shape.rows * shape.width / 8;
-  const EncodeArgs a{norm, hat, slope, act, x, z, groups, FastDivisor(static_cast<uint32_t>(shape.width / 8))};
+  const EncodeArgs a{norm, hat, slope, act, x, z, static_cast<uint32_t>(groups), FastDivisor(static_cast<uint32_t>(shape.width / 8))};
   const unsigned grid = grid_size(ceil_div(groups, 32 * kWarps * kTurns));
   with_type(type, [&](auto t) {
     with_hat(hat, [&](auto bits, auto even) {
