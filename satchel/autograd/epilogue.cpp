@@ -17,6 +17,7 @@
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
 #include "satchel/core/error.h"
+#include "satchel/tensor/codec_layout.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {
@@ -305,8 +306,11 @@ class OutputEnd : public torch::autograd::PostAccumulateGradHook {
   std::weak_ptr<EpilogueNode> norm_;
 };
 
-/// A smooth activation keeps x̂ in a code of its own: the norm hears of its claimer, which has what the norm's gradient reads.
+/// A smooth activation keeps x̂ in a code of its own: the norm hears of its claimer, which has what the norm's gradient reads. The
+/// derivative is of x's sizes in reports.
 void tell_norm(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call) {
+  node->saves.derivative.shape = call.sizes;  // rows by name only: they have no gaps
+  node->saves.derivative.strides = contiguous_strides(call.sizes);
   SharedSave save;
   save.code = node->saves.norm.packed();
   node->add_next_edge({call.claimed, 0});

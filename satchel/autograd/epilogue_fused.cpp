@@ -1,5 +1,6 @@
 // Epilogues in one pass each way, CUDA: adapters of the fused kernels of the tensor room.
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <array>
@@ -237,17 +238,11 @@ bool row_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at
   return slope == nullptr ? fuses_row_norm(rows, norm->spec) : fuses_row_norm(rows, norm->spec, slope->spec);
 }
 
-RowNormInput row_input(const EpilogueForm& form, const at::Tensor& rows, const at::Tensor& gamma, const at::Tensor& beta) {
-  const auto line = [](const at::Tensor& w) { return w.defined() ? for_kernels(w.detach()) : w; };
-  return {rows, line(gamma), line(beta), form.options.eps, form.axes.centred};
-}
-
-/// What the kernels read of a call whose statistics stand.
+/// What the kernels read of a call: statistics where they stand.
 RowNormInput row_input(const EpilogueCall& call, const at::Tensor& rows) {
-  RowNormInput in = row_input(call, for_kernels(rows), call.weights.gamma, call.weights.beta);
-  in.mean = call.known.mean;
-  in.rstd = call.known.rstd;
-  return in;
+  const Affine affine = affine_of(call);
+  return {for_kernels(rows), for_kernels(affine.gamma), for_kernels(affine.beta), call.options.eps,
+          call.axes.centred, call.known.mean,           call.known.rstd};
 }
 
 at::Tensor row_output(EpilogueCall& call, const at::Tensor& rows) {
@@ -279,9 +274,14 @@ at::Tensor row_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const
 
 EpilogueGradients row_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
   const at::Tensor g = for_kernels(own);
-  RowNormInput in = row_input(saves, {}, saves.gamma_values(), {});
-  in.rstd = saves.rstd;
-  if (saves.eps) in.eps = *saves.eps;
+  const at::Tensor gamma = saves.gamma_values();
+  const RowNormInput in{{},
+                        gamma.defined() ? for_kernels(gamma) : at::ones({g.size(1)}, g.options().dtype(at::kFloat)),
+                        {},
+                        saves.options.eps,
+                        saves.axes.centred,
+                        {},
+                        saves.rstd};
   const Packed* slope = saves.derivative.bytes.defined() ? &saves.derivative : nullptr;
   const NormActSums sums = row_norm_back_(g, in, saves.norm.packed(), slope, saves.eps.has_value(), wants.x);
   return {wants.x ? g : at::Tensor(), sums.gamma, sums.beta, {}};

@@ -208,7 +208,7 @@ EpilogueGradients kept_back(const EpilogueSaves& saves, const at::Tensor& g, con
 }  // namespace
 
 void gate_gradient_(const EpilogueSaves& saves, const at::Tensor& g) {
-  if (saves.derivative.bytes.defined()) g.mul_(unpack(saves.derivative));
+  if (saves.derivative.bytes.defined()) g.mul_(unpack(saves.derivative).view(g.sizes()));
   if (saves.dropout_mask.defined()) {
     chain_gradient_(g, saves.dropout_mask, {}, {0, 0});
     g.mul_(dropout_scale(saves.dropout));

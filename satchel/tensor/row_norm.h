@@ -11,7 +11,8 @@
 
 namespace satchel {
 
-/// γ and β undefined: 1 and 0. mean and rstd: a number a row, of any shape; undefined where they are not known yet.
+/// γ and β: a number a channel, from a multiple of 16 bytes on. mean and rstd: a number a row, of any shape; undefined where they are not
+/// known yet.
 struct RowNormInput {
   at::Tensor x;  // rows × width, as for_kernels() gives them
   at::Tensor gamma, beta;

@@ -17,67 +17,71 @@ struct BackArgs {
   float* partial;  // of every thread block: width sums for β, then as many for γ
 };
 
-/// The codes of a group of eight, `bits` bytes of them; the lowest code first.
-__device__ inline uint32_t load_group(const uint8_t* codes, int bits, int64_t group) {
-  if (bits == 1) return __ldg(codes + group);
-  if (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(codes) + group);
-  const uint8_t* at = codes + group * 3;
+/// The codes of a group of eight, the lowest first.
+template <int bits>
+__device__ inline uint32_t load_group(const uint8_t* codes, uint32_t group) {
+  if constexpr (bits == 1) return __ldg(codes + group);
+  if constexpr (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(codes) + group);
+  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint32_t*>(codes) + group);
+  const uint8_t* at = codes + static_cast<uint64_t>(group) * 3;
   return __ldg(at) | static_cast<uint32_t>(__ldg(at + 1)) << 8 | static_cast<uint32_t>(__ldg(at + 2)) << 16;
 }
 
-/// Slopes of 4 bits, even levels. A poisoned block's step is NaN, and so are its values.
+/// A block's header as it stands: low in the lower half. A poisoned block's step is NaN, and so are its values.
+__device__ inline uint32_t raw_header(const RowCode& code, uint32_t group) {
+  return __ldg(static_cast<const uint32_t*>(code.at.headers) + group / 32);
+}
+__device__ inline Header header_in(uint32_t raw) { return {low_half<DType::bf16>(raw), high_half<DType::bf16>(raw)}; }
+
+/// Slopes of 4 bits, even levels.
 __device__ inline float slope_at(uint32_t codes, Header h, int j) {
   return fmaf(__uint_as_float(0x4b000000u | (codes >> (4 * j) & 15u)) - 8388608.0f, h.step, h.low);  // 2^23 + code, less 2^23
 }
-__device__ inline uint32_t load_slopes(const RowCode& slope, int64_t group) {
-  return __ldg(reinterpret_cast<const uint32_t*>(slope.at.codes) + group);
-}
 
 /// What a thread reads of a row.
-template <DType type, bool slopes>
+template <DType type, int bits, bool slopes>
 struct RowPart {
   Eight<type> g;
-  uint32_t hat_codes, slope_codes = 0;
-  Header hat, slope = {};
+  uint32_t hat_codes, hat, slope_codes = 0, slope = 0;
 
-  __device__ inline RowPart(const BackArgs& a, int64_t group) : g(read8<type, true>(a.to.g, group * 8)) {
-    hat_codes = load_group(a.hat.at.codes, a.hat.code.levels.bits, group);
-    hat = load_header(a.hat.at.headers, a.hat.code.header, group / 32);
+  __device__ inline RowPart(const BackArgs& a, uint32_t group) : g(read8<type, true>(a.to.g, static_cast<int64_t>(group) * 8)) {
+    hat_codes = load_group<bits>(a.hat.at.codes, group);
+    hat = raw_header(a.hat, group);
     if (!slopes) return;
-    slope_codes = load_slopes(a.slope, group);
-    slope = load_header(a.slope.at.headers, a.slope.code.header, group / 32);
+    slope_codes = load_group<4>(a.slope.at.codes, group);
+    slope = raw_header(a.slope, group);
   }
 };
 
 /// Threads of a multiprocessor: rows of up to 3,072 values have registers to read the next row ahead, two thread blocks of 384 at a time.
 constexpr int kFewThreads = 384, kResidentFew = 2 * kFewThreads, kResidentMany = 1024;
 
-template <DType type, bool slopes, int most>
+template <DType type, int bits, bool slopes, int most>
 __global__ void __launch_bounds__(most, most == kFewThreads ? 2 : 1) back_rows(const __grid_constant__ BackArgs a) {
   __shared__ float4 parts[2][32];
   __shared__ float table[8];
   const LevelTable& levels = a.hat.code.levels;
-  const int bits = levels.bits;
   if (threadIdx.x < 8) table[threadIdx.x] = levels.even ? static_cast<float>(threadIdx.x) : levels.at[threadIdx.x];
   __syncthreads();
-  const uint32_t mask = (1u << bits) - 1, groups = static_cast<uint32_t>(a.shape.width / 8), rows = static_cast<uint32_t>(a.shape.rows);
+  const uint32_t groups = static_cast<uint32_t>(a.shape.width / 8), rows = static_cast<uint32_t>(a.shape.rows);
   const bool active = threadIdx.x < groups;
   const uint32_t column = active ? threadIdx.x : 0;  // idle threads follow the first one's values, and add and write nothing
   const float share = 1.0f / static_cast<float>(a.shape.width);
-  const auto part_of = [&](uint32_t row) { return RowPart<type, slopes>(a, static_cast<int64_t>(row) * groups + column); };
+  const auto part_of = [&](uint32_t row) { return RowPart<type, bits, slopes>(a, row * groups + column); };
   float beta[8] = {}, gamma[8] = {};
-  RowPart<type, slopes> next = part_of(blockIdx.x);
+  RowPart<type, bits, slopes> next = part_of(blockIdx.x);
   int turn = 0;
   for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x, ++turn) {
-    const RowPart<type, slopes> part = next;
+    const RowPart<type, bits, slopes> part = next;
     if (most == kFewThreads) next = part_of(row + gridDim.x < rows ? row + gridDim.x : row);
+    const Header h = header_in(part.hat), slope = header_in(part.slope);
     float g[8], hat[8], scale[8];
     load8<DType::f32>(a.norm.gamma, column * 8, scale);
     float4 sum = {};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      g[j] = slopes ? part.g[j] * slope_at(part.slope_codes, part.slope, j) : part.g[j];
-      hat[j] = fmaf(table[part.hat_codes >> (bits * j) & mask], part.hat.step, part.hat.low);
+      g[j] = slopes ? part.g[j] * slope_at(part.slope_codes, slope, j) : part.g[j];
+      hat[j] = fmaf(table[part.hat_codes >> (bits * j) & ((1u << bits) - 1)], h.step, h.low);
       beta[j] += g[j];
       gamma[j] = fmaf(g[j], hat[j], gamma[j]);
       g[j] *= scale[j];
@@ -92,7 +96,7 @@ __global__ void __launch_bounds__(most, most == kFewThreads ? 2 : 1) back_rows(c
       if (a.to.corrects) own *= 1.0f + (sum.z * share - 1.0f + static_cast<float>(a.norm.eps) * rstd * rstd) * share;
 #pragma unroll
       for (int j = 0; j < 8; ++j) g[j] = fmaf(own, g[j], -fmaf(along, hat[j], offset));
-      if (active) write8<type, true>(a.to.x, (static_cast<int64_t>(row) * groups + column) * 8, g);
+      if (active) write8<type, true>(a.to.x, static_cast<int64_t>(row * groups + column) * 8, g);
     }
     if (most != kFewThreads && row + gridDim.x < rows) next = part_of(row + gridDim.x);
   }
@@ -104,15 +108,15 @@ __global__ void __launch_bounds__(most, most == kFewThreads ? 2 : 1) back_rows(c
 
 template <DType type>
 __global__ void __launch_bounds__(kThreads) back_slopes(const __grid_constant__ RowCode slope, const void* g, void* out, int64_t groups) {
-  const int64_t group = thread_index();
-  if (group >= groups) return;
-  const Eight<type> given = read8<type, true>(g, group * 8);
-  const Header h = load_header(slope.at.headers, slope.code.header, group / 32);
-  const uint32_t codes = load_slopes(slope, group);
+  const int64_t index = thread_index();
+  if (index >= groups) return;
+  const uint32_t group = static_cast<uint32_t>(index), codes = load_group<4>(slope.at.codes, group);
+  const Eight<type> given = read8<type, true>(g, index * 8);
+  const Header h = header_in(raw_header(slope, group));
   float v[8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) v[j] = given[j] * slope_at(codes, h, j);
-  write8<type, true>(out, group * 8, v);
+  write8<type, true>(out, index * 8, v);
 }
 
 /// Thread blocks, which take turns at the rows: as many as an H200 holds. The order of the sums depends on sizes alone.
@@ -133,13 +137,20 @@ void row_back(const RowShape& shape, const RowNorm& norm, const RowCode& hat, co
   const unsigned threads = row_threads(shape.width), grid = grid_size(parts);
   const BackArgs a{shape, norm, hat, slope, to, static_cast<float*>(scratch)};
   with_type(to.type, [&](auto t) {
-    const auto launch = [&](auto slopes) {
+    const auto launch = [&](auto bits, auto slopes) {
       if (threads <= kFewThreads)
-        back_rows<t(), slopes(), kFewThreads><<<grid, threads, 0, s>>>(a);
+        back_rows<t(), bits(), slopes(), kFewThreads><<<grid, threads, 0, s>>>(a);
       else
-        back_rows<t(), slopes(), kMostThreads><<<grid, threads, 0, s>>>(a);
+        back_rows<t(), bits(), slopes(), kMostThreads><<<grid, threads, 0, s>>>(a);
     };
-    slope.at.codes != nullptr ? launch(std::true_type()) : launch(std::false_type());
+    const auto with_slopes = [&](auto bits) {
+      slope.at.codes != nullptr ? launch(bits, std::true_type()) : launch(bits, std::false_type());
+    };
+    switch (hat.code.levels.bits) {
+      case 1: return with_slopes(std::integral_constant<int, 1>());
+      case 2: return with_slopes(std::integral_constant<int, 2>());
+      default: return with_slopes(std::integral_constant<int, 3>());
+    }
   });
   check_launch("row_norm");
   add_up(a.partial, parts, 2 * shape.width, false, shape.width, to.beta, to.gamma, s, "row_norm");

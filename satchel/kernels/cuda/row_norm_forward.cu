@@ -29,12 +29,12 @@ __device__ inline void normalise8(const RowNorm& norm, float mean, float rstd, c
 
 template <DType type>
 __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant__ NormArgs a) {
-  __shared__ float4 parts[2][32];
+  __shared__ float parts[2][32];
   const int64_t column = static_cast<int64_t>(threadIdx.x) * 8;
   const bool active = column < a.shape.width;
   const float share = 1.0f / static_cast<float>(a.shape.width);
   int turn = 0;
-  const auto sum = [&](float x) { return row_sums(make_float4(x, 0.0f, 0.0f, 0.0f), parts[turn++ & 1]).x; };
+  const auto sum = [&](float x) { return row_sum(x, parts[turn++ & 1]); };
   const auto squares = [&](const float(&v)[8], float less) {
     float total = 0.0f;
 #pragma unroll
@@ -83,8 +83,8 @@ __device__ inline Extremes extremes_of(const float (&v)[8]) {
 /// The ruler of a block, and its header to memory.
 template <int bits>
 __device__ inline BlockRuler put_header(const RowCode& to, uint32_t block, const Extremes& e) {
-  const BlockRuler ruler = block_ruler<bits>(e, to.code.header);
-  if (threadIdx.x % 32 == 0) store_header(to.at.headers, to.code.header, block, ruler.header);
+  const BlockRuler ruler = block_ruler<bits>(e, HeaderType::bf16);
+  if (threadIdx.x % 32 == 0) store_header(to.at.headers, HeaderType::bf16, block, ruler.header);
   return ruler;
 }
 
@@ -138,8 +138,7 @@ __global__ void __launch_bounds__(kThreads) encode_rows(const __grid_constant__ 
     BlockRuler of_hat, of_slope;
     if constexpr (bits > 0 && slopes) {
       const Extremes e = extremes_of(hat), f = extremes_of(slope);
-      const bool bf16 = a.hat.code.header == HeaderType::bf16 && a.slope.code.header == HeaderType::bf16;
-      if (!bf16 || !put_headers<bits>(a, block, e, f, of_hat, of_slope)) {
+      if (!put_headers<bits>(a, block, e, f, of_hat, of_slope)) {
         of_hat = put_header<bits>(a.hat, block, e);
         of_slope = put_header<4>(a.slope, block, f);
       }
@@ -178,7 +177,9 @@ void with_hat(const RowCode& hat, F&& f) {
   f(std::integral_constant<int, 2>(), false_type());
 }
 
-bool is_straight_256(const BlockCode& code) { return code.grid.is_straight() && code.grid.block == 256 && code.grid.values % 8 == 0; }
+bool is_usual(const BlockCode& code) {
+  return code.grid.is_straight() && code.grid.block == 256 && code.grid.values % 8 == 0 && code.header == HeaderType::bf16;
+}
 
 }  // namespace
 
@@ -189,14 +190,14 @@ bool row_norm_fits(const RowShape& s) {
 
 bool row_norm_code_fits(const BlockCode& code) {
   const int bits = code.levels.bits;
-  return is_straight_256(code) && (bits == 1 || bits == 2 || (bits == 3 && !code.levels.even));
+  return is_usual(code) && (bits == 1 || bits == 2 || (bits == 3 && !code.levels.even));
 }
 
-bool slope_code_fits(const BlockCode& code) { return is_straight_256(code) && code.levels.bits == 4 && code.levels.even; }
+bool slope_code_fits(const BlockCode& code) { return is_usual(code) && code.levels.bits == 4 && code.levels.even; }
 
 void row_norm(const RowShape& shape, const RowNorm& norm, const void* x, DType type, void* y, StreamHandle stream) {
   const unsigned threads = row_threads(shape.width);
-  const int64_t resident = int64_t{132} * (2048 / threads), grid = shape.rows < resident ? shape.rows : resident;
+  const int64_t most = 132 * 32, grid = shape.rows < most ? shape.rows : most;
   with_type(type, [&](auto t) {
     norm_rows<t()><<<grid_size(grid), threads, 0, static_cast<cudaStream_t>(stream)>>>(NormArgs{shape, norm, x, y});
   });
