@@ -52,7 +52,7 @@ bool slope_code_fits(const BlockCode&);
 void row_norm(const RowShape&, const RowNorm&, const void* x, DType, void* y, StreamHandle);
 
 /// The bytes of encode() of x̂ and of the slopes at y as it stands in memory, without gaps. Without a norm's code y is x.
-/// `z` is written where slopes are kept; it may be x.
+/// `z` is written where slopes are kept; it is not x.
 void row_encode(const RowShape&, const RowNorm&, const RowCode& norm, const RowCode& slope, Smooth, const void* x, DType, void* z,
                 StreamHandle);
 
