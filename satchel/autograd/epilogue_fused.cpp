@@ -1,5 +1,6 @@
 // Epilogues in one pass each way, CUDA: adapters of the fused kernels of the tensor room.
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +16,7 @@
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/epilogue.h"
+#include "satchel/tensor/row_norm.h"
 
 namespace satchel {
 namespace {
@@ -260,16 +262,77 @@ at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, con
   return keep_fused(norm_image_encode(in, how, bits), norm, saves);
 }
 
+// row_norm: x̂ of norms by row, with or without a smooth activation after them, whose derivative is kept beside it.
+
+bool row_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  const Keep *norm = find(keeps, Kind::norm), *slope = find(keeps, Kind::derivative);
+  const bool by_row = call.has_norm() && !call.axes.by_channel() && call.axes.groups == 0;
+  const bool alone =
+      find(keeps, Kind::shared) == nullptr && call.activation == Activation::none && !call.skip.defined() && call.dropout == 0;
+  if (!by_row || !alone || norm == nullptr || norm->of != Of::normalised) return false;
+  return slope == nullptr ? fuses_row_norm(rows, norm->spec) : fuses_row_norm(rows, norm->spec, slope->spec);
+}
+
+/// What the kernels read of a call: statistics where they stand.
+RowNormInput row_input(const EpilogueCall& call, const at::Tensor& rows) {
+  const Affine affine = affine_of(call);
+  return {for_kernels(rows), for_kernels(affine.gamma), for_kernels(affine.beta), call.options.eps,
+          call.axes.centred, call.known.mean,           call.known.rstd};
+}
+
+at::Tensor row_output(EpilogueCall& call, const at::Tensor& rows) {
+  RowNormInput in = row_input(call, rows);
+  const at::Tensor y = row_norm(in);
+  call.known = {in.mean, in.rstd};
+  return y;
+}
+
+void row_pack(const EpilogueCall& call, const Keep& keep, const at::Tensor& rows, EpilogueSaves& saves) {
+  saves.norm = Saved::of(row_norm_encode(row_input(call, rows), {keep.spec, norm_seed(call)}), keep);
+}
+
+at::Tensor row_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  const Keep &norm = *find(keeps, Kind::norm), *slope = find(keeps, Kind::derivative);
+  if (slope == nullptr) {
+    const at::Tensor y = row_output(call, rows);
+    saves.rstd = call.known.rstd;
+    row_pack(call, norm, rows, saves);
+    return y;
+  }
+  const CodeChoice hat{norm.spec, norm_seed(call)}, derivative{slope->spec, fresh_seed(call.x.device())};
+  SmoothResult made = row_norm_encode(row_input(call, rows), hat, call.smooth, derivative);
+  saves.rstd = call.known.rstd;
+  saves.norm = Saved::of(std::move(made.norm), norm);
+  saves.derivative = std::move(made.slope);
+  return made.z;
+}
+
+EpilogueGradients row_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
+  const at::Tensor g = for_kernels(own);
+  const at::Tensor gamma = saves.gamma_values();
+  const RowNormInput in{{},
+                        gamma.defined() ? for_kernels(gamma) : at::ones({g.size(1)}, g.options().dtype(at::kFloat)),
+                        {},
+                        saves.options.eps,
+                        saves.axes.centred,
+                        {},
+                        saves.rstd};
+  const Packed* slope = saves.derivative.bytes.defined() ? &saves.derivative : nullptr;
+  const NormActSums sums = row_norm_back_(g, in, saves.norm.packed(), slope, saves.eps.has_value(), wants.x);
+  return {wants.x ? g : at::Tensor(), sums.gamma, sums.beta, {}};
+}
+
 }  // namespace
 
 std::span<const EpilogueKernel> epilogue_kernels() {
-  static const std::array<EpilogueKernel, 7> kKernels = {{
+  static const std::array<EpilogueKernel, 8> kKernels = {{
       {"norm_act", act_fits, act_forward, fused_back<FusedNorm::act>},
       {"norm_add", add_fits, add_forward, fused_back<FusedNorm::add>},
       {"norm_alone", alone_fits, alone_forward, fused_back<FusedNorm::alone>},
       {"norm_block", block_fits, block_forward, fused_back<FusedNorm::block>},
       {"norm_low_pass", low_pass_fits, low_pass_forward, fused_back<FusedNorm::low_pass>},
       {"norm_image", image_fits, image_forward, fused_back<FusedNorm::image>},
+      {"row_norm", row_fits, row_forward, row_back, row_output, row_pack},
       kUnfusedEpilogue,
   }};
   return kKernels;
