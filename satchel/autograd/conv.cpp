@@ -300,6 +300,26 @@ class ConvNode : public SavingNode {
   }
 };
 
+/// The node of a convolution whose input, as it is convolved, is `values`, and whose weight is w.
+std::shared_ptr<ConvNode> recorded(const at::Tensor& x, const at::Tensor& values, const at::Tensor& weight, const at::Tensor& w,
+                                   const at::Tensor& bias, const Geometry& geometry, const SavePolicy& saving) {
+  const auto node = make_node<ConvNode>(saving.name, x, weight, bias);
+  node->geometry = geometry;
+  node->input_sizes = geometry.in(values).sizes().vec();
+  node->weight_sizes = w.sizes().vec();
+  node->input_type = x.scalar_type();
+  node->weight_type = weight.scalar_type();
+  if (bias.defined()) node->bias_type = bias.scalar_type();
+  const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
+  const double weights_per_value = static_cast<double>(taps) / static_cast<double>(geometry.groups);
+  if (weight.requires_grad()) {
+    node->input =
+        is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, weights_per_value});
+  }
+  if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
+  return node;
+}
+
 }  // namespace
 
 at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& options, const SavePolicy& saving,
@@ -325,25 +345,26 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
     return geometry.out(in_channels_last(y)).variable_data();  // no view to autograd
   };
   if (!needs_grad(x, weight, bias)) return run();
-  const auto node = make_node<ConvNode>(saving.name, x, weight, bias);
-  node->geometry = geometry;
-  node->input_sizes = geometry.in(values).sizes().vec();
-  node->weight_sizes = w.sizes().vec();
-  node->input_type = x.scalar_type();
-  node->weight_type = weight.scalar_type();
-  if (bias.defined()) node->bias_type = bias.scalar_type();
-  const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
-  const double weights_per_value = static_cast<double>(taps) / static_cast<double>(options.groups);
-  if (weight.requires_grad()) {
-    node->input =
-        is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, weights_per_value});
-  }
-  if (x.requires_grad()) {
-    node->weight = SavedVariable(weight, /*is_output=*/false);
-    if (x_gradient != nullptr) x_gradient->join();
+  const auto node = recorded(x, values, weight, w, bias, geometry, saving);
+  if (x.requires_grad() && x_gradient != nullptr) {
+    x_gradient->join();
     node->x_gradient = x_gradient;
   }
   return attach(run(), node);
+}
+
+ConvParts conv_parts(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef out_sizes, const ConvOptions& options,
+                     const SavePolicy& saving) {
+  check_conv(x, weight, {}, options);
+  const Geometry geometry = geometry_of(options, static_cast<size_t>(x.dim()) - 2);
+  const at::ScalarType type = layer_type(x);
+  const NoAutocast guard;
+  const at::Tensor values = in_channels_last(x.detach().to(type)), w = geometry.in(weight.detach().to(type));
+  const auto node = recorded(x, values, weight, w, {}, geometry, saving);
+  return {attach(sizes_only(out_sizes, values.options()), node), [values, w, geometry](int64_t first, int64_t last) {
+            const at::Tensor some = geometry.in(values.narrow(0, first, last - first));
+            return geometry.out(in_channels_last(convolve(some, w, {}, geometry)));
+          }};
 }
 
 }  // namespace satchel

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,5 +27,14 @@ struct ConvOptions {
 /// gradients meet (shared_gradient.h); null: autograd adds them up.
 at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}, const ConvOptions& options = {},
                 const SavePolicy& saving = {}, const std::shared_ptr<SharedGradient>& x_gradient = nullptr);
+
+/// The same, where parts of the batch are computed as often as they are asked for: `out` has sizes and history, and no memory. x is
+/// N×C×spatial, some gradient is recorded, and the method is none of torch's own functions.
+struct ConvParts {
+  at::Tensor out;
+  std::function<at::Tensor(int64_t first, int64_t last)> samples = {};
+};
+ConvParts conv_parts(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef out_sizes, const ConvOptions& options,
+                     const SavePolicy& saving);
 
 }  // namespace satchel

@@ -360,7 +360,7 @@ at::Tensor epilogue(EpilogueCall call) {
     if (norm != nullptr) norm->claim_ends();
   });
   const std::vector<Keep> keeps = keeps_of(call);
-  const at::Tensor rows = call.as_rows(call.x);
+  const at::Tensor rows = call.samples ? sizes_only({call.x.numel() / call.width, call.width}, call.x.options()) : call.as_rows(call.x);
   const auto node = node_of(call);
   node->kernel = &epilogue_kernel(call, keeps, rows);
   const at::Tensor z = node->kernel->forward(call, keeps, rows, node->saves);

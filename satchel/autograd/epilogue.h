@@ -61,6 +61,8 @@ struct EpilogueCall : EpilogueForm {
   bool next_reads = true;                         // as Site has it
   at::Tensor spare;                               // x's own memory, where the output may be written over it
 
+  std::function<at::Tensor(int64_t first, int64_t last)> samples = {};  // of an x that has no memory and comes in parts of the batch
+
   Statistics known;                       // undefined: not taken yet
   at::Tensor seed;                        // of the norm's code; undefined: not drawn yet
   std::shared_ptr<EpilogueNode> claimed;  // the deferred norm that the call was made with

@@ -1,6 +1,8 @@
 // Epilogues in one pass each way, CUDA: adapters of the fused kernels of the tensor room.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
@@ -88,18 +90,11 @@ NormSave save_of(const EpilogueSaves& saves, FusedNorm pass) {
 
 /// From this size on the gradient of a norm's input goes to the layer before in parts of the batch: at the end of a residual block it would
 /// be the second tensor of the block's size.
-constexpr int64_t kPartsFrom = int64_t{256} << 20, kParts = 4;
-
-/// Samples a part: rows start at multiples of 8, values at multiples of 1024.
-int64_t part_samples(const EpilogueSaves& saves, const at::Tensor& g) {
-  const int64_t samples = saves.sizes[0], rows = g.size(0) / samples;
-  const int64_t step = std::lcm(8 / std::gcd<int64_t>(rows, 8), 1024 / std::gcd<int64_t>(rows * g.size(1), 1024));
-  return ceil_div(ceil_div(samples, kParts), step) * step;
-}
+constexpr int64_t kPartsFrom = int64_t{256} << 20;
 
 /// norm_add's last pass by parts of the batch: g becomes the skip's gradient, and x's goes to `to` as it is made.
 at::Tensor back_by_parts(const EpilogueSaves& saves, const at::Tensor& g, const NormSave& save, const NormActSums& sums, SavingNode& to) {
-  const int64_t samples = saves.sizes[0], rows = g.size(0) / samples, some = part_samples(saves, g);
+  const int64_t samples = saves.sizes[0], rows = g.size(0) / samples, some = part_samples(saves.sizes);
   const at::Tensor gamma = saves.gamma_values(), room = at::empty({std::min(some, samples) * rows, g.size(1)}, g.options());
   std::vector<int64_t> sizes = saves.sizes;
   for (int64_t first = 0; first < samples; first += some) {
@@ -115,7 +110,7 @@ template <FusedNorm pass>
 EpilogueGradients fused_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
   const at::Tensor g = pass == FusedNorm::act ? own : for_kernels(own);
   if constexpr (pass == FusedNorm::add) {
-    const bool large = saves.is_image() && static_cast<int64_t>(g.nbytes()) >= kPartsFrom && part_samples(saves, g) < saves.sizes[0];
+    const bool large = saves.is_image() && static_cast<int64_t>(g.nbytes()) >= kPartsFrom && part_samples(saves.sizes) < saves.sizes[0];
     const bool parts = large && wants.skip && wants.x_parts != nullptr && saves.options.training && !saves.code->bits.extra.defined();
     if (parts && wants.x_parts->begin_parts()) {
       const NormSave save = save_of(saves, pass);
@@ -175,8 +170,28 @@ bool add_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at
   return is_usual(call) && fuses_norm_add(rows, norm->spec, sum->spec);
 }
 
+/// x by parts of the batch, twice: for the statistics, then to be coded.
+at::Tensor add_forward_by_parts(EpilogueCall& call, const Keep& norm, const Keep& sum, const at::Tensor& rows, EpilogueSaves& saves) {
+  const int64_t each = part_samples(call.sizes), of_sample = rows.size(0) / call.sizes[0];
+  const auto part = [&](int64_t first, int64_t last) { return rows_of_image(call.samples(first / of_sample, last / of_sample)); };
+  MomentsOfParts moments;
+  for (int64_t first = 0; first < rows.size(0); first += each * of_sample) {
+    moments.add(part(first, std::min(first + each * of_sample, rows.size(0))));
+  }
+  const at::Tensor seed = norm_seed(call), skip = for_kernels(rows_of_image(call.skip.detach()));
+  NormInput in{rows, moments.all(running_of(call)), call.weights.gamma.detach(), call.weights.beta.detach(),
+               skip, rows_of_image(call.spare)};
+  NormResult result = norm_add_encode(in, {norm.spec, seed}, {sum.spec, fresh_seed(call.x.device())}, part, each * of_sample);
+  SharedSave save;
+  save.code = std::move(result.save.sum);
+  save.chain = {0, 0};
+  saves.code = std::make_shared<SharedSave>(std::move(save));
+  return keep_fused(std::move(result), norm, saves);
+}
+
 at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
   const Keep &norm = *find(keeps, Kind::norm), &sum = *find(keeps, Kind::shared);
+  if (call.samples) return add_forward_by_parts(call, norm, sum, rows, saves);
   take_statistics(call, rows);
   const at::Tensor seed = norm_seed(call);
   CodecSpec spec = sum.spec;
@@ -323,6 +338,13 @@ EpilogueGradients row_back(const EpilogueSaves& saves, const at::Tensor& own, co
 }
 
 }  // namespace
+
+int64_t part_samples(at::IntArrayRef sizes) {
+  constexpr int64_t kParts = 4;
+  const int64_t rows = c10::multiply_integers(sizes.slice(2));
+  const int64_t step = std::lcm(8 / std::gcd<int64_t>(rows, 8), 1024 / std::gcd<int64_t>(rows * sizes[1], 1024));
+  return ceil_div(ceil_div(sizes[0], kParts), step) * step;
+}
 
 std::span<const EpilogueKernel> epilogue_kernels() {
   static const std::array<EpilogueKernel, 8> kKernels = {{

@@ -71,6 +71,9 @@ extern const EpilogueKernel kUnfusedEpilogue;
 /// norm_act, norm_add, norm_alone, norm_block, norm_low_pass, norm_image, row_norm, unfused.
 std::span<const EpilogueKernel> epilogue_kernels();
 const EpilogueKernel& epilogue_kernel(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows);
+/// Samples of an image of these sizes that go through norm_add at a time, where it goes in parts: a quarter, rounded up so that every part
+/// starts at a multiple of 8 rows and of 1024 values.
+int64_t part_samples(at::IntArrayRef sizes);
 /// What the call keeps.
 std::vector<Keep> keeps_of(const EpilogueCall& call);
 

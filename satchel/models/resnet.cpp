@@ -48,17 +48,17 @@ SavePolicy ResNetBlockImpl::named(const std::string& name) const { return {savin
 
 at::Tensor ResNetBlockImpl::forward(at::Tensor x) {
   const auto x_gradient = std::make_shared<SharedGradient>();
-  at::Tensor h = convs_[0]->forward_in_block(x, x_gradient), skip;
+  at::Tensor h = convs_[0]->forward_in_block(x, x_gradient);
   for (size_t i = 1; i < convs_.size(); ++i) {
     h = norms_[i - 1]->forward_act(std::move(h), Activation::relu);
-    // Last but one, forward and backward: the long branch's maps are small here, and the block's input is not read again.
-    if (i + 1 == convs_.size()) {
-      skip = skip_conv_ ? skip_norm_->forward_to_sum(skip_conv_->forward_in_block(x, x_gradient)) : x;
-      x.reset();
-    }
-    h = convs_[i]->forward(h);
+    if (i + 1 < convs_.size()) h = convs_[i]->forward(h);
   }
-  return norms_.back()->forward_act(std::move(h), Activation::relu, skip, skip_conv_ ? nullptr : x_gradient);
+  // Before the last convolution, forward and backward: the long branch's maps are small here, and the block's input is not read again.
+  if (skip_conv_) x = skip_norm_->forward_to_sum(skip_conv_->forward_in_block(x, x_gradient));
+  const nn::Conv2d& last = convs_.back();
+  const int64_t border = (*last->options.kernel_size())[0] / 2;
+  return norms_.back()->forward_sum({std::move(h), last->weight, {{1}, {border}, {1}, {0}, false, 1}, last->saving}, std::move(x),
+                                    skip_conv_ ? nullptr : x_gradient);
 }
 
 ResNetImpl::ResNetImpl(const ImageModelOptions& o)

@@ -99,6 +99,15 @@ at::Tensor BatchNormImplBase<D, Derived>::forward_act(at::Tensor x, Activation a
 }
 
 template <size_t D, class Derived>
+at::Tensor BatchNormImplBase<D, Derived>::forward_sum(ConvOfSum conv, at::Tensor skip,
+                                                      const std::shared_ptr<SharedGradient>& skip_gradient) {
+  satchel::NormActOptions call;
+  call.statistics = begin(skip);
+  call.skip_gradient = skip_gradient;
+  return conv_norm_add_act(std::move(conv), weights(), std::move(skip), call, saving);
+}
+
+template <size_t D, class Derived>
 at::Tensor BatchNormImplBase<D, Derived>::forward_to_sum(at::Tensor x) {
   satchel::NormActOptions call;
   call.activation = Activation::none;

@@ -25,6 +25,8 @@ class BatchNormImplBase : public torch::nn::Cloneable<Derived> {
   /// meet (autograd/shared_gradient.h); null: autograd adds them up.
   at::Tensor forward_act(at::Tensor x, Activation activation, const at::Tensor& skip = {},
                          const std::shared_ptr<SharedGradient>& skip_gradient = nullptr);
+  /// relu(norm(conv(x)) + skip), likewise: large results of the convolution never stand whole (autograd/norm_act.h).
+  at::Tensor forward_sum(ConvOfSum conv, at::Tensor skip, const std::shared_ptr<SharedGradient>& skip_gradient = nullptr);
   /// norm(x) of a residual branch, of which nothing but a sum reads the result: forward() waits for an activation before it packs, this
   /// packs at once. x as above.
   at::Tensor forward_to_sum(at::Tensor x);

@@ -12,10 +12,11 @@
 namespace satchel {
 namespace {
 
-constexpr int64_t kWorkspace = int64_t{32} << 20;      // of cuBLAS on a GPU of compute capability 9
-constexpr int64_t kSampleStretch = int64_t{32} << 20;  // values decoded at a time by a convolution (autograd/input.cpp)
-constexpr int64_t kRowStretch = int64_t{12} << 20;     // … and by a linear layer or a norm of its own (autograd/shared.cpp)
-constexpr int64_t kPartsFrom = int64_t{256} << 20;     // bytes of a sum's gradient that goes on in parts (autograd/epilogue_fused.cpp)
+constexpr int64_t kWorkspace = int64_t{32} << 20;         // of cuBLAS on a GPU of compute capability 9
+constexpr int64_t kSampleStretch = int64_t{32} << 20;     // values decoded at a time by a convolution (autograd/input.cpp)
+constexpr int64_t kRowStretch = int64_t{12} << 20;        // … and by a linear layer or a norm of its own (autograd/shared.cpp)
+constexpr int64_t kPartsFrom = int64_t{256} << 20;        // bytes of a sum's gradient that goes on in parts (autograd/epilogue_fused.cpp)
+constexpr int64_t kConvByPartsFrom = int64_t{512} << 20;  // … of its convolution's result that is made in parts (autograd/norm.cpp)
 constexpr int64_t kParts = 4;
 constexpr size_t kInFlight = 2;                // saves on their way to or from host memory at once (autograd/host_offload.h)
 constexpr int64_t kLeastOffloaded = 64 << 10;  // bytes; smaller ones stay on the device (autograd/host_offload.h)
@@ -49,6 +50,7 @@ ImageSteps::How::How(const Method& method) : baseline(is_baseline(method)), shar
   samples_have_bits = has_per_sample_bits(input.front());
   const Keep* own = find(after, Kind::norm);
   fuses_norms = shares ? find(after, Kind::shared)->spec.side != Side::none : own->spec.bits != kKeep;
+  sums_by_parts = shares && fuses_norms && find(after, Kind::shared)->mean_bits == 0;
   norm_samples_have_bits = !shares && has_per_sample_bits(*own);
 }
 
@@ -68,6 +70,7 @@ ImageSteps::ImageSteps(const ImageLayers& model, const BatchShape& batch, const 
       gradients_(model.maps.size()) {
   for (size_t i = 0; i < model.layers.size(); ++i) {
     for (const int read : model.layers[i].inputs) last_[static_cast<size_t>(read)] = i;
+    if (i > 0 && is_sum_by_parts(i)) last_[static_cast<size_t>(model.layers[i - 1].inputs[0])] = i;
     last_[static_cast<size_t>(model.layers[i].held)] = i;
   }
   for (int copy = 0; copy < 2; ++copy) {  // weights, momentum
@@ -122,7 +125,7 @@ void ImageSteps::forward(size_t i) {
       if (ranges == nullptr && how_.samples_have_bits && !saves_[i].empty()) ranges = take(range_bytes(in));
       keep(i);
       ranges.reset();
-      map(out) = take_map(out);
+      map(out) = is_sum_by_parts(i + 1) ? nullptr : take_map(out);
       return;
     }
     case relu:
@@ -133,9 +136,23 @@ void ImageSteps::forward(size_t i) {
   }
 }
 
+/// Is layer i a norm with a sum whose input never stands whole?
+bool ImageSteps::is_sum_by_parts(size_t i) const {
+  const ImageLayer& layer = model_.layers[i];
+  return layer.kind == LayerKind::norm && layer.inputs.size() > 1 && adds_by_parts(i) && bytes(layer.output) >= kConvByPartsFrom;
+}
+/// … may it, or its input's gradient, go in parts?
+bool ImageSteps::adds_by_parts(size_t i) const { return how_.sums_by_parts && model_.layers[i - 1].output == model_.layers[i].inputs[0]; }
+
 void ImageSteps::forward_norm(size_t i) {
   const ImageLayer& layer = model_.layers[i];
   const int in = layer.inputs[0], out = layer.output;
+  if (is_sum_by_parts(i)) {
+    const Tensor part = take(ceil_div(bytes(in), kParts));
+    keep(i);
+    map(out) = std::exchange(map(layer.inputs[1]), nullptr);
+    return;
+  }
   // Which codes the fused passes serve; others make the normalised values first and a map of their own.
   const Tensor normalised = how_.fuses_norms ? nullptr : take(4 * values(in));
   Tensor ranges = how_.norm_samples_have_bits ? take(range_bytes(in)) : nullptr;
@@ -247,7 +264,7 @@ void ImageSteps::backward_norm(size_t i, Gradient g) {
   if (how_.shares && !layer.relu && !how_.fuses_norms) take(width_ * std::min(kRowStretch, values(in)));  // decoded
   if (!how_.baseline && !adds) return pass_on(in, std::move(g));
   const ImageLayer& before = model_.layers[i - 1];
-  if (adds && how_.shares && how_.fuses_norms && !how_.samples_have_bits && before.output == in && bytes(in) >= kPartsFrom) {
+  if (adds && adds_by_parts(i) && bytes(in) >= kPartsFrom) {
     const Tensor part = take(ceil_div(bytes(in), kParts));
     backward_weight(before, ceil_div(batch_.images, kParts));
     parts_gradient_ = take_map(before.inputs[0]);

@@ -47,6 +47,7 @@ class ImageSteps {
     bool projects = false;           // inputs of layers: decoded as a whole
     bool samples_have_bits = false;  // inputs of layers
     bool fuses_norms = false;        // by code; others make the normalised values first and a map of their own
+    bool sums_by_parts = false;      // of residual blocks, where they are large
     bool norm_samples_have_bits = false;
   };
 
@@ -59,6 +60,8 @@ class ImageSteps {
 
   void forward(size_t i);
   void forward_norm(size_t i);
+  bool is_sum_by_parts(size_t i) const;
+  bool adds_by_parts(size_t i) const;
   void forward_plain(size_t i);
   void keep(size_t i);
   void loss();

@@ -37,6 +37,7 @@ struct NormPass {
   NormParameters with;
   void* z;  // may be x or skip
   const void* skip = nullptr;
+  int64_t first_row = 0, rows = 0;  // NormAddCode: x has these rows alone, and they alone are coded; 0 rows: all
 };
 
 /// Where a channel's sums over rows go: Σ gz (β's gradient) and Σ gz·x̂ (γ's); gz = g where it passes activation and dropout, scaled as z

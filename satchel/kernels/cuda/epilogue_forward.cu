@@ -31,6 +31,7 @@ struct Forward {
   F32Header* z_ranges = nullptr;
   NormAddCode add = {};
   Wide wide = {{}, {}};
+  uint32_t first = 0, last = static_cast<uint32_t>(values / kBlock);  // whole blocks that are coded
 };
 
 /// What a warp needs at every step.
@@ -327,8 +328,8 @@ constexpr BlockNeeds kStepWalk = optimal2 && !adds(end) ? kManyWalk : kFewWalk;
 template <DType type, End end, bool optimal2>
 __global__ void __launch_bounds__(kWarps * 32, kStepWalk<end, optimal2>.each) encode_steps(const __grid_constant__ Forward a) {
   __shared__ NormTables<> table;
-  const Walk walk(0, static_cast<uint32_t>(a.values / kBlock));  // whole blocks
-  table.fill(a.pass.with, a.channels, blockIdx.x * kBlock);
+  const Walk walk(a.first, a.last);
+  table.fill(a.pass.with, a.channels, (static_cast<int64_t>(a.first) + blockIdx.x) * kBlock);
   if ((has_form(end) || optimal2) && blockIdx.x == 0) zero_gap(a.add.norm_at, a.values, a.add.norm.levels.bits);
   if (has_form(end) && blockIdx.x == 0) zero_gap(a.add.sum_at, a.values, a.add.sum.table.bits);
   __shared__ RoundKeys norm_seed, sum_seed;
@@ -354,7 +355,7 @@ __global__ void __launch_bounds__(kWarps * 32, kStepWalk<end, optimal2>.each) en
   }
   if constexpr (has_form(end) || optimal2) {  // one warp of all meets the last, broken block
     const uint32_t block = walk.step(walk.count);
-    if (block != a.values / kBlock || a.values % kBlock == 0) return;
+    if (block != a.last || block != a.values / kBlock || a.values % kBlock == 0) return;
     const int64_t first = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
     x = read8_until<type, true>(a.pass.x, first, a.values);
     if constexpr (adds(end)) skip = read8_until<type, true>(a.pass.skip, first, a.values);
@@ -475,7 +476,8 @@ __global__ void __launch_bounds__(kWarps * 32, 3)
 
 template <End end, bool optimal2>
 void launch(const Forward& a, StreamHandle stream) {
-  const unsigned grid = grid_size(free_walk_blocks(a.values, a.channels, kStepWalk<end, optimal2>));
+  const int64_t values = a.values - static_cast<int64_t>(a.first) * kBlock;
+  const unsigned grid = grid_size(free_walk_blocks(values, a.channels, kStepWalk<end, optimal2>));
   with_type(a.pass.type, [&](auto t) { encode_steps<t(), end, optimal2><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a); });
 }
 
@@ -537,6 +539,14 @@ void norm_encode(const NormAddCode& code, const NormPass& pass, StreamHandle str
                norm.rounding, code.norm_at.headers, code.norm_seed};
   a.add = code;
   a.wide = {code.sum.table, code.extra};
+  if (pass.rows > 0) {  // values are counted from the first of all rows on
+    const int64_t begin = pass.first_row * code.channels, end = begin + pass.rows * code.channels;
+    if (begin % kBlock != 0 || end > a.values || (end < a.values && end % kBlock != 0))
+      fail(op, "rows must be whole blocks", pass.first_row);
+    a.pass.x = static_cast<const uint8_t*>(pass.x) - begin * size_of(pass.type);
+    a.first = static_cast<uint32_t>(begin / kBlock);
+    a.last = static_cast<uint32_t>(end / kBlock);
+  }
   if (code.alone)
     launch<End::norm, true>(a, stream);
   else if (norm.levels.bits != 2 || norm.levels.even)
