@@ -88,9 +88,9 @@ NormSave save_of(const EpilogueSaves& saves, FusedNorm pass) {
   return save;
 }
 
-/// From this size on the gradient of a norm's input goes to the layer before in parts of the batch: at the end of a residual block it would
-/// be the second tensor of the block's size.
-constexpr int64_t kPartsFrom = int64_t{256} << 20;
+/// From so many values on the gradient of a norm's input goes to the layer before in parts of the batch: at the end of a residual block it
+/// would be the second tensor of the block's size.
+constexpr int64_t kPartsFrom = int64_t{128} << 20;  // values
 
 /// norm_add's last pass by parts of the batch: g becomes the skip's gradient, and x's goes to `to` as it is made.
 at::Tensor back_by_parts(const EpilogueSaves& saves, const at::Tensor& g, const NormSave& save, const NormActSums& sums, SavingNode& to) {
@@ -110,7 +110,7 @@ template <FusedNorm pass>
 EpilogueGradients fused_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
   const at::Tensor g = pass == FusedNorm::act ? own : for_kernels(own);
   if constexpr (pass == FusedNorm::add) {
-    const bool large = saves.is_image() && static_cast<int64_t>(g.nbytes()) >= kPartsFrom && part_samples(saves.sizes) < saves.sizes[0];
+    const bool large = saves.is_image() && g.numel() >= kPartsFrom && part_samples(saves.sizes) < saves.sizes[0];
     const bool parts = large && wants.skip && wants.x_parts != nullptr && saves.options.training && !saves.code->bits.extra.defined();
     if (parts && wants.x_parts->begin_parts()) {
       const NormSave save = save_of(saves, pass);

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kWorkspace = int64_t{32} << 20;         // of cuBLAS on a GPU of compute capability 9
 constexpr int64_t kSampleStretch = int64_t{32} << 20;     // values decoded at a time by a convolution (autograd/input.cpp)
 constexpr int64_t kRowStretch = int64_t{12} << 20;        // … and by a linear layer or a norm of its own (autograd/shared.cpp)
-constexpr int64_t kPartsFrom = int64_t{256} << 20;        // bytes of a sum's gradient that goes on in parts (autograd/epilogue_fused.cpp)
+constexpr int64_t kPartsFrom = int64_t{128} << 20;        // values of a sum's gradient that goes on in parts (autograd/epilogue_fused.cpp)
 constexpr int64_t kConvByPartsFrom = int64_t{512} << 20;  // … of its convolution's result that is made in parts (autograd/norm.cpp)
 constexpr int64_t kParts = 4;
 constexpr size_t kInFlight = 2;                // saves on their way to or from host memory at once (autograd/host_offload.h)
@@ -264,7 +264,7 @@ void ImageSteps::backward_norm(size_t i, Gradient g) {
   if (how_.shares && !layer.relu && !how_.fuses_norms) take(width_ * std::min(kRowStretch, values(in)));  // decoded
   if (!how_.baseline && !adds) return pass_on(in, std::move(g));
   const ImageLayer& before = model_.layers[i - 1];
-  if (adds && adds_by_parts(i) && bytes(in) >= kPartsFrom) {
+  if (adds && adds_by_parts(i) && values(in) >= kPartsFrom) {
     const Tensor part = take(ceil_div(bytes(in), kParts));
     backward_weight(before, ceil_div(batch_.images, kParts));
     parts_gradient_ = take_map(before.inputs[0]);

@@ -74,7 +74,8 @@ TEST_F(Cuda, RowNormCodesAreThoseOfPack) {
           SCOPED_TRACE(c10::str(at::IntArrayRef(sizes), " ", type, " ", text, centred ? " layer" : " rms"));
           const CodecSpec spec = parse_spec(text), slope = slope_spec(spec);
           RowNormInput in = input_of(sizes, type, centred);
-          ASSERT_TRUE(fuses_row_norm(in.x, spec, slope));
+          ASSERT_EQ(fuses_row_norm(in.x, spec, slope), in.x.numel() >= 256);  // less than a block makes a shorter one
+          if (in.x.numel() < 256) continue;
           const at::Tensor y = row_norm(in);
           const Packed hat = pack(hat_of(in), spec, seed);
           EXPECT_TRUE(at::equal(row_norm_encode(in, {spec, seed}).bytes, hat.bytes));
@@ -119,7 +120,8 @@ TEST_F(Cuda, SmoothCodesAreThoseOfPack) {
           SCOPED_TRACE(c10::str(at::IntArrayRef(sizes), " ", type, " ", static_cast<int>(act)));
           at::Tensor x = (normal(sizes, 4) * 2).cuda().to(type);
           if (last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
-          ASSERT_TRUE(fuses_smooth(x, spec));
+          ASSERT_EQ(fuses_smooth(x, spec), x.numel() >= 256);
+          if (x.numel() < 256) continue;
           const SmoothResult made = smooth_encode(x, act, {spec, seed});
           const SmoothValues apart = smooth_values(x, act);
           EXPECT_TRUE(at::equal(made.slope.bytes, pack(apart.slope, spec, seed).bytes));

@@ -52,7 +52,6 @@ void check_launch(const char* op) {
 }
 
 void allow_shared(const void* kernel, int64_t bytes, const char* op) {
-  if (bytes <= kUsualShared) return;
   const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (set == cudaSuccess) return;
   cudaGetLastError();  // told here

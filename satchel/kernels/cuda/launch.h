@@ -15,7 +15,7 @@ namespace satchel::cuda {
 /// Throws if the launch just made was refused.
 void check_launch(const char* op);
 
-/// Throws unless thread blocks of a kernel may have so many bytes of shared memory.
+/// Throws unless thread blocks of a kernel may have so many bytes of shared memory beside what it declares.
 void allow_shared(const void* kernel, int64_t bytes, const char* op);
 
 /// The current device. Asked once; where there is none, what every GPU has. SATCHEL_GPU, a name of kGpus, lays launches out as on that

@@ -197,7 +197,7 @@ bool slope_code_fits(const BlockCode& code) { return is_usual(code) && code.leve
 
 void row_norm(const RowShape& shape, const RowNorm& norm, const void* x, DType type, void* y, StreamHandle stream) {
   const unsigned threads = row_threads(shape.width);
-  const int64_t most = 132 * 32, grid = shape.rows < most ? shape.rows : most;
+  const int64_t most = this_gpu().processors * int64_t{32}, grid = shape.rows < most ? shape.rows : most;
   with_type(type, [&](auto t) {
     norm_rows<t()><<<grid_size(grid), threads, 0, static_cast<cudaStream_t>(stream)>>>(NormArgs{shape, norm, x, y});
   });

@@ -16,7 +16,7 @@ __device__ inline float power_of_two(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ inline float reciprocal(float x) {
+__device__ inline float near_reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -24,13 +24,13 @@ __device__ inline float reciprocal(float x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-__device__ inline float sigmoid_of(float x) { return reciprocal(1.0f + power_of_two(-kLog2E * x)); }
+__device__ inline float sigmoid_of(float x) { return near_reciprocal(1.0f + power_of_two(-kLog2E * x)); }
 
 /// y·Φ(y), and Φ(y) + y·φ(y). With e = exp(−y²/2) and t = 1/(1 + .3·|y|), Φ(−|y|) is e times a polynomial in t, within 1.5e-7 of itself for
 /// |y| ≤ 14 (least squares with weights until the largest error is least); further out e is 0 in float32. Value and slope are then within
 /// 4e-7 of erf's.
 __device__ inline ValueAndSlope gelu_of(float y) {
-  const float t = reciprocal(fmaf(0.3f, fabsf(y), 1.0f)), e = power_of_two(y * y * (-0.5f * kLog2E));
+  const float t = near_reciprocal(fmaf(0.3f, fabsf(y), 1.0f)), e = power_of_two(y * y * (-0.5f * kLog2E));
   float p = fmaf(0.035675332f, t, -0.15720527f);
   p = fmaf(p, t, 0.20635702f);
   p = fmaf(p, t, -0.053686637f);
