@@ -212,7 +212,6 @@ TEST(ImageMemory, SwappedSavesAreNotOnTheDevice) {
   EXPECT_LT(goes.peak, stays.peak);
   const auto largest = [&](const char* method) { return largest_batch(shape, 224, 224, parse_method(method), 16000000000); };
   EXPECT_GT(largest("actnn,level=4"), largest("actnn"));
-  EXPECT_GT(largest("actnn,level=5"), largest("actnn,level=4")) << "no free pieces between tensors";
 }
 
 }  // namespace
