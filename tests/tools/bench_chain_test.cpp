@@ -26,7 +26,7 @@ TEST(BenchChain, CountsBytesBesideTorch) {
   EXPECT_EQ(out["results"][0]["method"], "torch");
   EXPECT_GE(bytes(0), 2 * values * 2);
   EXPECT_LE(bytes(0), 2 * values * 2 + 2 * 64 * 4);
-  EXPECT_EQ(bytes(1), bytes(0));
+  EXPECT_EQ(bytes(1), bytes(0) + 2 * 3072 * 2);  // γ and β in x's type: torch was given them so
   // x̂ in 2 bits and a derivative in 4, a header of 4 bytes each a block, and a deviation a row.
   EXPECT_EQ(bytes(2), values * 6 / 8 + 2 * blocks * 4 + 64 * 4);
   EXPECT_EQ(bytes(3), values * 5 / 8 + 2 * blocks * 4 + 64 * 4);
@@ -35,13 +35,16 @@ TEST(BenchChain, CountsBytesBesideTorch) {
 }
 
 TEST(BenchChain, TakesEveryNormAndActivation) {
-  for (const char* norm : {"none", "layer", "rms"}) {
-    for (const char* activation : {"none", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu", "leaky_relu", "elu"}) {
-      const Outcome r = chain(std::string("--channels 256 --dtype f32 --norm ") + norm + " --activation " + activation);
-      const bool neither = std::string(norm) + activation == "nonenone";
-      EXPECT_EQ(r.code, neither ? 2 : 0) << norm << " " << activation << ": " << r.out;
-    }
+  const auto code_of = [](const std::string& norm, const std::string& activation) {
+    const Outcome r = chain("--channels 256 --dtype f32 --norm " + norm + " --activation " + activation);
+    return r.code;
+  };
+  for (const char* activation : {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu", "leaky_relu", "elu"}) {
+    EXPECT_EQ(code_of("layer", activation), 0) << activation;
   }
+  for (const char* norm : {"none", "rms"}) EXPECT_EQ(code_of(norm, "gelu"), 0) << norm;
+  EXPECT_EQ(code_of("layer", "none"), 0);
+  EXPECT_EQ(code_of("none", "none"), 2) << "nothing to run";
 }
 
 }  // namespace
