@@ -1,0 +1,189 @@
+"""Ways to keep a saved tensor. Each has `nbytes` and `restore()`.
+
+What restore() gives back need not be the saved value: it gives the same gradient, exactly (mask, inside, shape, index, flags) or in the
+mean (code, slope, exp).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from ._ops import Numbers, ops, parse_spec
+
+__all__ = ["Code", "Mask", "Shape", "Index", "Slope", "code_numbers", "slope_of"]
+
+
+@functools.lru_cache(maxsize=16)
+def code_numbers(bits: int) -> Numbers:
+    """The spec of an unbiased code: blocks of 256 values; levels for normal values up to 4 bits, even ones above."""
+    return parse_spec(f"bits={bits}" if bits <= 4 else f"bits={bits},levels=even")
+
+
+def _strides(x: Tensor, numbers: Numbers) -> tuple[int, ...]:
+    return x.stride() if x.is_contiguous() else tuple(ops.packed_strides.default(x, list(numbers)))
+
+
+class Code:
+    """An unbiased block code."""
+
+    __slots__ = ("bytes", "shape", "strides", "dtype", "numbers", "__weakref__")
+
+    def __init__(self, x: Tensor, bits: int, seed: Tensor) -> None:
+        self.numbers = list(code_numbers(bits))
+        self.shape, self.strides, self.dtype = x.shape, _strides(x, tuple(self.numbers)), x.dtype
+        self.bytes = ops.pack.default(x, seed, None, 1, self.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes
+
+    def restore(self) -> Tensor:
+        return ops.unpack.default(self.bytes, self.shape, self.strides, self.dtype, self.numbers)
+
+
+class Mask:
+    """One bit a value; comes back as `on` and `off`."""
+
+    __slots__ = ("bits", "shape", "strides", "dtype", "on", "off")
+
+    def __init__(self, x: Tensor, dtype: torch.dtype, on: float = 1.0, off: float = 0.0) -> None:
+        self.shape, self.strides = x.shape, _strides(x, code_numbers(2))
+        self.bits, self.dtype, self.on, self.off = ops.pack_mask.default(x), dtype, on, off
+
+    @property
+    def nbytes(self) -> int:
+        return self.bits.nbytes
+
+    def restore(self) -> Tensor:
+        y = ops.unpack_mask.default(self.bits, self.shape, self.strides, self.dtype)
+        return y if (self.on, self.off) == (1.0, 0.0) else y.mul_(self.on - self.off).add_(self.off)
+
+
+class Shape:
+    """Nothing at all: backward reads sizes, strides and type only."""
+
+    __slots__ = ("shape", "strides", "dtype", "device")
+    nbytes = 0
+
+    def __init__(self, x: Tensor) -> None:
+        self.shape, self.strides, self.dtype, self.device = x.shape, x.stride(), x.dtype, x.device
+
+    def restore(self) -> Tensor:
+        # One number seen at every place takes no memory; other strides than a row's are read too, so they are given.
+        if self.strides == torch.empty(self.shape, device="meta").stride():
+            return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
+class Index:
+    """Integers from 0 to `most` in the fewest bits."""
+
+    __slots__ = ("bytes", "shape", "strides", "bits")
+
+    def __init__(self, x: Tensor, most: int) -> None:
+        self.shape, self.strides, self.bits = x.shape, _strides(x, code_numbers(2)), most.bit_length()
+        self.bytes = ops.narrow.default(x, 0, most)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes
+
+    def restore(self) -> Tensor:
+        return ops.widen.default(self.bytes, self.shape, self.strides, 0, self.bits)
+
+
+class Slope:
+    """A code of a function of x, and on the way back an x' at which backward's formula gives the coded number."""
+
+    __slots__ = ("code", "dtype", "back")
+
+    def __init__(self, number: Tensor, dtype: torch.dtype, bits: int, seed: Tensor, back: Callable[[Tensor], Tensor]) -> None:
+        self.code, self.dtype, self.back = Code(number, bits, seed), dtype, back
+
+    @property
+    def nbytes(self) -> int:
+        return self.code.nbytes
+
+    def restore(self) -> Tensor:
+        return self.back(self.code.restore()).to(self.dtype)
+
+
+# ---- slopes: forward gives f'(x) of the saved tensor, back an x' with that slope -----------------------------------------------------
+
+_STEPS = 8192  # of the tables below; the slope of what they give is off by less than a quarter of a step, 4e-5
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    k, c = math.sqrt(2 / math.pi), 0.044715
+    t = torch.tanh(k * (x + c * x * x * x))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * c * x * x)
+
+
+def _silu(x: Tensor) -> Tensor:
+    s = torch.sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
+def _mish(x: Tensor) -> Tensor:
+    t = torch.tanh(torch.nn.functional.softplus(x))
+    return t + x * torch.sigmoid(x) * (1 - t * t)
+
+
+@functools.lru_cache(maxsize=32)
+def _inverse(slope: Callable[[Tensor], Tensor], device: torch.device) -> tuple[Tensor, float, float]:
+    """x' at evenly spaced slopes from the least to the most that the function has, between which it rises."""
+    x = torch.linspace(-6, 6, 1_200_001, dtype=torch.float64)
+    d = slope(x)
+    x, d = x[int(d.argmin()) : int(d.argmax()) + 1], d[int(d.argmin()) : int(d.argmax()) + 1]
+    at = torch.linspace(float(d[0]), float(d[-1]), _STEPS + 1, dtype=torch.float64)
+    k = torch.searchsorted(d, at).clamp_(1, len(d) - 1)
+    share = ((at - d[k - 1]) / (d[k] - d[k - 1])).clamp_(0, 1)
+    return (x[k - 1] + share * (x[k] - x[k - 1])).float().to(device), float(d[0]), float(d[-1])
+
+
+def _from_table(slope: Callable[[Tensor], Tensor], d: Tensor) -> Tensor:
+    table, low, high = _inverse(slope, d.device)
+    at = d.sub(low).mul_(_STEPS / (high - low)).clamp_(0, _STEPS)
+    k = at.floor().clamp_(max=_STEPS - 1)
+    left = k.to(torch.int32)
+    return torch.lerp(table[left], table[left + 1], at.sub_(k))
+
+
+def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None:
+    """(slope of the saved value, a value with that slope) of an activation's node; None where there is no such value."""
+    if name == "GeluBackward0":
+        curve = _gelu_tanh if node._saved_approximate == "tanh" else _gelu
+        return curve, functools.partial(_from_table, curve)
+    if name == "SiluBackward0":
+        return _silu, functools.partial(_from_table, _silu)
+    if name == "MishBackward0":
+        return _mish, functools.partial(_from_table, _mish)
+    if name == "HardswishBackward0":  # x/3 + 1/2 between −3 and 3 takes the values 0 and 1 of both ends too
+        end = 3 - 2 * torch.finfo(dtype).eps  # the last number of the type before 3
+        return (lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5))), lambda d: (d - 0.5).mul_(3).clamp_(-end, end)
+    if name == "EluBackward0":
+        alpha, scale, inside = float(node._saved_alpha), float(node._saved_scale), float(node._saved_input_scale)
+        most = alpha * scale * inside
+        if most < scale:  # no value has a slope between the two ends
+            return None
+        return (
+            lambda x: torch.where(x > 0, scale, most * torch.exp((x * inside).clamp(max=0))),
+            lambda d: torch.log((d / most).clamp_(0, 1)).div_(inside),
+        )
+    if name == "SoftplusBackward0":
+        beta = float(node._saved_beta)
+        return (lambda x: torch.sigmoid(x * beta)), lambda d: torch.logit(d.clamp_(0, 1)).div_(beta)
+    if name == "SigmoidBackward0":  # y(1 − y) = d, by the smaller root: it has the finer floats
+        return (lambda y: y * (1 - y)), lambda d: (1 - torch.sqrt((1 - 4 * d).clamp_(min=0))).mul_(0.5)
+    if name == "TanhBackward0":
+        return (lambda y: 1 - y * y), lambda d: torch.sqrt((1 - d).clamp_(0, 1))
+    return None
