@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import pathlib
 
@@ -50,7 +51,7 @@ def _packed_size(shape: torch.Size, dtype: torch.dtype, channels: int, inner: in
     bits, block, per_sample, header, side, transform = spec[0], spec[1], spec[2], spec[5], spec[6], spec[7]
     if block <= 0 or per_sample or side or transform:
         raise NotImplementedError("[pack] sizes may be symbols for plain blocks only")
-    values = shape.numel()
+    values = math.prod(shape)  # Size.numel() would make a number of a symbol
     codes = values // 8 * bits + _ceil(values % 8 * bits, 8)
     return _ceil(codes, 16) * 16 + _ceil(values, block) * (8 if header else 4)
 
