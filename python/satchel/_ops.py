@@ -88,6 +88,17 @@ def _(bytes, shape, strides, least, bits):
     return torch.empty_strided(shape, strides, dtype=torch.int64, device=bytes.device)
 
 
+@torch.library.register_fake("satchel_stable::pack_slope")
+def _(x, seed, levels, kind):
+    bits = (levels.numel() - 1).bit_length()
+    return x.new_empty(x.numel() // 8 * bits + _ceil(x.numel() % 8 * bits, 8), dtype=torch.uint8)
+
+
+@torch.library.register_fake("satchel_stable::unpack_table")
+def _(bytes, table, shape, strides, dtype):
+    return torch.empty_strided(shape, strides, dtype=dtype, device=bytes.device)
+
+
 @torch.library.register_fake("satchel_stable::draw_projection")
 def _(seed, rows, columns, first, last, spec):
     return seed.new_empty((last - first, columns, _ceil(columns, spec[8])), dtype=torch.float32)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._ops import Numbers, ops, parse_spec
 
-__all__ = ["Code", "Mask", "Shape", "Index", "Slope", "code_numbers", "slope_of"]
+__all__ = ["Code", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "slope_of", "smooth_kind"]
 
 
 @functools.lru_cache(maxsize=16)
@@ -115,9 +115,6 @@ class Slope:
 
 # ---- slopes: forward gives f'(x) of the saved tensor, back an x' with that slope -----------------------------------------------------
 
-_STEPS = 8192  # of the tables below; the slope of what they give is off by less than a quarter of a step, 4e-5
-
-
 def _gelu(x: Tensor) -> Tensor:
     return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
 
@@ -138,35 +135,57 @@ def _mish(x: Tensor) -> Tensor:
     return t + x * torch.sigmoid(x) * (1 - t * t)
 
 
-@functools.lru_cache(maxsize=32)
-def _inverse(slope: Callable[[Tensor], Tensor], device: torch.device) -> tuple[Tensor, float, float]:
-    """x' at evenly spaced slopes from the least to the most that the function has, between which it rises."""
+_KINDS = {"gelu": (0, _gelu), "gelu_tanh": (1, _gelu_tanh), "silu": (2, _silu), "mish": (3, _mish)}  # numbers of core/slope.h
+
+
+@functools.lru_cache(maxsize=256)
+def _slope_tables(kind: str, bits: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """2^bits levels of slopes, 0 and 1 among them, and a value with each slope. A level is the slope of its value as the type holds it."""
+    curve = _KINDS[kind][1]
     x = torch.linspace(-6, 6, 1_200_001, dtype=torch.float64)
-    d = slope(x)
-    x, d = x[int(d.argmin()) : int(d.argmax()) + 1], d[int(d.argmin()) : int(d.argmax()) + 1]
-    at = torch.linspace(float(d[0]), float(d[-1]), _STEPS + 1, dtype=torch.float64)
-    k = torch.searchsorted(d, at).clamp_(1, len(d) - 1)
-    share = ((at - d[k - 1]) / (d[k] - d[k - 1])).clamp_(0, 1)
-    return (x[k - 1] + share * (x[k] - x[k - 1])).float().to(device), float(d[0]), float(d[-1])
+    d = curve(x)
+    least, most = int(d.argmin()), int(d.argmax())
+    x, d = x[least : most + 1], d[least : most + 1]  # here the slope rises
+    low, high, count = float(d[0]), float(d[-1]), 1 << bits
+    outside = max(1, round((count - 1) * -low / (high - low)))
+    if bits == 1:
+        levels = torch.tensor([low, high], dtype=torch.float64)
+    else:
+        below, above = (torch.linspace(a, b, outside + 1, dtype=torch.float64) for a, b in ((low, 0.0), (1.0, high)))
+        levels = torch.cat([below[:-1], torch.linspace(0, 1, count - 2 * outside, dtype=torch.float64), above[1:]])
+    at = torch.searchsorted(d, levels).clamp_(1, len(d) - 1)
+    share = ((levels - d[at - 1]) / (d[at] - d[at - 1])).clamp_(0, 1)
+    values = (x[at - 1] + share * (x[at] - x[at - 1])).to(dtype)
+    return curve(values.double()).float().to(device), values.float().to(device)
 
 
-def _from_table(slope: Callable[[Tensor], Tensor], d: Tensor) -> Tensor:
-    table, low, high = _inverse(slope, d.device)
-    at = d.sub(low).mul_(_STEPS / (high - low)).clamp_(0, _STEPS)
-    k = at.floor().clamp_(max=_STEPS - 1)
-    left = k.to(torch.int32)
-    return torch.lerp(table[left], table[left + 1], at.sub_(k))
+class SlopeCode:
+    """Slopes of GELU, SiLU or Mish, rounded without bias to levels; comes back as values with these slopes."""
+
+    __slots__ = ("bytes", "shape", "strides", "dtype", "table")
+
+    def __init__(self, x: Tensor, kind: str, bits: int, seed: Tensor) -> None:
+        levels, self.table = _slope_tables(kind, bits, x.dtype, x.device)
+        self.shape, self.strides, self.dtype = x.shape, _strides(x, code_numbers(2)), x.dtype
+        self.bytes = ops.pack_slope.default(x, seed, levels, _KINDS[kind][0])
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes
+
+    def restore(self) -> Tensor:
+        return ops.unpack_table.default(self.bytes, self.table, self.shape, self.strides, self.dtype)
+
+
+def smooth_kind(node: Any, name: str) -> str | None:
+    """The activations whose slopes have kernels of their own."""
+    if name == "GeluBackward0":
+        return "gelu_tanh" if node._saved_approximate == "tanh" else "gelu"
+    return {"SiluBackward0": "silu", "MishBackward0": "mish"}.get(name)
 
 
 def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None:
-    """(slope of the saved value, a value with that slope) of an activation's node; None where there is no such value."""
-    if name == "GeluBackward0":
-        curve = _gelu_tanh if node._saved_approximate == "tanh" else _gelu
-        return curve, functools.partial(_from_table, curve)
-    if name == "SiluBackward0":
-        return _silu, functools.partial(_from_table, _silu)
-    if name == "MishBackward0":
-        return _mish, functools.partial(_from_table, _mish)
+    """(slope of the saved value, a value with that slope) of other activations' nodes; None where there is no such value."""
     if name == "HardswishBackward0":  # x/3 + 1/2 between −3 and 3 takes the values 0 and 1 of both ends too
         end = 3 - 2 * torch.finfo(dtype).eps  # the last number of the type before 3
         return (lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5))), lambda d: (d - 0.5).mul_(3).clamp_(-end, end)

@@ -244,6 +244,10 @@ class _Step(TorchFunctionMode):
         if bits == 32:
             return None
         if row.keep == "slope":
+            kind = forms.smooth_kind(node, name)
+            if kind is not None:
+                smooth = forms.SlopeCode(t, kind, bits, self.seed(t.device))
+                return smooth, f"slope, {bits} bits", smooth.nbytes
             pair = forms.slope_of(node, name, t.dtype)
             if pair is None:
                 return None

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/slope.h"
 #include "satchel/stable/coders.h"
 #include "satchel/tensor/chunks.h"
 
@@ -272,6 +273,61 @@ Tensor widen(const Tensor& bytes, const Numbers& shape, const Numbers& strides, 
   return out;
 }
 
+/// log2 of a table's size, 1 to 8.
+int table_bits(const Tensor& table, const Tensor& x, const char* op) {
+  int bits = 0;
+  while (bits < 8 && int64_t{1} << bits < table.numel()) ++bits;
+  if (bits == 0 || table.numel() != int64_t{1} << bits) fail(op, "a table must hold 2^1 to 2^8 values", table.numel());
+  if (table.scalar_type() != ScalarType::Float || !table.is_contiguous()) fail(op, "a table must be one line of float32");
+  if (!same_device(table, x)) fail(op, "a table must be on the tensor's device");
+  return bits;
+}
+
+/// The slopes of an activation at x, each as its place among the levels, in the order of x's memory where that has no gap.
+Tensor pack_slope(const Tensor& x, const Tensor& seed, const Tensor& levels, int64_t kind) {
+  constexpr const char* op = "pack_slope";
+  const DType type = dtype_of(x.scalar_type(), op);
+  check_seed(seed, x, op);
+  if (kind < 0 || kind >= kSmooth) fail(op, "kind must be 0 to 3", kind);
+  const int bits = table_bits(levels, x, op);
+  const Place place(x, op);
+  const Tensor line = aligned(is_dense(x) ? x : torch::stable::contiguous(x));
+  const int64_t values = x.numel();
+  const Tensor bytes = new_bytes(x, code_bytes(values, bits));
+  const auto* table = static_cast<const float*>(levels.const_data_ptr());
+  const auto* number = static_cast<const uint64_t*>(seed.const_data_ptr());
+  auto* codes = static_cast<uint8_t*>(bytes.data_ptr());
+  const auto which = static_cast<Smooth>(kind);
+  if (place.cuda()) {
+    cuda::slope_encode(which, line.const_data_ptr(), type, values, table, bits, number, codes, place.stream());
+  } else {
+    for_all(values, [&](int64_t first, int64_t last) {
+      slope_encode(which, line.const_data_ptr(), type, table, bits, *number, codes, first, last);
+    });
+  }
+  return bytes;
+}
+
+/// table[code] of every value.
+Tensor unpack_table(const Tensor& given, const Tensor& table, const Numbers& shape, const Numbers& strides, ScalarType dtype) {
+  constexpr const char* op = "unpack_table";
+  const DType type = dtype_of(dtype, op);
+  const int bits = table_bits(table, given, op);
+  const int64_t values = count_of(shape, op);
+  check_strides(shape, strides, op);
+  check_bytes(given, code_bytes(values, bits), op);
+  const Place place(given, op);
+  const Tensor out = empty_strided(given, shape, strides, dtype);
+  const auto* codes = static_cast<const uint8_t*>(given.const_data_ptr());
+  const auto* from = static_cast<const float*>(table.const_data_ptr());
+  if (place.cuda()) {
+    cuda::table_decode(codes, values, bits, from, out.data_ptr(), type, place.stream());
+  } else {
+    for_all(values, [&](int64_t first, int64_t last) { table_decode(codes, bits, from, out.data_ptr(), type, first, last); });
+  }
+  return out;
+}
+
 /// Matrices [first, last) of the projection of rows × columns values: count × columns × width, fp32.
 Tensor draw_projection(const Tensor& seed, int64_t rows, int64_t columns, int64_t first, int64_t last, const Numbers& numbers) {
   constexpr const char* op = "draw_projection";
@@ -352,6 +408,8 @@ STABLE_TORCH_LIBRARY(satchel_stable, m) {
   m.def("unpack_mask(Tensor bits, SymInt[] shape, SymInt[] strides, ScalarType dtype) -> Tensor");
   m.def("narrow(Tensor x, int least, int most) -> Tensor");
   m.def("widen(Tensor bytes, SymInt[] shape, SymInt[] strides, int least, int bits) -> Tensor");
+  m.def("pack_slope(Tensor x, Tensor seed, Tensor levels, int kind) -> Tensor");
+  m.def("unpack_table(Tensor bytes, Tensor table, SymInt[] shape, SymInt[] strides, ScalarType dtype) -> Tensor");
   m.def("draw_projection(Tensor seed, int rows, int columns, int first, int last, int[] spec) -> Tensor");
   m.def("packed_strides(Tensor x, int[] spec) -> int[]");
   m.def("layout(int[] shape, ScalarType dtype, int channels, int inner, int[] spec) -> int[]");
@@ -362,13 +420,15 @@ STABLE_TORCH_LIBRARY(satchel_stable, m) {
   m.def("cpu_kernel() -> str");
 }
 
-#define SATCHEL_IMPLEMENT(m)                                       \
-  m.impl("pack", TORCH_BOX(&satchel::stable::pack));               \
-  m.impl("unpack", TORCH_BOX(&satchel::stable::unpack));           \
-  m.impl("pack_mask", TORCH_BOX(&satchel::stable::pack_mask));     \
-  m.impl("unpack_mask", TORCH_BOX(&satchel::stable::unpack_mask)); \
-  m.impl("narrow", TORCH_BOX(&satchel::stable::narrow));           \
-  m.impl("widen", TORCH_BOX(&satchel::stable::widen));             \
+#define SATCHEL_IMPLEMENT(m)                                         \
+  m.impl("pack", TORCH_BOX(&satchel::stable::pack));                 \
+  m.impl("unpack", TORCH_BOX(&satchel::stable::unpack));             \
+  m.impl("pack_mask", TORCH_BOX(&satchel::stable::pack_mask));       \
+  m.impl("unpack_mask", TORCH_BOX(&satchel::stable::unpack_mask));   \
+  m.impl("narrow", TORCH_BOX(&satchel::stable::narrow));             \
+  m.impl("widen", TORCH_BOX(&satchel::stable::widen));               \
+  m.impl("pack_slope", TORCH_BOX(&satchel::stable::pack_slope));     \
+  m.impl("unpack_table", TORCH_BOX(&satchel::stable::unpack_table)); \
   m.impl("draw_projection", TORCH_BOX(&satchel::stable::draw_projection));
 
 STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CPU, m){SATCHEL_IMPLEMENT(m)} STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m){
