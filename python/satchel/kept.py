@@ -34,8 +34,8 @@ class Code:
     __slots__ = ("bytes", "shape", "strides", "dtype", "numbers", "__weakref__")
 
     def __init__(self, x: Tensor, bits: int, seed: Tensor) -> None:
-        self.numbers = list(code_numbers(bits))
-        self.shape, self.strides, self.dtype = x.shape, _strides(x, tuple(self.numbers)), x.dtype
+        self.numbers = code_numbers(bits)
+        self.shape, self.strides, self.dtype = x.shape, _strides(x, self.numbers), x.dtype
         self.bytes = ops.pack.default(x, seed, None, 1, self.numbers)
 
     @property

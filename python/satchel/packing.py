@@ -32,7 +32,7 @@ _VIEWS = frozenset(
      "SplitBackward0", "ChunkBackward0", "AliasBackward0"]
 )  # fmt: skip
 _HIDDEN = ("CopySlices", "Foreach", "CppFunction", "CompiledFunctionBackward")  # nodes that do not show what they save
-_SEEDS = 1024  # made at a time
+_SEEDS = 128  # made at a time
 
 
 def _mixed(*numbers: int) -> int:
@@ -44,6 +44,11 @@ def _mixed(*numbers: int) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
         state ^= state >> 31
     return state >> 2
+
+
+def _rank() -> int:
+    """Ranks draw apart, or their errors would not average out."""
+    return torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
 
 
 def _newest_node() -> int:
@@ -84,7 +89,7 @@ class _Step(TorchFunctionMode):
         self.start = _newest_node()
         self.visited: set[int] = set()
         self.paths: list[str] = [""]
-        self.seeds: dict[torch.device, Tensor] = {}
+        self.seeds: dict[torch.device, tuple[Tensor, ...]] = {}
         self.saves = 0
         self.shared: dict[tuple, tuple[StorageWeakRef, weakref.ref[forms.Code]]] = {}
         self.most_shared = 256
@@ -151,7 +156,7 @@ class _Step(TorchFunctionMode):
             return None
         if t.nbytes < self.owner.min_bytes:
             return self.report(raw, name, field, "exact: small")
-        if not self.owner.wants(self.paths[-1], name, field):
+        if self.owner.filtered and not self.owner.wants(self.paths[-1], name, field):
             return self.report(raw, name, field, "exact: excluded")
         try:
             t = getattr(node, "_saved_" + field)
@@ -159,10 +164,9 @@ class _Step(TorchFunctionMode):
             return self.report(raw, name, field, "exact: changed in place")
         if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided:
             return self.report(raw, name, field, "exact: no plain tensor")
-        if _is_parameter(t) or (row.weight and not t.requires_grad) or t.untyped_storage()._cdata in self.inputs:
+        if _is_parameter(t) or (row.weight and not t.requires_grad) or (self.inputs and t.untyped_storage()._cdata in self.inputs):
             return None
-        with torch.no_grad():
-            made = self.make(node, name, row, t.detach())
+        made = self.make(node, name, row, t.detach())
         if made is None:
             return self.report(raw, name, field, "exact: this case")
         form, text, bytes_ = made
@@ -187,14 +191,14 @@ class _Step(TorchFunctionMode):
             meter.add(self.paths[-1], name, field, t, why, None)
 
     def seed(self, device: torch.device) -> Tensor:
-        place = self.saves % _SEEDS
+        part, place = divmod(self.saves, _SEEDS)
         if place == 0:
             self.seeds.clear()
         self.saves += 1
         if device not in self.seeds:
-            first = _mixed(self.owner.base_seed(), self.number, self.saves // _SEEDS)
-            self.seeds[device] = torch.arange(first, first + _SEEDS, dtype=torch.int64, device=device)
-        return self.seeds[device][place : place + 1]
+            first = _mixed(self.owner.base_seed(), _rank(), self.number, part)
+            self.seeds[device] = torch.arange(first, first + _SEEDS, dtype=torch.int64, device=device).split(1)
+        return self.seeds[device][place]
 
     def code(self, t: Tensor, bits: int, local: bool) -> tuple[forms.Code, int]:
         """A code of t and the bytes it adds. Readers whose noise stays in a parameter's gradient share one."""
@@ -310,6 +314,7 @@ class packing:
             raise ValueError("[packing] include and exclude must be lists of patterns, got a string")
         self.bits = Bits.of(bits)
         self.min_bytes, self.include, self.exclude, self.seed = min_bytes, tuple(include), tuple(exclude), seed
+        self.filtered = bool(self.include or self.exclude)
         self.meter: Meter | None = Meter() if meter else None
         self._steps = 0
         self._local = threading.local()

@@ -188,6 +188,14 @@ def test_reenter_nest_and_no_grad():
         model(x)
 
 
+def test_every_save_has_a_seed_of_its_own():
+    with satchel.packing(seed=1) as p:
+        seeds = [int(p.step.seed(torch.device("cpu"))) for _ in range(1000)]
+    with p:
+        seeds += [int(p.step.seed(torch.device("cpu"))) for _ in range(1000)]
+    assert len(set(seeds)) == 2000
+
+
 def test_torchs_generator_is_not_touched():
     model, x = net(), torch.randn(64, 64)
     state = torch.get_rng_state()
