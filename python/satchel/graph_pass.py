@@ -216,10 +216,9 @@ class _Rewrite:
         bits = self.options.bits
         if value.meta["val"].dtype is torch.bool:
             return 1
-        if self.linear[n.target]["role"] == "attention":
-            return bits.attention
-        if self.linear[n.target]["role"] == "local" and n.target == aten.convolution_backward.default:
-            return bits.local
+        role = self.linear[n.target].get("role")
+        if role is not None:
+            return bits.for_role(role)
         source = self.source(value)[0]
         if source.target in (aten.exp.default, aten.div.Tensor):  # probabilities
             return bits.attention
@@ -464,5 +463,5 @@ def compile(  # noqa: A001
     given = dict(torch._inductor.list_mode_options(mode)) if mode is not None else {}
     given.update(options or {})
     compiled = torch.compile(model, options={**given, "joint_custom_post_pass": pack}, **arguments)
-    compiled.satchel_pass = pack
+    compiled.__dict__["satchel_pass"] = pack  # a compiled module would hand an attribute on to the model
     return compiled
