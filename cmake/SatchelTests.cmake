@@ -30,6 +30,7 @@ satchel_test(test_kernels satchel_core
   tests/kernels/chain_test.cpp
   tests/kernels/chance_test.cpp
   tests/kernels/edge_test.cpp
+  tests/kernels/gpu_test.cpp
   tests/kernels/mixed_test.cpp
   tests/kernels/off_plane_test.cpp
   tests/kernels/registry_test.cpp
@@ -158,6 +159,7 @@ if(SATCHEL_TORCH)
 
   satchel_test(test_tools satchel_core
     tests/tools/bench_bias_test.cpp
+    tests/tools/bench_chain_test.cpp
     tests/tools/data_command_test.cpp
     tests/tools/data_options_test.cpp
     tests/tools/graph_layers_test.cpp
@@ -231,6 +233,8 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/norm_act_cuda_test.cpp)
   satchel_cuda_test(norm_block
     tests/cuda/norm_block_cuda_test.cpp)
+  satchel_cuda_test(row_norm
+    tests/cuda/row_norm_cuda_test.cpp)
   satchel_cuda_test(norm_image
     tests/cuda/norm_add_cuda_test.cpp
     tests/cuda/norm_image_cuda_test.cpp

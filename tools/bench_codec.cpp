@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "satchel/core/error.h"
+#include "satchel/core/levels.h"
 #include "satchel/kernels/cuda/cuda.h"
 #include "satchel/train/options.h"
 #include "tools/bench.h"

@@ -16,6 +16,7 @@
 #include "tools/arguments.h"
 #include "tools/bench_batch.h"
 #include "tools/bench_bias.h"
+#include "tools/bench_chain.h"
 #include "tools/bench_graph.h"
 #include "tools/bench_images.h"
 #include "tools/bench_product.h"
@@ -149,6 +150,7 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
   satchel::tool::add_bench_images(*bench);
   satchel::tool::add_bench_batch(*bench);
   satchel::tool::add_bench_bias(*bench);
+  satchel::tool::add_bench_chain(*bench);
 }
 
 /// `satchel: <what>` on stderr, in one line.

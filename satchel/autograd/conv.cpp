@@ -1,17 +1,23 @@
 #include "satchel/autograd/conv.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/shared_gradient.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
 
@@ -138,6 +144,7 @@ class ConvNode : public SavingNode {
 
   InputSave input;
   SavedVariable weight;
+  std::shared_ptr<SharedGradient> x_gradient;
   Geometry geometry;
   std::vector<int64_t> input_sizes, weight_sizes;  // as they are convolved
   at::ScalarType input_type = at::kFloat, weight_type = at::kFloat, bias_type = at::kFloat;
@@ -148,14 +155,44 @@ class ConvNode : public SavingNode {
     return kept;
   }
 
+  bool begin_parts() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (needs(2) || (needs(1) && !input.has_parts()) || meets() || geometry.line) return false;
+    parts = Parts{torch::autograd::get_current_graph_task_id(), {}, {}};
+    return true;
+  }
+
+  void take_part(int64_t first, const at::Tensor& given) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const NoAutocast guard;
+    const at::Tensor g = in_channels_last(given);
+    if (needs(1)) add_weight_gradient(g, first, parts->weight);
+    if (!needs(0)) return;
+    if (!parts->x.defined()) parts->x = empty_channels_last(input_sizes, g.options().dtype(input_type));
+    const at::Tensor to = parts->x.narrow(0, first, g.size(0));
+    if (is_product(g) && to.scalar_type() == g.scalar_type()) {
+      at::Tensor rows = rows_of_image(to);
+      at::mm_out(rows, rows_of_image(g), weight_matrix(g));
+    } else {
+      to.copy_(input_gradient(g));
+    }
+  }
+
  protected:
+  /// The gradient of the weight first, so that what it decodes is gone when that of x comes.
   variable_list back(at::Tensor given) override {
     const NoAutocast guard;
+    variable_list gradients(3);
+    if (parts && parts->pass == torch::autograd::get_current_graph_task_id()) {
+      if (needs(0)) gradients[0] = parts->x;
+      if (needs(1)) gradients[1] = geometry.out(parts->weight).to(weight_type);
+      parts.reset();
+      return gradients;
+    }
     if (needs(1)) input.fetch();
     const at::Tensor g = in_channels_last(geometry.in(given));
-    variable_list gradients(3);
-    if (needs(0)) gradients[0] = input_gradient(g);
     if (needs(1)) gradients[1] = weight_gradient(g, given);
+    if (needs(0)) gradients[0] = meets() ? met_gradient(g) : input_gradient(g);
     if (needs(2)) gradients[2] = column_sums(rows_of_image(g)).to(bias_type);
     return gradients;
   }
@@ -163,9 +200,49 @@ class ConvNode : public SavingNode {
   void release() override {
     input.release();
     weight.reset_data();
+    x_gradient.reset();
+    parts.reset();
   }
 
  private:
+  /// What take_part() has made.
+  struct Parts {
+    int pass;  // the backward pass that they are of
+    at::Tensor x, weight;
+  };
+  std::optional<Parts> parts;
+
+  /// Are the gradients of x and of the weight matrix products of rows? Those of a 1×1 kernel on CUDA are, where torch's products are as
+  /// precise as its convolutions.
+  bool is_product(const at::Tensor& g) const {
+    const auto all = [](at::IntArrayRef numbers, int64_t n) { return std::ranges::all_of(numbers, [n](int64_t i) { return i == n; }); };
+    const bool plain = !geometry.transposed && geometry.groups == 1 && !geometry.line && all(geometry.stride, 1) &&
+                       all(geometry.padding, 0) && all(at::IntArrayRef(weight_sizes).slice(2), 1);
+    if (!plain || !g.is_cuda() || g.scalar_type() == at::kDouble) return false;
+    const at::Context& torch = at::globalContext();
+    return g.scalar_type() != at::kFloat || torch.allowTF32CuBLAS() == torch.allowTF32CuDNN(at::Float32Op::CONV);
+  }
+  /// Of a 1×1 kernel, output × input channels.
+  at::Tensor weight_matrix(const at::Tensor& g) const {
+    return weight.unpack().detach().to(g.scalar_type()).reshape({weight_sizes[0], weight_sizes[1]});
+  }
+
+  bool meets() const { return x_gradient != nullptr && x_gradient->is_shared(); }
+  /// The sum with what the block's other function has left, or nothing, where that one is still to come.
+  at::Tensor met_gradient(const at::Tensor& g) const {
+    const at::Tensor other = x_gradient->take();
+    if (!other.defined()) {
+      x_gradient->leave(input_gradient(g));
+      return {};
+    }
+    if (is_product(g) && other.scalar_type() == g.scalar_type() && is_channels_last(other)) {
+      rows_of_image(other).addmm_(rows_of_image(g), weight_matrix(g));
+    } else {
+      other.add_(input_gradient(g));
+    }
+    return other;
+  }
+
   /// Reads the weight alone: the convolution of g the other way. torch's convolution_backward would want an input to take the order of
   /// memory from, and copy g to another one without it.
   at::Tensor input_gradient(const at::Tensor& g) const {
@@ -186,9 +263,21 @@ class ConvNode : public SavingNode {
     return geometry.out(in_channels_last(dx)).to(input_type);
   }
 
-  /// The sum over stretches of samples, in float32.
   at::Tensor weight_gradient(const at::Tensor& g, const at::Tensor& given) const {
     input.gradient_seen(given);
+    at::Tensor sum;
+    add_weight_gradient(g, 0, sum);
+    if (!sum.defined()) sum = at::zeros(weight_sizes, g.options());  // no samples
+    return geometry.out(sum).to(weight_type);
+  }
+
+  void add_rows_product(const at::Tensor& gradient, const at::Tensor& x, at::Tensor& sum) const {
+    if (sum.defined()) return add_product_(sum.view({weight_sizes[0], weight_sizes[1]}), gradient, x);
+    sum = product(gradient, x).view(weight_sizes);
+  }
+
+  /// `sum`, undefined at first, over stretches of the samples from `begin` on, whose gradient g is; in float32.
+  void add_weight_gradient(const at::Tensor& g, int64_t begin, at::Tensor& sum) const {
     const at::Tensor w = sizes_only(weight_sizes, g.options());
     const bool pads = g.is_cpu() && geometry.pads_beyond(weight_sizes);
     Geometry form = pads ? geometry.without_padding() : geometry;
@@ -197,9 +286,9 @@ class ConvNode : public SavingNode {
       form.stride.assign(form.stride.size(), 1);
       form.output_padding.assign(form.stride.size(), 0);
     }
-    at::Tensor sum;
-    input.for_samples(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& some) {
-      at::Tensor x = geometry.in(some), gradient = g.narrow(0, first, last - first);
+    input.for_samples(g.scalar_type(), begin, begin + g.size(0), [&](int64_t first, int64_t last, const at::Tensor& some) {
+      at::Tensor x = geometry.in(some), gradient = g.narrow(0, first - begin, last - first);
+      if (is_product(g)) return add_rows_product(rows_of_image(gradient).t(), rows_of_image(x), sum);
       at::Tensor &wide = geometry.transposed ? gradient : x, &narrow = geometry.transposed ? x : gradient;
       if (pads) wide = geometry.padded(wide);
       if (skips) wide = geometry.places(wide, narrow);
@@ -208,18 +297,37 @@ class ConvNode : public SavingNode {
                                                form.output_padding, form.groups, {false, true, false}));
       sum = sum.defined() ? sum.to(at::kFloat).add_(part) : part;
     });
-    if (!sum.defined()) sum = at::zeros(weight_sizes, g.options());  // no samples
-    return geometry.out(sum).to(weight_type);
   }
 };
 
+/// The node of a convolution whose input, as it is convolved, is `values`, and whose weight is w.
+std::shared_ptr<ConvNode> recorded(const at::Tensor& x, const at::Tensor& values, const at::Tensor& weight, const at::Tensor& w,
+                                   const at::Tensor& bias, const Geometry& geometry, const SavePolicy& saving) {
+  const auto node = make_node<ConvNode>(saving.name, x, weight, bias);
+  node->geometry = geometry;
+  node->input_sizes = geometry.in(values).sizes().vec();
+  node->weight_sizes = w.sizes().vec();
+  node->input_type = x.scalar_type();
+  node->weight_type = weight.scalar_type();
+  if (bias.defined()) node->bias_type = bias.scalar_type();
+  const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
+  const double weights_per_value = static_cast<double>(taps) / static_cast<double>(geometry.groups);
+  if (weight.requires_grad()) {
+    node->input =
+        is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, weights_per_value});
+  }
+  if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
+  return node;
+}
+
 }  // namespace
 
-at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& options,
-                const SavePolicy& saving) {
+at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const ConvOptions& options, const SavePolicy& saving,
+                const std::shared_ptr<SharedGradient>& x_gradient) {
   check_tensor(x, kOp);
   check_tensor(weight, kOp);
-  if (x.dim() + 1 == weight.dim()) return conv(x.unsqueeze(0), weight, bias, options, saving).squeeze(0);
+  if (x.dim() + 1 == weight.dim())
+    return conv(x.unsqueeze(0), weight, bias, options, saving).squeeze(0);  // a view: its gradient meets nobody's
   check_conv(x, weight, bias, options);
   const Geometry geometry = geometry_of(options, static_cast<size_t>(x.dim()) - 2);
   check_reach(geometry.in(x).sizes(), geometry.in(weight).sizes(), geometry);
@@ -237,21 +345,26 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
     return geometry.out(in_channels_last(y)).variable_data();  // no view to autograd
   };
   if (!needs_grad(x, weight, bias)) return run();
-  const auto node = make_node<ConvNode>(saving.name, x, weight, bias);
-  node->geometry = geometry;
-  node->input_sizes = geometry.in(values).sizes().vec();
-  node->weight_sizes = w.sizes().vec();
-  node->input_type = x.scalar_type();
-  node->weight_type = weight.scalar_type();
-  if (bias.defined()) node->bias_type = bias.scalar_type();
-  const int64_t taps = weight.numel() / std::max<int64_t>(weight.size(0) * weight.size(1), 1);
-  const double weights_per_value = static_cast<double>(taps) / static_cast<double>(options.groups);
-  if (weight.requires_grad()) {
-    node->input =
-        is_baseline(saving.method) ? InputSave::reference(values) : InputSave(x, saving, {Reads::samples, values, weights_per_value});
+  const auto node = recorded(x, values, weight, w, bias, geometry, saving);
+  if (x.requires_grad() && x_gradient != nullptr) {
+    x_gradient->join();
+    node->x_gradient = x_gradient;
   }
-  if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
   return attach(run(), node);
+}
+
+ConvParts conv_parts(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef out_sizes, const ConvOptions& options,
+                     const SavePolicy& saving) {
+  check_conv(x, weight, {}, options);
+  const Geometry geometry = geometry_of(options, static_cast<size_t>(x.dim()) - 2);
+  const at::ScalarType type = layer_type(x);
+  const NoAutocast guard;
+  const at::Tensor values = in_channels_last(x.detach().to(type)), w = geometry.in(weight.detach().to(type));
+  const auto node = recorded(x, values, weight, w, {}, geometry, saving);
+  return {attach(sizes_only(out_sizes, values.options()), node), [values, w, geometry](int64_t first, int64_t last) {
+            const at::Tensor some = geometry.in(values.narrow(0, first, last - first));
+            return geometry.out(in_channels_last(convolve(some, w, {}, geometry)));
+          }};
 }
 
 }  // namespace satchel

@@ -16,7 +16,9 @@
 #include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
+#include "satchel/autograd/shared_gradient.h"
 #include "satchel/core/error.h"
+#include "satchel/tensor/codec_layout.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {
@@ -94,6 +96,12 @@ bool is_heard(torch::autograd::Node& norm) {
   return found != wanted->end() && found->second.captures_ != nullptr;
 }
 
+/// The node of this library that made an input, where nobody else reads the gradient of that input; else null.
+SavingNode* only_reader_of(const torch::autograd::Edge& edge) {
+  auto* maker = dynamic_cast<SavingNode*>(edge.function.get());
+  return maker != nullptr && edge.function.use_count() == 1 && !is_heard(*maker) ? maker : nullptr;
+}
+
 }  // namespace
 
 bool EpilogueNode::output_lives() const {
@@ -121,8 +129,9 @@ void EpilogueNode::output_goes() {
   if (weak_from_this().use_count() <= known) deferred.reset();
 }
 
-std::optional<EpilogueCall> EpilogueNode::claim() {
+std::optional<EpilogueCall> EpilogueNode::claim(const std::function<bool(const EpilogueCall&)>& wanted) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (deferred && wanted && !wanted(*deferred)) return std::nullopt;
   if (!deferred || !unchanged(deferred->x, x_version) || !unchanged(gamma, gamma_version) || !unchanged(beta, beta_version)) {
     return std::nullopt;
   }
@@ -156,18 +165,10 @@ void EpilogueNode::pack_now() {
   const at::NoGradGuard no_grad;
   const NoAutocast no_autocast;
   const c10::OptionalStreamGuard own_stream(stream());  // whoever asks: there x stands, and there backward reads
-  const at::Tensor rows = call.as_rows(call.x);
   call.seed = norm_seed(call);
-  at::Tensor values;
-  if (rows.is_cuda() && call.is_image() && call.axes.by_channel()) {  // one pass
-    const Affine plain = folded(call.known, {}, {});
-    values = apply_chain(rows, plain.gamma, plain.beta, {}, {}, {0, 1});
-  } else {
-    values = normalised(rows, call.known, call.axes);
-  }
-  const std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
+  const std::vector<Keep> keeps = keeps_of(call);
   const Keep& keep = *find(keeps, Kind::norm);
-  keep_norm(saves, call, keep, rows, values);
+  kernel->pack(call, keep, call.as_rows(call.x), saves);
   has_bits = serves_weights(call.saving.method, keep.spec, /*after_relu=*/false);
 }
 
@@ -215,6 +216,7 @@ std::vector<SavedTensor> EpilogueNode::lines() const {
     if (saves.code_is_normalised) add_statistics();
     if (saves.code->seed.defined()) kept.push_back(saved_line(layer(), "seed", saves.code->seed));
   }
+  if (saves.derivative.bytes.defined()) report(saves.derivative, saves.derivative_name, "derivative", kept);
   const int64_t count = c10::multiply_integers(saves.sizes);
   if (saves.on.defined()) kept.push_back({layer(), "mask", saves.sizes, 1, saves.on.numel(), count});
   if (saves.dropout_mask.defined()) kept.push_back({layer(), "dropout", saves.sizes, 1, saves.dropout_mask.numel(), count});
@@ -242,18 +244,23 @@ variable_list EpilogueNode::back(at::Tensor given) {
     gate_gradient_(saves, g);
     return {{}, {}, {}, in_map(g)};
   }
-  const EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
+  EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
+  if (wants.x) wants.x_parts = only_reader_of(next_edge(0));
   const bool unpacked = deferred || (claimer_save != nullptr && !saves.norm.defined());
   EpilogueGradients made = unpacked && saves.reads_values ? unfused_back(saves, g, wants, unpacked_norm()) : kernel->back(saves, g, wants);
   variable_list gradients{in_map(made.x), made.gamma, made.beta};
   gradients.resize(num_outputs());
   if (saves.adds_skip) gradients[3] = in_map(made.skip);
+  if (made.skip.defined() && skip_gradient != nullptr && skip_gradient->is_shared()) {
+    skip_gradient->leave(std::exchange(gradients[3], {}));  // the block's first layer, which comes later, adds to it
+  }
   if (made.squares.defined()) pass_on_squares(gradients[0], std::move(made.squares));
   return gradients;
 }
 
 void EpilogueNode::release() {
   saves = {};
+  skip_gradient.reset();
   shared_.reset();
   deferred.reset();
   claimer_save.reset();
@@ -283,6 +290,9 @@ std::shared_ptr<EpilogueNode> node_of(const EpilogueCall& call) {
   EpilogueSaves& saves = node->saves;
   static_cast<EpilogueForm&>(saves) = call;
   saves.adds_skip = call.skip.defined();
+  node->skip_gradient = call.skip_gradient;
+  if (call.skip_gradient != nullptr) call.skip_gradient->join();
+  saves.derivative_name = call.smooth_name;
   if (reads_producer(call.saving.method)) saves.eps = call.options.eps;
   saves.reads_values = reads_values_of(call);
   return node;
@@ -310,6 +320,18 @@ class OutputEnd : public torch::autograd::PostAccumulateGradHook {
   std::weak_ptr<EpilogueNode> norm_;
 };
 
+/// A smooth activation keeps x̂ in a code of its own: the norm hears of its claimer, which has what the norm's gradient reads. The
+/// derivative is of x's sizes in reports.
+void tell_norm(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call) {
+  node->saves.derivative.shape = call.sizes;  // rows by name only: they have no gaps
+  node->saves.derivative.strides = contiguous_strides(call.sizes);
+  SharedSave save;
+  save.code = node->saves.norm.packed();
+  node->add_next_edge({call.claimed, 0});
+  node->claims = true;
+  call.claimed->claimed_by(node, std::make_shared<const SharedSave>(std::move(save)));
+}
+
 /// The save becomes what the next layer finds, and the norm that the call was made with hears of its claimer.
 void hand_on(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call, const at::Tensor& out) {
   SharedSave& save = *node->saves.code;
@@ -326,13 +348,19 @@ void hand_on(const std::shared_ptr<EpilogueNode>& node, const EpilogueCall& call
 
 }  // namespace
 
+std::vector<Keep> keeps_of(const EpilogueCall& call) {
+  std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
+  if (call.smooth != Smooth::none) keeps.push_back(keeps_of(call.saving.method, {Role::derivative}).front());
+  return keeps;
+}
+
 at::Tensor epilogue(EpilogueCall call) {
   const NoAutocast no_autocast;
   const auto claim = c10::make_scope_exit([norm = call.claimed] {  // it ends with the call that made it, however that ends
     if (norm != nullptr) norm->claim_ends();
   });
-  const std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
-  const at::Tensor rows = call.as_rows(call.x);
+  const std::vector<Keep> keeps = keeps_of(call);
+  const at::Tensor rows = call.samples ? sizes_only({call.x.numel() / call.width, call.width}, call.x.options()) : call.as_rows(call.x);
   const auto node = node_of(call);
   node->kernel = &epilogue_kernel(call, keeps, rows);
   const at::Tensor z = node->kernel->forward(call, keeps, rows, node->saves);
@@ -341,6 +369,7 @@ at::Tensor epilogue(EpilogueCall call) {
   node->saves.serves_next = find(keeps, Kind::shared) != nullptr;
   const at::Tensor out = attach(call.in_sizes(z), node);
   if (node->saves.code != nullptr) hand_on(node, call, out);
+  if (call.smooth != Smooth::none) tell_norm(node, call);
   if (ranges.defined()) pass_on_ranges(out, ranges);
   return out;
 }
@@ -350,23 +379,25 @@ at::Tensor norm_alone(EpilogueCall call) {
   if (!reads_producer(call.saving.method)) return epilogue(std::move(call));
   const NoAutocast no_autocast;
   const at::Tensor rows = call.as_rows(call.x);
-  take_statistics(call, rows);
+  const EpilogueKernel& chosen = epilogue_kernel(call, keeps_of(call), rows);
+  const EpilogueKernel& kernel = chosen.norm != nullptr ? chosen : kUnfusedEpilogue;
+  const at::Tensor y = kernel.norm(call, rows);
   if (reads_values_of(call)) call.seed = fresh_seed(call.x.device());
   const auto node = node_of(call);
-  node->kernel = &epilogue_kernels().back();
+  node->kernel = &kernel;
   node->saves.rstd = call.known.rstd;
   keep_gamma(*node, call);
-  const at::Tensor out = attach(call.in_sizes(norm_output(call, rows)), node);
+  const at::Tensor out = attach(call.in_sizes(y), node);
   node->defer(std::move(call), out);
   torch::autograd::impl::set_post_acc_grad_hooks(out, std::make_unique<OutputEnd>(node));
   defer(node);
   return out;
 }
 
-std::optional<EpilogueCall> claim_norm(const at::Tensor& y) {
+std::optional<EpilogueCall> claim_norm(const at::Tensor& y, const std::function<bool(const EpilogueCall&)>& wanted) {
   const auto node = std::dynamic_pointer_cast<EpilogueNode>(deferred_norm());
   if (node == nullptr || y.grad_fn() != node || y._version() != node->output_version() || !made_on_current_stream(y)) return std::nullopt;
-  std::optional<EpilogueCall> call = node->claim();
+  std::optional<EpilogueCall> call = node->claim(wanted);
   if (!call) return std::nullopt;
   claim_deferred();
   call->claimed = node;

@@ -6,6 +6,7 @@
 //   norm_act                   ×           ×                ×
 //   norm_add_act               ×     ×     ×
 //   relu, leaky_relu, elu                  ×
+//   gelu, silu, sigmoid, tanh  ×           ×                         after a norm by row; else they are functions of their own (smooth.h)
 //
 // What is kept is core/keep.h's answer. Who computes is a list of kernels, best first (epilogue_node.h). A norm that is called alone in
 // methods whose layers share defers its packing: an activation that comes next claims it, and both keep one thing (docs/theory.md 10).
@@ -13,8 +14,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "satchel/autograd/norm_act.h"
@@ -32,9 +35,10 @@ struct EpilogueForm {
   int64_t width = 0;                // values a row: channels, or those of LayerNorm's shape
   std::vector<int64_t> sizes = {};  // of x
   Activation activation = Activation::none;
-  double slope = 1;    // of the activation's off side: ReLU 0, none 1
-  double alpha = 1;    // ELU's
-  double dropout = 0;  // none unless training
+  Smooth smooth = Smooth::none;  // instead of an activation: one whose derivative is kept
+  double slope = 1;              // of the activation's off side: ReLU 0, none 1
+  double alpha = 1;              // ELU's
+  double dropout = 0;            // none unless training
 
   bool is_image() const { return axes.span > 0; }
   bool has_norm() const { return axes.norm != Norm::none; }
@@ -50,9 +54,14 @@ struct EpilogueCall : EpilogueForm {
   at::Tensor x;
   NormWeights weights;  // γ and β as lines
   SavePolicy saving;
-  at::Tensor skip;         // x's sizes, added before the activation
-  bool next_reads = true;  // as Site has it
-  at::Tensor spare;        // x's own memory, where the output may be written over it
+  at::Tensor skip;                                // x's sizes, added before the activation
+  std::shared_ptr<SharedGradient> skip_gradient;  // where its gradients meet; null: autograd adds them up
+  at::Tensor normed;                              // the norm's output, which a smooth activation reads
+  std::string smooth_name;                        // … and the activation's name in reports
+  bool next_reads = true;                         // as Site has it
+  at::Tensor spare;                               // x's own memory, where the output may be written over it
+
+  std::function<at::Tensor(int64_t first, int64_t last)> samples = {};  // of an x that has no memory and comes in parts of the batch
 
   Statistics known;                       // undefined: not taken yet
   at::Tensor seed;                        // of the norm's code; undefined: not drawn yet
@@ -77,7 +86,7 @@ at::Tensor epilogue(EpilogueCall call);
 /// A norm alone, which defers its packing until its reader shows where layers share.
 at::Tensor norm_alone(EpilogueCall call);
 /// The call of the norm that defers in this thread, where y is its untouched output, for an activation that keeps what both need; the norm
-/// packs nothing unless another reads y too.
-std::optional<EpilogueCall> claim_norm(const at::Tensor& y);
+/// packs nothing unless another reads y too. `wanted`: tells which norms, if not all.
+std::optional<EpilogueCall> claim_norm(const at::Tensor& y, const std::function<bool(const EpilogueCall&)>& wanted = {});
 
 }  // namespace satchel

@@ -1,9 +1,13 @@
 // Epilogues in one pass each way, CUDA: adapters of the fused kernels of the tensor room.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -14,6 +18,7 @@
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/epilogue.h"
+#include "satchel/tensor/row_norm.h"
 
 namespace satchel {
 namespace {
@@ -83,9 +88,36 @@ NormSave save_of(const EpilogueSaves& saves, FusedNorm pass) {
   return save;
 }
 
+/// From so many values on the gradient of a norm's input goes to the layer before in parts of the batch: at the end of a residual block it
+/// would be the second tensor of the block's size.
+constexpr int64_t kPartsFrom = int64_t{128} << 20;  // values
+
+/// norm_add's last pass by parts of the batch: g becomes the skip's gradient, and x's goes to `to` as it is made.
+at::Tensor back_by_parts(const EpilogueSaves& saves, const at::Tensor& g, const NormSave& save, const NormActSums& sums, SavingNode& to) {
+  const int64_t samples = saves.sizes[0], rows = g.size(0) / samples, some = part_samples(saves.sizes);
+  const at::Tensor gamma = saves.gamma_values(), room = at::empty({std::min(some, samples) * rows, g.size(1)}, g.options());
+  std::vector<int64_t> sizes = saves.sizes;
+  for (int64_t first = 0; first < samples; first += some) {
+    sizes[0] = std::min(some, samples - first);
+    const at::Tensor dx = room.narrow(0, 0, sizes[0] * rows);
+    norm_back_rows_(g, dx, first * rows, save, gamma, sums);
+    to.take_part(first, image_of_rows(dx, sizes));
+  }
+  return sizes_only(g.sizes(), g.options());
+}
+
 template <FusedNorm pass>
 EpilogueGradients fused_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
   const at::Tensor g = pass == FusedNorm::act ? own : for_kernels(own);
+  if constexpr (pass == FusedNorm::add) {
+    const bool large = saves.is_image() && g.numel() >= kPartsFrom && part_samples(saves.sizes) < saves.sizes[0];
+    const bool parts = large && wants.skip && wants.x_parts != nullptr && saves.options.training && !saves.code->bits.extra.defined();
+    if (parts && wants.x_parts->begin_parts()) {
+      const NormSave save = save_of(saves, pass);
+      const NormActSums sums = norm_sums(g, save);
+      return {back_by_parts(saves, g, save, sums, *wants.x_parts), sums.gamma, sums.beta, g};
+    }
+  }
   at::Tensor dx;  // over g, unless the skip's gradient stands there
   if (wants.x) dx = wants.skip ? at::empty_like(g) : g;
   const NormSave save = save_of(saves, pass);
@@ -138,8 +170,28 @@ bool add_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at
   return is_usual(call) && fuses_norm_add(rows, norm->spec, sum->spec);
 }
 
+/// x by parts of the batch, twice: for the statistics, then to be coded.
+at::Tensor add_forward_by_parts(EpilogueCall& call, const Keep& norm, const Keep& sum, const at::Tensor& rows, EpilogueSaves& saves) {
+  const int64_t each = part_samples(call.sizes), of_sample = rows.size(0) / call.sizes[0];
+  const auto part = [&](int64_t first, int64_t last) { return rows_of_image(call.samples(first / of_sample, last / of_sample)); };
+  MomentsOfParts moments;
+  for (int64_t first = 0; first < rows.size(0); first += each * of_sample) {
+    moments.add(part(first, std::min(first + each * of_sample, rows.size(0))));
+  }
+  const at::Tensor seed = norm_seed(call), skip = for_kernels(rows_of_image(call.skip.detach()));
+  NormInput in{rows, moments.all(running_of(call)), call.weights.gamma.detach(), call.weights.beta.detach(),
+               skip, rows_of_image(call.spare)};
+  NormResult result = norm_add_encode(in, {norm.spec, seed}, {sum.spec, fresh_seed(call.x.device())}, part, each * of_sample);
+  SharedSave save;
+  save.code = std::move(result.save.sum);
+  save.chain = {0, 0};
+  saves.code = std::make_shared<SharedSave>(std::move(save));
+  return keep_fused(std::move(result), norm, saves);
+}
+
 at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
   const Keep &norm = *find(keeps, Kind::norm), &sum = *find(keeps, Kind::shared);
+  if (call.samples) return add_forward_by_parts(call, norm, sum, rows, saves);
   take_statistics(call, rows);
   const at::Tensor seed = norm_seed(call);
   CodecSpec spec = sum.spec;
@@ -225,16 +277,84 @@ at::Tensor image_forward(EpilogueCall& call, const std::vector<Keep>& keeps, con
   return keep_fused(norm_image_encode(in, how, bits), norm, saves);
 }
 
+// row_norm: x̂ of norms by row, with or without a smooth activation after them, whose derivative is kept beside it.
+
+bool row_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
+  const Keep *norm = find(keeps, Kind::norm), *slope = find(keeps, Kind::derivative);
+  const bool by_row = call.has_norm() && !call.axes.by_channel() && call.axes.groups == 0;
+  const bool alone =
+      find(keeps, Kind::shared) == nullptr && call.activation == Activation::none && !call.skip.defined() && call.dropout == 0;
+  if (!by_row || !alone || norm == nullptr || norm->of != Of::normalised) return false;
+  return slope == nullptr ? fuses_row_norm(rows, norm->spec) : fuses_row_norm(rows, norm->spec, slope->spec);
+}
+
+/// What the kernels read of a call: statistics where they stand.
+RowNormInput row_input(const EpilogueCall& call, const at::Tensor& rows) {
+  const Affine affine = affine_of(call);
+  return {for_kernels(rows), for_kernels(affine.gamma), for_kernels(affine.beta), call.options.eps,
+          call.axes.centred, call.known.mean,           call.known.rstd};
+}
+
+at::Tensor row_output(EpilogueCall& call, const at::Tensor& rows) {
+  RowNormInput in = row_input(call, rows);
+  const at::Tensor y = row_norm(in);
+  call.known = {in.mean, in.rstd};
+  return y;
+}
+
+void row_pack(const EpilogueCall& call, const Keep& keep, const at::Tensor& rows, EpilogueSaves& saves) {
+  saves.norm = Saved::of(row_norm_encode(row_input(call, rows), {keep.spec, norm_seed(call)}), keep);
+}
+
+at::Tensor row_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  const Keep &norm = *find(keeps, Kind::norm), *slope = find(keeps, Kind::derivative);
+  if (slope == nullptr) {
+    const at::Tensor y = row_output(call, rows);
+    saves.rstd = call.known.rstd;
+    row_pack(call, norm, rows, saves);
+    return y;
+  }
+  const CodeChoice hat{norm.spec, norm_seed(call)}, derivative{slope->spec, fresh_seed(call.x.device())};
+  SmoothResult made = row_norm_encode(row_input(call, rows), hat, call.smooth, derivative);
+  saves.rstd = call.known.rstd;
+  saves.norm = Saved::of(std::move(made.norm), norm);
+  saves.derivative = std::move(made.slope);
+  return made.z;
+}
+
+EpilogueGradients row_back(const EpilogueSaves& saves, const at::Tensor& own, const EpilogueWants& wants) {
+  const at::Tensor g = for_kernels(own);
+  const at::Tensor gamma = saves.gamma_values();
+  const RowNormInput in{{},
+                        gamma.defined() ? for_kernels(gamma) : at::ones({g.size(1)}, g.options().dtype(at::kFloat)),
+                        {},
+                        saves.options.eps,
+                        saves.axes.centred,
+                        {},
+                        saves.rstd};
+  const Packed* slope = saves.derivative.bytes.defined() ? &saves.derivative : nullptr;
+  const NormActSums sums = row_norm_back_(g, in, saves.norm.packed(), slope, saves.eps.has_value(), wants.x);
+  return {wants.x ? g : at::Tensor(), sums.gamma, sums.beta, {}};
+}
+
 }  // namespace
 
+int64_t part_samples(at::IntArrayRef sizes) {
+  constexpr int64_t kParts = 4;
+  const int64_t rows = c10::multiply_integers(sizes.slice(2));
+  const int64_t step = std::lcm(8 / std::gcd<int64_t>(rows, 8), 1024 / std::gcd<int64_t>(rows * sizes[1], 1024));
+  return ceil_div(ceil_div(sizes[0], kParts), step) * step;
+}
+
 std::span<const EpilogueKernel> epilogue_kernels() {
-  static const std::array<EpilogueKernel, 7> kKernels = {{
+  static const std::array<EpilogueKernel, 8> kKernels = {{
       {"norm_act", act_fits, act_forward, fused_back<FusedNorm::act>},
       {"norm_add", add_fits, add_forward, fused_back<FusedNorm::add>},
       {"norm_alone", alone_fits, alone_forward, fused_back<FusedNorm::alone>},
       {"norm_block", block_fits, block_forward, fused_back<FusedNorm::block>},
       {"norm_low_pass", low_pass_fits, low_pass_forward, fused_back<FusedNorm::low_pass>},
       {"norm_image", image_fits, image_forward, fused_back<FusedNorm::image>},
+      {"row_norm", row_fits, row_forward, row_back, row_output, row_pack},
       kUnfusedEpilogue,
   }};
   return kKernels;

@@ -33,6 +33,8 @@ struct EpilogueSaves : EpilogueForm {
   bool code_is_normalised = false;        // … x̂: it serves the norm as well
   bool serves_next = false;               // else for the activation alone
   at::Tensor on;                          // a bit a value, where there is no code
+  Packed derivative;                      // of a smooth activation, and
+  std::string derivative_name;            // its name in reports
   at::Tensor dropout_seed, dropout_mask;  // one of them, where there is no code that has the seed
 
   bool tells_squares = false;  // the layer before allocates bits by the squares of x's gradient
@@ -44,8 +46,9 @@ struct EpilogueSaves : EpilogueForm {
 /// Which gradients are asked for; those of γ and β come with the norm's sums, β's alone where nothing else is summed.
 struct EpilogueWants {
   bool x = true, skip = false, beta = true;
+  SavingNode* x_parts = nullptr;  // who would take x's in parts of the batch; null: nobody
 };
-/// Rows of x and of skip, undefined where nobody asked.
+/// Rows of x and of skip, undefined where nobody asked. Where x's went in parts, a tensor of their sizes and of no memory stands for it.
 struct EpilogueGradients {
   at::Tensor x, gamma, beta, skip;
   at::Tensor squares = {};  // of each sample of x's, where `tells_squares` asks
@@ -58,13 +61,21 @@ struct EpilogueKernel {
   at::Tensor (*forward)(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves);
   /// `g`: rows of the result's gradient, to be written over.
   EpilogueGradients (*back)(const EpilogueSaves& saves, const at::Tensor& g, const EpilogueWants& wants);
+  /// Of kernels that serve a norm which defers its packing: statistics and output, and the norm's code later. Null: others do not.
+  at::Tensor (*norm)(EpilogueCall& call, const at::Tensor& rows) = nullptr;
+  void (*pack)(const EpilogueCall& call, const Keep& keep, const at::Tensor& rows, EpilogueSaves& saves) = nullptr;
 };
 
 /// The last of the list.
 extern const EpilogueKernel kUnfusedEpilogue;
-/// norm_act, norm_add, norm_alone, norm_block, norm_low_pass, norm_image, unfused.
+/// norm_act, norm_add, norm_alone, norm_block, norm_low_pass, norm_image, row_norm, unfused.
 std::span<const EpilogueKernel> epilogue_kernels();
 const EpilogueKernel& epilogue_kernel(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows);
+/// Samples of an image of these sizes that go through norm_add at a time, where it goes in parts: a quarter, rounded up so that every part
+/// starts at a multiple of 8 rows and of 1024 values.
+int64_t part_samples(at::IntArrayRef sizes);
+/// What the call keeps.
+std::vector<Keep> keeps_of(const EpilogueCall& call);
 
 /// The name of the kernel that made x; empty where x is no epilogue's result. For tests.
 std::string epilogue_kernel_of(const at::Tensor& x);
@@ -98,6 +109,7 @@ class EpilogueNode : public SharingNode {
   EpilogueSaves saves;
   const EpilogueKernel* kernel = nullptr;
   bool claims = false;  // its last input is a norm that it has claimed
+  std::shared_ptr<SharedGradient> skip_gradient;
 
   std::vector<SavedTensor> lines() const override;
   std::shared_ptr<const SharedSave> shared() override;
@@ -107,8 +119,8 @@ class EpilogueNode : public SharingNode {
   void defer(EpilogueCall call, const at::Tensor& out);
   /// Its output is about to go, edge and all. Where only the claimer reads the norm then, nobody needs the input any more.
   void output_goes();
-  /// What it was called with, and the seed: if it packs after all, it draws another.
-  std::optional<EpilogueCall> claim();
+  /// What it was called with, and the seed, unless that is not wanted: if it packs after all, it draws another.
+  std::optional<EpilogueCall> claim(const std::function<bool(const EpilogueCall&)>& wanted);
   /// Whoever asked has its node, or has failed.
   void claim_ends();
   /// From here on `save` serves for the gradient that the claimer hands on: nothing else needs values of the norm.

@@ -17,6 +17,7 @@
 #include "satchel/tensor/chain.h"
 #include "satchel/tensor/epilogue.h"
 #include "satchel/tensor/pack.h"
+#include "satchel/tensor/row_norm.h"
 
 namespace satchel {
 
@@ -91,6 +92,30 @@ SharedSave code_of(const EpilogueCall& call, const Keep& keep, const at::Tensor&
   return save;
 }
 
+at::Tensor unfused_norm(EpilogueCall& call, const at::Tensor& rows) {
+  take_statistics(call, rows);
+  return norm_output(call, rows);
+}
+
+void pack_norm(const EpilogueCall& call, const Keep& keep, const at::Tensor& rows, EpilogueSaves& saves) {
+  if (!rows.is_cuda() || !call.is_image() || !call.axes.by_channel()) {
+    return keep_norm(saves, call, keep, rows, normalised(rows, call.known, call.axes));
+  }
+  const Affine plain = folded(call.known, {}, {});  // one pass
+  keep_norm(saves, call, keep, rows, apply_chain(rows, plain.gamma, plain.beta, {}, {}, {0, 1}));
+}
+
+/// A norm by row and a smooth activation, which reads the norm's output as it stands.
+at::Tensor smooth_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  call.seed = norm_seed(call);
+  pack_norm(call, *find(keeps, Kind::norm), rows, saves);
+  const at::Tensor y = call.as_rows(call.normed);
+  const SmoothValues made = smooth_values(y, call.smooth);
+  saves.derivative = pack(made.slope, find(keeps, Kind::derivative)->spec, fresh_seed(call.x.device()));
+  saves.derivative.dtype = y.scalar_type();
+  return made.z;
+}
+
 /// Dropout as a function of its own, whose seed is drawn last.
 at::Tensor dropped(EpilogueSaves& saves, const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
   if (call.dropout == 0) return rows;
@@ -129,6 +154,7 @@ at::Tensor before_activation(const EpilogueCall& call, const at::Tensor& rows, c
 at::Tensor unfused_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
   take_statistics(call, rows);
   saves.rstd = call.known.rstd;
+  if (call.smooth != Smooth::none) return smooth_forward(call, keeps, rows, saves);
   const Keep *norm = find(keeps, Kind::norm), *shared = find(keeps, Kind::shared);
   const Keep* code = shared != nullptr ? shared : find(keeps, Kind::activation);
   if (code != nullptr && code->of == Of::normalised) return share_normalised(call, *code, rows, saves);
@@ -182,6 +208,7 @@ EpilogueGradients kept_back(const EpilogueSaves& saves, const at::Tensor& g, con
 }  // namespace
 
 void gate_gradient_(const EpilogueSaves& saves, const at::Tensor& g) {
+  if (saves.derivative.bytes.defined()) g.mul_(unpack(saves.derivative).view(g.sizes()));
   if (saves.dropout_mask.defined()) {
     chain_gradient_(g, saves.dropout_mask, {}, {0, 0});
     g.mul_(dropout_scale(saves.dropout));
@@ -236,6 +263,7 @@ EpilogueGradients unfused_back(const EpilogueSaves& saves, const at::Tensor& g, 
   return result;
 }
 
-const EpilogueKernel kUnfusedEpilogue = {"unfused", [](const auto&...) { return true; }, unfused_forward, kept_back};
+const EpilogueKernel kUnfusedEpilogue = {"unfused", [](const auto&...) { return true; }, unfused_forward, kept_back, unfused_norm,
+                                         pack_norm};
 
 }  // namespace satchel

@@ -170,7 +170,7 @@ int64_t InputSave::samples_at_a_time() const {
   const bool whole = own_ != nullptr && std::holds_alternative<RandomProjection>(own_->save.spec().transform);
   if (whole || all[0] == 0) return std::max<int64_t>(all[0], 1);  // a projection is undone as a whole
   const bool cuda = shared_ != nullptr ? shared_->code.bytes.is_cuda() : saved().is_cuda();
-  const int64_t values = cuda ? 64 << 20 : 2 << 20;
+  const int64_t values = cuda ? 32 << 20 : 2 << 20;
   const int64_t some = std::clamp<int64_t>(values / std::max<int64_t>(values_of(all, 1), 1), 1, all[0]);
   const int64_t even = (all[0] + (all[0] + some - 1) / some - 1) / ((all[0] + some - 1) / some);  // as many each time
   const int64_t step = 8 / std::gcd<int64_t, int64_t>(values_of(all, 2), 8);                      // shared rows start at multiples of 8
@@ -178,10 +178,15 @@ int64_t InputSave::samples_at_a_time() const {
 }
 
 void InputSave::for_samples(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
-  const int64_t count = sizes()[0], some = samples_at_a_time();
+  for_samples(type, 0, sizes()[0], run);
+}
+
+void InputSave::for_samples(at::ScalarType type, int64_t begin, int64_t end,
+                            const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
+  const int64_t some = samples_at_a_time();
   const auto rows = shared_ != nullptr ? std::make_unique<SharedRows>(*shared_) : nullptr;  // once for all
-  for (int64_t first = 0; first < count; first += some) {
-    const int64_t last = std::min(first + some, count);
+  for (int64_t first = begin; first < end; first += some) {
+    const int64_t last = std::min(first + some, end);
     run(first, last, rows != nullptr ? shared_samples(*rows, shared_->sizes, first, last, type) : samples(first, last, type));
   }
 }

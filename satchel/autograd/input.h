@@ -58,8 +58,13 @@ class InputSave {
 
   /// Samples [first, last) as `type`; maps in channels_last order. `first` is 0 or one that for_samples() gives.
   at::Tensor samples(int64_t first, int64_t last, at::ScalarType type) const;
-  /// Calls run(first, last, samples) for stretches that cover all samples in their order: 8 MiB of float32, or 256 MiB on a GPU.
+  /// Calls run(first, last, samples) for stretches that cover all samples in their order: 8 MiB of float32, or 128 MiB on a GPU.
   void for_samples(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
+  /// … that cover samples [first, last).
+  void for_samples(at::ScalarType type, int64_t first, int64_t last,
+                   const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
+  /// May that be any part of the batch whose rows start at a multiple of 8? And is gradient_seen() of no use?
+  bool has_parts() const { return shared_ != nullptr && shared_->bits.note.allocator == nullptr; }
   /// Backward has begun: bytes in host memory start their way back.
   void fetch() const;
   /// The gradient of the layer's output, for the allocator of bits.

@@ -34,6 +34,12 @@ class SavingNode : public torch::autograd::Node {
   virtual bool may_stay_deferred() const { return false; }
   std::string name() const override { return std::string("Satchel<") + op_ + ">"; }
 
+  /// Can it take its output's gradient in parts of the batch, now, while the backward of the node that makes that gradient runs? Then
+  /// take_part() gets them all, and its own backward, whose gradient has no memory, hands on what they gave.
+  virtual bool begin_parts() { return false; }
+  /// `g` is of the samples from `first` on, and is not read after the call.
+  virtual void take_part(int64_t /*first*/, const at::Tensor& /*g*/) {}
+
  protected:
   virtual std::vector<SavedTensor> lines() const = 0;
   /// Gradients of the inputs, in their order. Runs without recording.

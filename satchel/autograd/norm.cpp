@@ -10,10 +10,11 @@
 
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "satchel/autograd/activation.h"
-#include "satchel/autograd/epilogue.h"
+#include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
@@ -179,7 +180,53 @@ at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tens
   }
   EpilogueCall call = fused_call(x, weights, options, saving);
   call.skip = skip;
+  if (skip.requires_grad()) call.skip_gradient = options.skip_gradient;
   return epilogue(std::move(call));
+}
+
+namespace {
+
+/// From this size on a sum's convolution is made by parts: it is computed twice then, which smaller ones are not worth.
+constexpr size_t kConvByPartsFrom = size_t{512} << 20;
+
+/// Is the sum of a fresh convolution and this skip made by parts? `call` is norm_add's, with an x of no memory.
+bool sums_by_parts(const EpilogueCall& call) {
+  if (!call.spare.defined() || part_samples(call.sizes) >= call.sizes[0]) return false;
+  const std::vector<Keep> keeps = keeps_of(call.saving.method, call.site());
+  const Keep* sum = find(keeps, Kind::shared);
+  if (sum == nullptr || sum->mean_bits != 0) return false;
+  const at::Tensor rows = sizes_only({call.x.numel() / call.width, call.width}, call.x.options());
+  return std::string_view(epilogue_kernel(call, keeps, rows).name) == "norm_add";
+}
+
+}  // namespace
+
+at::Tensor conv_norm_add_act(ConvOfSum given, const NormWeights& weights, at::Tensor skip, const NormActOptions& options,
+                             const SavePolicy& saving) {
+  auto& [x, weight, how, conv_saving] = given;
+  const bool large = skip.defined() && skip.is_cuda() && skip.nbytes() >= kConvByPartsFrom && is_image(skip) && is_image(x);
+  const bool fits = large && options.training() && options.norm == Norm::batch && options.activation == Activation::relu &&
+                    options.dropout == 0 && layer_type(x) == skip.scalar_type() && needs_grad(x, weight) &&
+                    !is_baseline(conv_saving.method) && !is_baseline(saving.method);
+  if (fits) {
+    EpilogueCall call = norm_call(sizes_only(skip.sizes(), skip.options()).variable_data().requires_grad_(), weights, Norm::batch, 0,
+                                  options.statistics, saving);
+    call.spare = spare_memory(skip);
+    call.activation = Activation::relu;
+    call.slope = 0;
+    call.skip = skip;
+    if (sums_by_parts(call)) {
+      check_norm(call.x, weights, Norm::batch, options.statistics, "norm_add_act");
+      ConvParts parts = conv_parts(x, weight, skip.sizes(), how, conv_saving);
+      call.x = parts.out;
+      call.samples = std::move(parts.samples);
+      if (skip.requires_grad()) call.skip_gradient = options.skip_gradient;
+      return epilogue(std::move(call));
+    }
+  }
+  at::Tensor y = conv(x, weight, {}, how, conv_saving);
+  x.reset();
+  return norm_add_act(std::move(y), weights, skip, options, saving);
 }
 
 }  // namespace satchel

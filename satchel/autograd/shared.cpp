@@ -9,6 +9,7 @@
 
 #include "satchel/autograd/bit_allocator.h"
 #include "satchel/autograd/input.h"
+#include "satchel/core/levels.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/epilogue.h"
@@ -82,10 +83,19 @@ SharedRows::SharedRows(const SharedSave& save)
       is_output_(save.code.spec.side == Side::relu && save.chain.dropout == 0 && !save.gamma.defined()) {
   gamma_ = save.gamma;
   beta_ = save.beta;
-  if (save.code.spec.side == Side::none || layout_.channels != save.channels()) return;
-  const at::Tensor table = channel_table(layout_, save.code.bytes);
+  if (fused_ || save.code.spec.side == Side::none || layout_.channels != save.channels()) return;
+  read_table();
+}
+
+void SharedRows::read_table() const {
+  const at::Tensor table = channel_table(layout_, save_.code.bytes);
   gamma_ = table.select(1, 1).contiguous();
   beta_ = table.select(1, 2).contiguous();
+}
+
+const at::Tensor& SharedRows::gamma() const {
+  if (fused_ && !gamma_.defined()) read_table();
+  return gamma_;
 }
 
 void SharedRows::for_stretches(const std::function<void(int64_t first, int64_t last)>& run) const {

@@ -98,19 +98,20 @@ class SharedRows {
   at::Tensor on(int64_t first, int64_t last) const;
 
   /// Of the forward pass; undefined for the identity.
-  const at::Tensor& gamma() const { return gamma_; }
+  const at::Tensor& gamma() const;
 
  private:
   at::Tensor bits(int64_t first, int64_t last) const;
+  void read_table() const;
 
   const SharedSave& save_;
   Place place_;
   CodecLayout layout_;
   mutable Rows rows_;
   bool fused_;
-  bool is_output_;         // the values are the next layer's input: a ReLU's form, nothing dropped
-  mutable at::Tensor on_;  // unpacked when first asked for
-  at::Tensor gamma_, beta_;
+  bool is_output_;                   // the values are the next layer's input: a ReLU's form, nothing dropped
+  mutable at::Tensor on_;            // unpacked when first asked for
+  mutable at::Tensor gamma_, beta_;  // fused kernels read the code's own: taken from it when asked for
 };
 
 /// Zᵀ·g for every g, Z being the next layer's input: channels × columns of g each. Rows are rebuilt once for all.

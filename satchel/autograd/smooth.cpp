@@ -1,25 +1,16 @@
 #include "satchel/autograd/smooth.h"
 
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/sigmoid_backward.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/silu_backward.h>
-#include <ATen/ops/tanh.h>
-#include <ATen/ops/tanh_backward.h>
-
-#include <algorithm>
-#include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 
+#include "satchel/autograd/epilogue.h"
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/pack.h"
+#include "satchel/tensor/row_norm.h"
 
 namespace satchel {
 namespace {
@@ -36,50 +27,51 @@ class DerivativeNode : public SavingNode {
   }
 
  protected:
-  variable_list back(at::Tensor g) override { return {at::mul(g, unpack(derivative))}; }
+  variable_list back(at::Tensor g) override { return {slope_gradient(g, derivative)}; }
   void release() override { derivative = {}; }
 };
 
-/// `function` of x, and its derivative by `derivative`(ones, x, out).
-at::Tensor smooth(const at::Tensor& x, const SavePolicy& saving, const char* op,
-                  const std::function<at::Tensor(const at::Tensor&)>& function,
-                  const std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>& derivative) {
-  if (is_baseline(saving.method) || !needs_grad(x)) return function(x);
+/// The activation of x, and what its derivative is kept as.
+SmoothResult recorded(const at::Tensor& x, Smooth act, const CodeChoice& how) {
+  if (fuses_smooth(x, how.spec)) return smooth_encode(x, act, how);
+  const SmoothValues made = smooth_values(x, act);
+  SmoothResult result{made.z, pack(made.slope, how.spec, how.seed)};
+  result.slope.dtype = x.scalar_type();
+  return result;
+}
+
+at::Tensor smooth(const at::Tensor& x, Smooth act, const SavePolicy& saving, const char* op) {
+  if (is_baseline(saving.method) || !needs_grad(x)) return smooth_function(x, act);
   check_float(x, op);
+  std::optional<EpilogueCall> claimed;
+  const auto is_by_row = [&](const EpilogueCall& norm) {
+    return !norm.axes.by_channel() && norm.axes.groups == 0 && norm.saving.method == saving.method;
+  };
+  if (reads_producer(saving.method)) claimed = claim_norm(x, is_by_row);
+  if (claimed) {
+    claimed->smooth = act;
+    claimed->normed = x;
+    claimed->smooth_name = saving.name;
+    claimed->next_reads = false;
+    return epilogue(std::move(*claimed));
+  }
   const NoAutocast no_autocast;
-  const at::Tensor in = x.detach(), out = function(in);
   const auto node = make_node<DerivativeNode>(saving.name, x);
   const CodecSpec spec = keeps_of(saving.method, {Role::derivative}).front().spec;
-  node->derivative = pack(derivative(at::ones_like(in), in, out), spec, fresh_seed(x.device()));
-  return attach(out, node);
+  SmoothResult made = recorded(x.detach(), act, {spec, fresh_seed(x.device())});
+  node->derivative = std::move(made.slope);
+  return attach(made.z, node);
 }
 
 }  // namespace
 
 at::Tensor gelu(const at::Tensor& x, std::string_view approximate, const SavePolicy& saving) {
-  const c10::string_view kind(approximate.data(), approximate.size());
   if (approximate != "none" && approximate != "tanh") fail("gelu", "approximate must be none or tanh", approximate);
-  return smooth(
-      x, saving, "gelu", [kind](const at::Tensor& in) { return at::gelu(in, kind); },
-      [kind](const at::Tensor& one, const at::Tensor& in, const at::Tensor&) { return at::gelu_backward(one, in, kind); });
+  return smooth(x, approximate == "tanh" ? Smooth::gelu_tanh : Smooth::gelu, saving, "gelu");
 }
 
-at::Tensor silu(const at::Tensor& x, const SavePolicy& saving) {
-  return smooth(
-      x, saving, "silu", [](const at::Tensor& in) { return at::silu(in); },
-      [](const at::Tensor& one, const at::Tensor& in, const at::Tensor&) { return at::silu_backward(one, in); });
-}
-
-at::Tensor sigmoid(const at::Tensor& x, const SavePolicy& saving) {
-  return smooth(
-      x, saving, "sigmoid", [](const at::Tensor& in) { return at::sigmoid(in); },
-      [](const at::Tensor& one, const at::Tensor&, const at::Tensor& out) { return at::sigmoid_backward(one, out); });
-}
-
-at::Tensor tanh(const at::Tensor& x, const SavePolicy& saving) {
-  return smooth(
-      x, saving, "tanh", [](const at::Tensor& in) { return at::tanh(in); },
-      [](const at::Tensor& one, const at::Tensor&, const at::Tensor& out) { return at::tanh_backward(one, out); });
-}
+at::Tensor silu(const at::Tensor& x, const SavePolicy& saving) { return smooth(x, Smooth::silu, saving, "silu"); }
+at::Tensor sigmoid(const at::Tensor& x, const SavePolicy& saving) { return smooth(x, Smooth::sigmoid, saving, "sigmoid"); }
+at::Tensor tanh(const at::Tensor& x, const SavePolicy& saving) { return smooth(x, Smooth::tanh, saving, "tanh"); }
 
 }  // namespace satchel

@@ -11,9 +11,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "satchel/core/levels.h"
+#include "satchel/core/kinds.h"
 #include "satchel/core/number.h"
-#include "satchel/core/spec.h"
 
 namespace satchel {
 

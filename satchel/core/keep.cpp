@@ -157,7 +157,7 @@ Method with_mean_bits(Method method, double mean) {
   return method;
 }
 
-bool wants_growing_segments(const Method& method) { return method.swap && method.name.find("level=5") != std::string::npos; }
+bool wants_growing_segments(const Method& method) { return !method.torch_baseline; }
 
 bool serves_weights(const Method& method, const CodecSpec& spec, bool after_relu) {
   const bool relu = spec.side == Side::relu || after_relu;

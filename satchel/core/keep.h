@@ -64,7 +64,8 @@ bool reads_producer(const Method& method);
 int64_t budget_of(const Method& method);
 /// The method with so many mean bits in shared images, and no budget.
 Method with_mean_bits(Method method, double mean);
-/// Does the method ask for torch's allocator to grow its segments in place, against fragmentation (ActNN's level 5)?
+/// Does training of images ask for torch's allocator to grow its segments in place? Every method that packs does: its small saves between
+/// large maps leave gaps, which took a third of a GPU's memory.
 bool wants_growing_segments(const Method& method);
 /// Has a code of `spec` as many bits as this method gives what layers with weights read? A producer may have been told fewer.
 bool serves_weights(const Method& method, const CodecSpec& spec, bool after_relu);

@@ -9,25 +9,13 @@
 #include <variant>
 #include <vector>
 
+#include "satchel/core/kinds.h"
+
 namespace satchel {
 
-/// Where a block's codes sit. A family of levels is a name here and a row of functions in core/levels.cpp.
-enum class Levels : uint8_t { even, optimal, quantile };
+/// Of Levels, in their order.
 inline constexpr std::string_view kLevelNames[] = {"even", "optimal", "quantile"};
 inline constexpr std::string_view kLevelChoices = "even, optimal or quantile";
-enum class Rounding : uint8_t { stochastic, nearest };
-enum class HeaderType : uint8_t { bf16, f32 };
-
-/// Which values get levels (theory.md 10). `none` is the plain block code.
-///   one_sided  the side of the threshold that passes gradients gets levels, the other one or two codes (2 or 3 bits)
-///   relu       one_sided at threshold 0 for values that are zero or positive: code 0 is exactly 0 (2 or 3 bits)
-///   both       side bit + levels on the value's own side, unbiased everywhere (2 to 4 bits)
-enum class Side : uint8_t { none, one_sided, relu, both };
-
-/// What a one-sided code of 2 bits, whose off side has a single code, knows of the values that the ReLU turns off. Read by no other code.
-///   mean     they all decode to their channel's mean: a norm before the ReLU gets a biased gradient
-///   sampled  one block of 8 has one bit more a value (core/off_plane.h): right on average, 1/8 bit a value
-enum class Off : uint8_t { mean, sampled };
 
 struct Identity {
   bool operator==(const Identity&) const = default;

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "satchel/core/layout.h"
-#include "satchel/core/levels.h"
 #include "satchel/core/projection.h"
 
 namespace satchel {

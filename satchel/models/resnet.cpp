@@ -2,7 +2,10 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
+#include <memory>
 #include <utility>
+
+#include "satchel/autograd/shared_gradient.h"
 
 namespace satchel {
 namespace {
@@ -43,15 +46,19 @@ nn::BatchNorm2d ResNetBlockImpl::add_norm(const std::string& name, int64_t chann
 
 SavePolicy ResNetBlockImpl::named(const std::string& name) const { return {saving_.method, saving_.name + "." + name, saving_.allocator}; }
 
-at::Tensor ResNetBlockImpl::forward(const at::Tensor& x) {
-  // First, so that the long branch's maps are not yet there.
-  const at::Tensor skip = skip_conv_ ? skip_norm_->forward_to_sum(skip_conv_->forward(x)) : x;
-  at::Tensor h = convs_[0]->forward(x);
+at::Tensor ResNetBlockImpl::forward(at::Tensor x) {
+  const auto x_gradient = std::make_shared<SharedGradient>();
+  at::Tensor h = convs_[0]->forward_in_block(x, x_gradient);
   for (size_t i = 1; i < convs_.size(); ++i) {
     h = norms_[i - 1]->forward_act(std::move(h), Activation::relu);
-    h = convs_[i]->forward(h);
+    if (i + 1 < convs_.size()) h = convs_[i]->forward(h);
   }
-  return norms_.back()->forward_act(std::move(h), Activation::relu, skip);
+  // Before the last convolution, forward and backward: the long branch's maps are small here, and the block's input is not read again.
+  if (skip_conv_) x = skip_norm_->forward_to_sum(skip_conv_->forward_in_block(x, x_gradient));
+  const nn::Conv2d& last = convs_.back();
+  const int64_t border = (*last->options.kernel_size())[0] / 2;
+  return norms_.back()->forward_sum({std::move(h), last->weight, {{1}, {border}, {1}, {0}, false, 1}, last->saving}, std::move(x),
+                                    skip_conv_ ? nullptr : x_gradient);
 }
 
 ResNetImpl::ResNetImpl(const ImageModelOptions& o)
@@ -85,7 +92,7 @@ at::Tensor ResNetImpl::forward(const at::Tensor& images) {
   check_images(images);
   at::Tensor x = bn1_->forward_act(conv1_->forward(images), Activation::relu);
   x = pool_stem(x, "maxpool");
-  for (ResNetBlock& block : blocks_) x = block->forward(x);
+  for (ResNetBlock& block : blocks_) x = block->forward(std::move(x));
   return fc_->forward(drop(average(x, 1)));
 }
 

@@ -19,7 +19,7 @@ class ResNetBlockImpl : public torch::nn::Module {
   };
   /// `saving.name` is the block's own: "layer1.0".
   ResNetBlockImpl(const Sizes& sizes, const SavePolicy& saving);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(at::Tensor x);
 
  private:
   nn::Conv2d add_conv(const std::string& name, const torch::nn::Conv2dOptions& options);

@@ -100,7 +100,7 @@ ConvModule<D, Derived>::ConvModule(const torch::nn::ConvOptions<D>& given, SaveP
     : torch::nn::ConvNdImpl<D, Derived>(common<D>(given).transposed(false).output_padding(0)), saving(std::move(how)) {}
 
 template <size_t D, class Derived>
-at::Tensor ConvModule<D, Derived>::forward(const at::Tensor& x) {
+at::Tensor ConvModule<D, Derived>::forward_in_block(const at::Tensor& x, const std::shared_ptr<SharedGradient>& x_gradient) {
   const auto& o = this->options;
   Paddings p = paddings_of<D>(o);
   const PadMode mode = mode_of(o.padding_mode());
@@ -116,8 +116,10 @@ at::Tensor ConvModule<D, Derived>::forward(const at::Tensor& x) {
     }
     input = pad(batched(x, D), reversed(odd), mode, saving);
   }
+  const bool is_x = input.is_same(x);  // a padded input has a gradient of its own
   const at::Tensor y = conv(input, this->weight, this->bias,
-                            {list_of(o.stride()), p.before, list_of(o.dilation()), std::vector<int64_t>(D, 0), false, o.groups()}, saving);
+                            {list_of(o.stride()), p.before, list_of(o.dilation()), std::vector<int64_t>(D, 0), false, o.groups()}, saving,
+                            is_x ? x_gradient : nullptr);
   return y.dim() == x.dim() ? y : y.squeeze(0);
 }
 

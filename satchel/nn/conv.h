@@ -5,6 +5,7 @@
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/conv.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -18,7 +19,9 @@ template <size_t D, class Derived>
 class ConvModule : public torch::nn::ConvNdImpl<D, Derived> {
  public:
   explicit ConvModule(const torch::nn::ConvOptions<D>& options, SavePolicy saving = {});
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x) { return forward_in_block(x, nullptr); }
+  /// … of a residual block's input, whose gradients meet here (autograd/shared_gradient.h); null: autograd adds them up.
+  at::Tensor forward_in_block(const at::Tensor& x, const std::shared_ptr<SharedGradient>& x_gradient);
   void pretty_print(std::ostream& stream) const override;
 
   SavePolicy saving;

@@ -88,12 +88,23 @@ at::Tensor BatchNormImplBase<D, Derived>::forward(at::Tensor x) {
 }
 
 template <size_t D, class Derived>
-at::Tensor BatchNormImplBase<D, Derived>::forward_act(at::Tensor x, Activation activation, const at::Tensor& skip) {
+at::Tensor BatchNormImplBase<D, Derived>::forward_act(at::Tensor x, Activation activation, const at::Tensor& skip,
+                                                      const std::shared_ptr<SharedGradient>& skip_gradient) {
   if (activation == Activation::none && !skip.defined()) return forward(std::move(x));
   satchel::NormActOptions call;
   call.activation = activation;
   call.statistics = begin(x);
+  call.skip_gradient = skip_gradient;
   return skip.defined() ? norm_add_act(std::move(x), weights(), skip, call, saving) : norm_act(std::move(x), weights(), call, saving);
+}
+
+template <size_t D, class Derived>
+at::Tensor BatchNormImplBase<D, Derived>::forward_sum(ConvOfSum conv, at::Tensor skip,
+                                                      const std::shared_ptr<SharedGradient>& skip_gradient) {
+  satchel::NormActOptions call;
+  call.statistics = begin(skip);
+  call.skip_gradient = skip_gradient;
+  return conv_norm_add_act(std::move(conv), weights(), std::move(skip), call, saving);
 }
 
 template <size_t D, class Derived>

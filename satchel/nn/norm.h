@@ -21,8 +21,12 @@ class BatchNormImplBase : public torch::nn::Cloneable<Derived> {
   void reset_parameters();
   at::Tensor forward(at::Tensor x);
   /// act(norm(x)), or act(norm(x) + skip) where a skip is given (ReLU or none), as one function. An x that was moved in and that nobody
-  /// else holds may lend its memory to the result.
-  at::Tensor forward_act(at::Tensor x, Activation activation, const at::Tensor& skip = {});
+  /// else holds may lend its memory to the result. `skip_gradient`: the skip is a residual block's input, and this is where its gradients
+  /// meet (autograd/shared_gradient.h); null: autograd adds them up.
+  at::Tensor forward_act(at::Tensor x, Activation activation, const at::Tensor& skip = {},
+                         const std::shared_ptr<SharedGradient>& skip_gradient = nullptr);
+  /// relu(norm(conv(x)) + skip), likewise: large results of the convolution never stand whole (autograd/norm_act.h).
+  at::Tensor forward_sum(ConvOfSum conv, at::Tensor skip, const std::shared_ptr<SharedGradient>& skip_gradient = nullptr);
   /// norm(x) of a residual branch, of which nothing but a sum reads the result: forward() waits for an activation before it packs, this
   /// packs at once. x as above.
   at::Tensor forward_to_sum(at::Tensor x);

@@ -115,16 +115,16 @@ class Layers {
   int block(const std::string& at, int x, int64_t planes, int64_t stride) {
     const bool narrow = has_bottleneck(shape_.name);
     const int64_t out = narrow ? planes * kExpansion : planes;
-    int skip = x;  // first, so that the long branch's maps are not yet there
+    int h = conv(at + "conv1", x, narrow ? Conv{planes, 1} : Conv{planes, 3, stride});
+    list_.layers.back().meets = true;
+    h = norm(at + "bn1", h);
+    if (narrow) h = norm(at + "bn2", conv(at + "conv2", h, {planes, 3, stride}));
+    int skip = x;
     if (stride != 1 || map(x).channels != out) {
       skip = norm(at + "downsample.1", conv(at + "downsample.0", x, {out, 1, stride}), false);
     }
-    int h = conv(at + "conv1", x, narrow ? Conv{planes, 1} : Conv{planes, 3, stride});
-    h = conv(at + "conv2", norm(at + "bn1", h), narrow ? Conv{planes, 3, stride} : Conv{planes, 3});
-    if (narrow) h = conv(at + "conv3", norm(at + "bn2", h), {out, 1});
-    const int out_map = norm(at + (narrow ? "bn3" : "bn2"), h, true, {skip});
-    list_.layers.back().held = x;
-    return out_map;
+    h = narrow ? conv(at + "conv3", h, {out, 1}) : conv(at + "conv2", h, {planes, 3});
+    return norm(at + (narrow ? "bn3" : "bn2"), h, true, {skip});
   }
 
   void vgg() {

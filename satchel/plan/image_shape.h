@@ -72,7 +72,8 @@ struct ImageLayer {
   bool dropout = false;  // relu: with a dropout
   int64_t window = 1;    // convolution, pool: side of its window
   int64_t parameters = 0;
-  int held = 0;  // the map that a caller holds until this layer has run, beside those that are read later; 0: none
+  bool meets = false;  // convolution: adds its gradient of the input to that of the skip, where layers are not torch's own
+  int held = 0;        // the map that a caller holds until this layer has run, beside those that are read later; 0: none
 };
 
 struct ImageLayers {

@@ -12,11 +12,14 @@
 namespace satchel {
 namespace {
 
-constexpr int64_t kWorkspace = int64_t{32} << 20;      // of cuBLAS on a GPU of compute capability 9
-constexpr int64_t kSampleStretch = int64_t{64} << 20;  // values decoded at a time by a convolution (autograd/input.cpp)
-constexpr int64_t kRowStretch = int64_t{12} << 20;     // … and by a linear layer or a norm of its own (autograd/shared.cpp)
-constexpr size_t kInFlight = 2;                        // saves on their way to or from host memory at once (autograd/host_offload.h)
-constexpr int64_t kLeastOffloaded = 64 << 10;          // bytes; smaller ones stay on the device (autograd/host_offload.h)
+constexpr int64_t kWorkspace = int64_t{32} << 20;         // of cuBLAS on a GPU of compute capability 9
+constexpr int64_t kSampleStretch = int64_t{32} << 20;     // values decoded at a time by a convolution (autograd/input.cpp)
+constexpr int64_t kRowStretch = int64_t{12} << 20;        // … and by a linear layer or a norm of its own (autograd/shared.cpp)
+constexpr int64_t kPartsFrom = int64_t{128} << 20;        // values of a sum's gradient that goes on in parts (autograd/epilogue_fused.cpp)
+constexpr int64_t kConvByPartsFrom = int64_t{512} << 20;  // … of its convolution's result that is made in parts (autograd/norm.cpp)
+constexpr int64_t kParts = 4;
+constexpr size_t kInFlight = 2;                // saves on their way to or from host memory at once (autograd/host_offload.h)
+constexpr int64_t kLeastOffloaded = 64 << 10;  // bytes; smaller ones stay on the device (autograd/host_offload.h)
 
 /// Lines of fp32 that are maps which torch holds, not memory of their own.
 bool is_image(const SavedTensor& line) { return line.kind == "input" || line.kind == "norm" || line.kind == "activation"; }
@@ -47,6 +50,7 @@ ImageSteps::How::How(const Method& method) : baseline(is_baseline(method)), shar
   samples_have_bits = has_per_sample_bits(input.front());
   const Keep* own = find(after, Kind::norm);
   fuses_norms = shares ? find(after, Kind::shared)->spec.side != Side::none : own->spec.bits != kKeep;
+  sums_by_parts = shares && fuses_norms && find(after, Kind::shared)->mean_bits == 0;
   norm_samples_have_bits = !shares && has_per_sample_bits(*own);
 }
 
@@ -66,6 +70,7 @@ ImageSteps::ImageSteps(const ImageLayers& model, const BatchShape& batch, const 
       gradients_(model.maps.size()) {
   for (size_t i = 0; i < model.layers.size(); ++i) {
     for (const int read : model.layers[i].inputs) last_[static_cast<size_t>(read)] = i;
+    if (i > 0 && is_sum_by_parts(i)) last_[static_cast<size_t>(model.layers[i - 1].inputs[0])] = i;
     last_[static_cast<size_t>(model.layers[i].held)] = i;
   }
   for (int copy = 0; copy < 2; ++copy) {  // weights, momentum
@@ -79,7 +84,6 @@ ImageSteps::ImageSteps(const ImageLayers& model, const BatchShape& batch, const 
 void ImageSteps::run() {
   weight_gradients_.clear();
   for (size_t i = 0; i < model_.layers.size(); ++i) {
-    pack_deferred();
     how_.baseline ? forward_plain(i) : forward(i);
     for (size_t m = 1; m + 1 < maps_.size(); ++m) {
       if (last_[m] == i) maps_[m].reset();
@@ -108,13 +112,6 @@ void ImageSteps::keep(size_t i) {
   }
 }
 
-void ImageSteps::pack_deferred() {
-  if (!deferred_) return;
-  const Tensor normalised = take_map(model_.layers[deferred_->layer].output);
-  keep(deferred_->layer);
-  deferred_.reset();
-}
-
 void ImageSteps::forward(size_t i) {
   using enum LayerKind;
   const ImageLayer& layer = model_.layers[i];
@@ -128,7 +125,7 @@ void ImageSteps::forward(size_t i) {
       if (ranges == nullptr && how_.samples_have_bits && !saves_[i].empty()) ranges = take(range_bytes(in));
       keep(i);
       ranges.reset();
-      map(out) = take_map(out);
+      map(out) = is_sum_by_parts(i + 1) ? nullptr : take_map(out);
       return;
     }
     case relu:
@@ -139,19 +136,28 @@ void ImageSteps::forward(size_t i) {
   }
 }
 
+/// Is layer i a norm with a sum whose input never stands whole?
+bool ImageSteps::is_sum_by_parts(size_t i) const {
+  const ImageLayer& layer = model_.layers[i];
+  return layer.kind == LayerKind::norm && layer.inputs.size() > 1 && adds_by_parts(i) && bytes(layer.output) >= kConvByPartsFrom;
+}
+/// … may it, or its input's gradient, go in parts?
+bool ImageSteps::adds_by_parts(size_t i) const { return how_.sums_by_parts && model_.layers[i - 1].output == model_.layers[i].inputs[0]; }
+
 void ImageSteps::forward_norm(size_t i) {
   const ImageLayer& layer = model_.layers[i];
   const int in = layer.inputs[0], out = layer.output;
-  if (how_.shares && !layer.relu) {
-    map(out) = take_map(out);
-    deferred_ = Deferred{i, map(in)};
+  if (is_sum_by_parts(i)) {
+    const Tensor part = take(ceil_div(bytes(in), kParts));
+    keep(i);
+    map(out) = std::exchange(map(layer.inputs[1]), nullptr);
     return;
   }
   // Which codes the fused passes serve; others make the normalised values first and a map of their own.
   const Tensor normalised = how_.fuses_norms ? nullptr : take(4 * values(in));
   Tensor ranges = how_.norm_samples_have_bits ? take(range_bytes(in)) : nullptr;
   keep(i);
-  map(out) = how_.fuses_norms && layer.relu && last_[static_cast<size_t>(in)] == i ? std::exchange(map(in), nullptr) : take_map(out);
+  map(out) = how_.fuses_norms && last_[static_cast<size_t>(in)] == i ? std::exchange(map(in), nullptr) : take_map(out);
   if (how_.norm_samples_have_bits) passed_ranges_ = take(range_bytes(out));
 }
 
@@ -216,11 +222,19 @@ void ImageSteps::backward(size_t i) {
       return;
     case conv:
     case linear: {
+      if (Tensor dx = std::exchange(parts_gradient_, nullptr)) return pass_on(in, {std::move(dx)});
       const Tensor in_order = g.view ? take_map(out) : nullptr;
-      Tensor dx = in == 0 ? nullptr : take_map(in);
-      backward_weight(layer);
+      if (how_.baseline) {
+        Tensor dx = in == 0 ? nullptr : take_map(in);
+        backward_weight(layer, batch_.images);
+        g = {};
+        return pass_on(in, {std::move(dx)});
+      }
+      backward_weight(layer, batch_.images);
+      const bool adds = layer.meets && layer.window == 1 && gradients_[static_cast<size_t>(in)].memory != nullptr;
+      Tensor dx = in == 0 || adds ? nullptr : take_map(in);
       g = {};
-      return pass_on(in, {std::move(dx)});
+      return adds ? void() : pass_on(in, {std::move(dx)});
     }
     case relu:
       if (how_.shares) {
@@ -247,30 +261,38 @@ void ImageSteps::backward_norm(size_t i, Gradient g) {
     g = {std::move(passed)};
   }
   if (!how_.baseline && !g.is_own()) g = {take_map(in)};
-  if (how_.shares && !layer.relu) take(width_ * std::min(kRowStretch, values(in)));  // decoded
+  if (how_.shares && !layer.relu && !how_.fuses_norms) take(width_ * std::min(kRowStretch, values(in)));  // decoded
   if (!how_.baseline && !adds) return pass_on(in, std::move(g));
-  Tensor dx = take_map(in);
+  const ImageLayer& before = model_.layers[i - 1];
+  if (adds && adds_by_parts(i) && values(in) >= kPartsFrom) {
+    const Tensor part = take(ceil_div(bytes(in), kParts));
+    backward_weight(before, ceil_div(batch_.images, kParts));
+    parts_gradient_ = take_map(before.inputs[0]);
+    pass_on(in, {take(width_)});  // no memory to speak of
+  } else {
+    pass_on(in, {take_map(in)});
+  }
   if (adds) pass_on(layer.inputs[1], std::exchange(g, {}));
-  g = {};
-  pass_on(in, {std::move(dx)});
 }
 
-/// A sum over stretches of samples; under autocast each part is of 2 bytes and the sum of 4.
-void ImageSteps::backward_weight(const ImageLayer& layer) {
+/// A sum over stretches of `images` samples; under autocast each part is of 2 bytes and the sum of 4, but for a window of 1, whose parts
+/// are of 4 too.
+void ImageSteps::backward_weight(const ImageLayer& layer, int64_t images) {
   Tensor sum;
   if (how_.baseline) {
     sum = take(width_ * layer.parameters);
   } else {
     const ImageMap& in = model_.maps[static_cast<size_t>(layer.inputs[0])];
     const int64_t most = layer.kind == LayerKind::conv ? kSampleStretch : kRowStretch;
-    const int64_t some = how_.projects ? batch_.images : samples_at_a_time(in, batch_.images, most);
+    const int64_t some = how_.projects ? batch_.images : std::min(images, samples_at_a_time(in, batch_.images, most));
     for (int64_t first = 0; first < batch_.images; first += some) {
       const Tensor decoded = take(width_ * some * in.values());
-      Tensor part = take(width_ * layer.parameters);
+      Tensor part = take((layer.window == 1 ? 4 : width_) * layer.parameters);
       if (sum == nullptr) sum = std::move(part);
     }
   }
-  weight_gradients_.push_back(width_ == 4 ? std::move(sum) : take(4 * layer.parameters));
+  const bool is_float = width_ == 4 || (layer.window == 1 && !how_.baseline);
+  weight_gradients_.push_back(is_float ? std::move(sum) : take(4 * layer.parameters));
 }
 
 }  // namespace satchel

@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <optional>
 #include <vector>
 
 #include "satchel/plan/caching_allocator.h"
@@ -48,6 +47,7 @@ class ImageSteps {
     bool projects = false;           // inputs of layers: decoded as a whole
     bool samples_have_bits = false;  // inputs of layers
     bool fuses_norms = false;        // by code; others make the normalised values first and a map of their own
+    bool sums_by_parts = false;      // of residual blocks, where they are large
     bool norm_samples_have_bits = false;
   };
 
@@ -60,13 +60,15 @@ class ImageSteps {
 
   void forward(size_t i);
   void forward_norm(size_t i);
+  bool is_sum_by_parts(size_t i) const;
+  bool adds_by_parts(size_t i) const;
   void forward_plain(size_t i);
-  void pack_deferred();
   void keep(size_t i);
   void loss();
   void backward(size_t i);
   void backward_norm(size_t i, Gradient g);
-  void backward_weight(const ImageLayer& layer);
+  /// … decoded in stretches of at most so many samples.
+  void backward_weight(const ImageLayer& layer, int64_t images);
   void fetch(size_t i);
   void pass_on(int map, Gradient g);
 
@@ -94,17 +96,12 @@ class ImageSteps {
     int64_t bytes;
     Tensor here;
   };
-  /// A norm that packs when the next layer comes.
-  struct Deferred {
-    size_t layer;
-    Tensor x;
-  };
   std::vector<Tensor> standing_, weight_gradients_, maps_;
   std::vector<std::vector<Tensor>> kept_;  // by layer
   std::vector<HostOffload> offloaded_;     // in the order of the forward pass
   std::vector<Gradient> gradients_;        // by map
-  std::optional<Deferred> deferred_;
-  Tensor passed_ranges_;  // of a norm's output, for the convolution that packs it
+  Tensor passed_ranges_;                   // of a norm's output, for the convolution that packs it
+  Tensor parts_gradient_;                  // of a convolution's input, made while its output's came in parts
 };
 
 }  // namespace satchel

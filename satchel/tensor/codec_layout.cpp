@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "satchel/core/error.h"
+#include "satchel/core/levels.h"
 
 namespace satchel {
 namespace {

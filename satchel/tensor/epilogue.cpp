@@ -238,6 +238,38 @@ ColumnMoments column_moments(const at::Tensor& x, const RunningMoments& running)
   return result;
 }
 
+void MomentsOfParts::add(const at::Tensor& x) {
+  const Place place(x.device(), "column_moments");
+  const int64_t channels = x.size(1), before = rows_;
+  const ColumnMoments some{floats(channels, x), floats(channels, x)};
+  const at::Tensor var = floats(channels, x), scratch = room_of_bytes(cuda::column_moments_scratch_bytes(channels), x);
+  cuda::Moments to = moments_to(some, {});
+  to.var = room(var);
+  cuda::column_moments(values(x), type_of(x), x.size(0), channels, to, scratch.mutable_data_ptr(), place.stream());
+  const at::Tensor mean = some.mean.to(at::kDouble), squares = var.to(at::kDouble).mul_(static_cast<double>(x.size(0)));
+  rows_ += x.size(0);
+  if (before == 0) {
+    mean_ = mean;
+    squares_ = squares;
+    return;
+  }
+  const double share = static_cast<double>(x.size(0)) / static_cast<double>(rows_);
+  const at::Tensor apart = mean.sub(mean_);
+  squares_.add_(squares).add_(apart.square(), share * static_cast<double>(before));
+  mean_.add_(apart, share);
+}
+
+ColumnMoments MomentsOfParts::all(const RunningMoments& running) const {
+  if (rows_ == 0) fail("column_moments", "there must be at least one row", 0);
+  const auto blend = [&](const at::Tensor& old, const at::Tensor& now) {
+    if (old.defined()) old.mul_(1 - running.momentum).add_(now.to(at::kFloat), running.momentum);
+  };
+  blend(running.mean, mean_);
+  blend(running.var, squares_.div(static_cast<double>(rows_ - 1)));
+  const at::Tensor rstd = squares_.div(static_cast<double>(rows_)).add_(running.eps).rsqrt_();
+  return {mean_.to(at::kFloat), rstd.to(at::kFloat)};
+}
+
 void norm_rows_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& along, const at::Tensor& offset) {
   const Place place(g.device(), "norm");
   cuda::norm_rows_back(g.mutable_data_ptr(), values(x), type_of(g), g.size(0), g.size(1), {numbers(scale), numbers(along), numbers(offset)},
@@ -313,6 +345,26 @@ NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const Co
   code.norm_seed = seed_pointer(norm.seed);
   code.sum_seed = seed_pointer(sum.seed);
   cuda::norm_encode(code, pass, place.stream());
+  return result;
+}
+
+NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const RowsOf& x, int64_t each) {
+  if (!in.into.defined()) fail(kAddOp, "the result's memory must be given where x comes in parts");
+  const Place place(in.x.device(), kAddOp);
+  NormResult result = result_of(FusedNorm::add, in, packed_like(in.x, at::kFloat, norm.spec, 0, kAddOp));
+  result.save.sum = packed_like(in.x, in.x.scalar_type(), sum.spec, 0, kAddOp);
+  cuda::NormAddCode code = add_code(result.save);
+  code.norm_seed = seed_pointer(norm.seed);
+  code.sum_seed = seed_pointer(sum.seed);
+  const int64_t rows = in.x.size(0);
+  for (int64_t first = 0; first < rows; first += each) {
+    NormInput part = in;
+    part.x = for_kernels(x(first, std::min(first + each, rows)));
+    cuda::NormPass pass = pass_of(part, result.z);
+    pass.first_row = first;
+    pass.rows = part.x.size(0);
+    cuda::norm_encode(code, pass, place.stream());
+  }
   return result;
 }
 
@@ -397,6 +449,24 @@ void norm_back_(const at::Tensor& g, const at::Tensor& dx, const NormSave& save,
   back.squares = room(by_block);
   with_code(save, [&](const auto& code, int64_t) { cuda::norm_back(code, back, place.stream()); });
   if (squares != nullptr) *squares = by_block.sum(1);
+}
+
+void norm_back_rows_(const at::Tensor& g, const at::Tensor& dx, int64_t first, const NormSave& save, const at::Tensor& gamma,
+                     const NormActSums& sums) {
+  const int64_t channels = g.size(1), begin = first * channels, block = begin / kRangeBlock;
+  if (save.pass != FusedNorm::add || save.extra.defined()) fail(kAddOp, "rows can be had of add alone, without an extra bit", "another");
+  if (begin % (4 * kRangeBlock) != 0) fail(kAddOp, "rows must start with a fourth block", first);  // headers at multiples of 16 bytes
+  const Place place(g.device(), kAddOp);
+  const CodecLayout norm = layout_for(save.code, kAddOp), sum = layout_for(save.sum, kAddOp);
+  cuda::NormAddCode code = add_code(save);
+  code.norm.grid.values = code.norm.grid.span = code.sum.grid.values = code.sum.grid.span = dx.numel();
+  code.norm_at.codes += begin / 8 * norm.block.levels.bits;
+  code.norm_at.headers = static_cast<uint8_t*>(code.norm_at.headers) + block * header_bytes(norm.block.header);
+  code.sum_at.codes += begin / 8 * sum.side.table.bits;
+  code.sum_at.headers = static_cast<uint8_t*>(code.sum_at.headers) + block * header_bytes(sum.side.header);
+  cuda::NormBack back = back_of(g.narrow(0, first, dx.size(0)), dx, gamma, save.moments.rstd, sums);
+  back.rows = g.size(0);
+  cuda::norm_back(code, back, place.stream());
 }
 
 // What else is read of norm_act's code.

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "satchel/tensor/chain.h"
@@ -32,6 +33,16 @@ struct RunningMoments {
 };
 /// Of every channel over rows.
 ColumnMoments column_moments(const at::Tensor& x, const RunningMoments& running);
+/// … of rows that come in parts: each part's, merged in the order they came.
+class MomentsOfParts {
+ public:
+  void add(const at::Tensor& x);
+  ColumnMoments all(const RunningMoments& running) const;
+
+ private:
+  int64_t rows_ = 0;
+  at::Tensor mean_, squares_;  // float64; squared differences from the mean
+};
 
 /// What goes into a norm: rows × channels as for_kernels() gives them; x of norm_act may stand anywhere.
 struct NormInput {
@@ -94,6 +105,10 @@ bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec);
 
 NormResult norm_act_encode(const NormInput& in, const CodeChoice& how, const ChainOptions& options, const ExtraBit& extra = {});
 NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra = {});
+/// … of an x that comes in parts, `each` rows at a time but for the last, so that it never stands whole: in.x has its sizes and type, and
+/// no memory. Rows of a part make whole blocks of 256 values.
+using RowsOf = std::function<at::Tensor(int64_t first, int64_t last)>;
+NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const RowsOf& x, int64_t each);
 NormResult norm_alone_encode(const NormInput& in, const CodeChoice& how);
 NormResult norm_block_encode(const NormInput& in, const CodeChoice& how, const NormBlockDropout& dropout);
 /// `mean_bits`: bits allocated by the samples' ranges, so many in the mean; 0: the spec's for all.
@@ -110,6 +125,10 @@ NormActSums norm_sums(const at::Tensor& g, const NormSave& save);
 /// where not null, becomes the squared norm of each sample's dx, float32[samples].
 void norm_back_(const at::Tensor& g, const at::Tensor& dx, const NormSave& save, const at::Tensor& gamma, const NormActSums& sums,
                 at::Tensor* squares = nullptr);
+/// The same for rows [first, first + dx's own), which g and the save have all of; `sums` are those of all. Of add alone, without an extra
+/// bit; first·channels is a multiple of 1024.
+void norm_back_rows_(const at::Tensor& g, const at::Tensor& dx, int64_t first, const NormSave& save, const at::Tensor& gamma,
+                     const NormActSums& sums);
 
 // What else is read of norm_act's code.
 

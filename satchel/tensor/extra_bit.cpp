@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/core/levels.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/chunks.h"
 #include "satchel/tensor/coders.h"

@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "satchel/core/levels.h"
+
 namespace satchel {
 namespace {
 

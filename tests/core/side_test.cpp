@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "satchel/core/levels.h"
+
 namespace satchel {
 namespace {
 

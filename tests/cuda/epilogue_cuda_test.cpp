@@ -9,6 +9,7 @@
 #include "satchel/autograd/epilogue_node.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
+#include "satchel/autograd/smooth.h"
 
 namespace satchel {
 namespace {
@@ -32,6 +33,8 @@ struct Case {
   double dropout = 0;
   const char* kernel = "";  // that should serve
   bool only_added = false;
+  Norm norm = Norm::batch;
+  Smooth smooth = Smooth::none;  // a function of its own after a layer_norm
 };
 
 struct Outcome {
@@ -53,10 +56,15 @@ Outcome run(const Case& c, at::ScalarType type) {
   options.activation = c.activation;
   options.dropout = c.dropout;
   options.only_added = c.only_added;
+  options.norm = c.norm;
   const SavePolicy saving{parse_method(c.method), "layer"};
   const SeedRun seeds(5);
   Outcome r;
-  r.out = c.skip ? norm_add_act(x, {gamma, beta, {}, {}}, skip, options, saving) : norm_act(x, {gamma, beta, {}, {}}, options, saving);
+  if (c.smooth != Smooth::none) {
+    const at::Tensor y = layer_norm(x, {gamma, beta, {}, {}}, {}, saving);
+    r.out = c.smooth == Smooth::silu ? silu(y, saving) : gelu(y, c.smooth == Smooth::gelu_tanh ? "tanh" : "none", saving);
+  } else
+    r.out = c.skip ? norm_add_act(x, {gamma, beta, {}, {}}, skip, options, saving) : norm_act(x, {gamma, beta, {}, {}}, options, saving);
   r.kernel = epilogue_kernel_of(r.out);
   r.lines = saved_tensors(r.out);
   r.out.backward(in_order(normal(c.sizes, 15).cuda().to(type)));
@@ -90,6 +98,12 @@ TEST_F(Cuda, EveryEpilogueKernelIsTheUnfusedOne) {
       {"satchel", rows, false, Activation::elu, 0, "unfused"},
       {"satchel", {16, 64, 14, 14}, false, Activation::none, 0, "norm_alone", true},  // of fewer values a norm keeps more bits
       {"satchel", rows, false, Activation::none, 0, "norm_alone", true},
+      {"satchel", {3001, 768}, false, Activation::none, 0, "row_norm", true, Norm::layer},
+      {"satchel", {501, 3072}, false, Activation::none, 0, "row_norm", false, Norm::layer, Smooth::gelu},
+      {"satchel", {3001, 768}, false, Activation::none, 0, "row_norm", false, Norm::layer, Smooth::gelu_tanh},
+      {"satchel,norm_bits=1", rows, false, Activation::none, 0, "row_norm", false, Norm::layer, Smooth::silu},
+      {"actnn,adaptive=no", {3001, 768}, false, Activation::none, 0, "row_norm", true, Norm::layer},
+      {"satchel", {3001, 768}, false, Activation::relu, 0, "unfused", false, Norm::layer},  // its code has both sides
   };
   std::set<std::string> seen;
   for (const at::ScalarType type : kTypes) {

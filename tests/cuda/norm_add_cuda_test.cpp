@@ -251,6 +251,26 @@ TEST_F(Cuda, NormAddGradients) {
   for_layers([](const Layer& layer) { expect_gradients(layer, 1); });
 }
 
+TEST_F(Cuda, NormAddGradientsByParts) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const char* bits : {"bits=1", "bits=2", "bits=3"}) {
+      const Layer layer = layer_of(4100, 256, type, bits, "side=relu");
+      const at::Tensor g = normal(layer.x.sizes(), 81).to(type).cuda(), whole = g.clone(), dx = at::empty_like(g), parts = g.clone();
+      const NormActSums sums = norm_sums(g, layer.save());
+      norm_back_(whole, dx, layer.save(), layer.gamma, sums);
+      for (int64_t first = 0; first < g.size(0); first += 1000) {
+        const at::Tensor part = at::full({std::min<int64_t>(1000, g.size(0) - first), 256}, 7, g.options());
+        norm_back_rows_(parts, part, first, layer.save(), layer.gamma, sums);
+        EXPECT_TRUE(same(part, dx.narrow(0, first, part.size(0)))) << bits << ", rows from " << first;
+      }
+      EXPECT_TRUE(same(parts, whole)) << bits << ": skip's gradient";
+    }
+  }
+  const Layer layer = layer_of(4, 256, at::kFloat, "bits=2", "side=relu");
+  const at::Tensor g = at::ones_like(layer.x), odd = at::ones({1, 256}, g.options());
+  EXPECT_THROW(norm_back_rows_(g, odd, 1, layer.save(), layer.gamma, norm_sums(g, layer.save())), Error);
+}
+
 TEST_F(Cuda, NormAddGradientsOfManyRows) {
   for (const int64_t channels : {100, 128, 256}) {
     const int64_t rows = 40001;

@@ -1,5 +1,6 @@
 // CUDA against the CPU: the same bytes for the same input, spec and seed; encode on one, decode on the other.
 #include "cuda_fixture.h"
+#include "satchel/core/levels.h"
 #include "satchel/tensor/packed.h"
 
 namespace satchel {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "satchel/core/levels.h"
 #include "satchel/kernels/cpu/cpu.h"
 
 namespace satchel::test {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "satchel/core/levels.h"
 #include "tests/kernels/common.h"
 
 namespace satchel::test {

@@ -9,6 +9,7 @@
 #include "satchel/autograd/linear.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
+#include "satchel/autograd/smooth.h"
 #include "satchel/core/error.h"
 #include "satchel/train/memory.h"
 #include "tests/autograd/gradient.h"
@@ -85,6 +86,69 @@ TEST(Deferred, AnOutputThatIsReadTwiceHasBothGradients) {
     // float32 sums of 75 terms of order 1, rounded to 2^−24 each, in another order.
     for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(runs[0][i], runs[1][i], 1e-4, 1e-4)) << relu_first << i;
   }
+}
+
+/// GELU claims a norm by row: what is kept, under which names, and the gradients are those of two functions that know nothing of each
+/// other, bit for bit. A view between them keeps them apart.
+TEST(Deferred, GeluAndTheNormItClaimsAreTheTwoFunctions) {
+  for (const char* method : {"satchel", "satchel,norm_bits=1", "satchel,bits=32"}) {
+    for (const bool centred : {true, false}) {
+      std::vector<std::vector<at::Tensor>> runs;
+      std::vector<std::vector<SavedTensor>> lines;
+      for (const bool apart : {false, true}) {
+        at::manual_seed(3);
+        SavePolicy s = saving_of(method), other = s;
+        s.name = "norm", other.name = "act";
+        const at::Tensor x = leaf({6, 5, 64}), gamma = leaf({64}), beta = leaf({64});
+        const at::Tensor y = centred ? layer_norm(x, {64}, {gamma, beta, {}, {}}, {}, s) : rms_norm(x, {64}, gamma, 1e-6, s);
+        const at::Tensor z = gelu(apart ? y.view({6, 5, 64}) : y, "none", other);
+        lines.push_back(packed_tensors(z));
+        std::vector<at::Tensor> inputs{x, gamma};
+        if (centred) inputs.push_back(beta);
+        runs.push_back(gradients_of(z, at::randn({6, 5, 64}), inputs));
+      }
+      EXPECT_EQ(lines[0], lines[1]) << method;
+      for (size_t i = 0; i < runs[0].size(); ++i) EXPECT_TRUE(at::equal(runs[0][i], runs[1][i])) << method << ", gradient " << i;
+    }
+  }
+}
+
+/// … of which y is read once more, has a hook, or both.
+TEST(Deferred, AnOutputOfANormThatGeluClaimsHasAllItsGradients) {
+  const SavePolicy s = saving_of("satchel,bits=32");
+  for (const int how : {0, 1, 2, 3}) {
+    const bool again = how % 2 == 1, hook = how >= 2;
+    std::vector<std::vector<at::Tensor>> runs;
+    for (const bool ours : {false, true}) {
+      at::manual_seed(5);
+      const at::Tensor x = leaf({12, 32}), gamma = leaf({32}), beta = leaf({32}), g = at::randn({12, 32});
+      const at::Tensor y = ours ? layer_norm(x, {gamma, beta, {}, {}}, {}, s) : at::layer_norm(x, {32}, gamma, beta);
+      if (hook) y.retain_grad();
+      at::Tensor out = ours ? gelu(y, "tanh", s) : at::gelu(y, "tanh");
+      if (again) out = out + y * y;
+      runs.push_back(gradients_of(out, g, {x, gamma, beta}));
+    }
+    // float32 sums of 32 terms of order 1, rounded to 2^−24 each, in another order.
+    for (size_t i = 0; i < runs[0].size(); ++i) EXPECT_TRUE(at::allclose(runs[0][i], runs[1][i], 1e-4, 1e-4)) << how << ", gradient " << i;
+  }
+}
+
+/// Other norms, other methods and changed values are not claimed: each function keeps its own.
+TEST(Deferred, GeluClaimsNormsByRowAlone) {
+  at::manual_seed(7);
+  const SavePolicy s = saving_of("satchel"), other = saving_of("satchel,norm_bits=1");
+  const NormWeights w = weights_of(8);
+  const at::Tensor x = leaf({16, 8});
+  using Kinds = std::vector<std::string>;
+  const Kinds apart{"norm", "statistics", "derivative"};
+  EXPECT_EQ(kinds_of(gelu(batch_norm(x, w, {}, s), "none", s)), apart);
+  EXPECT_EQ(kinds_of(gelu(group_norm(x, 2, w, {}, s), "none", s)), apart);
+  EXPECT_EQ(kinds_of(gelu(layer_norm(x, w, {}, s), "none", other)), apart);
+  at::Tensor y = layer_norm(x, w, {}, s);
+  y.mul_(2);
+  const at::Tensor z = gelu(y, "none", s);
+  EXPECT_EQ(kinds_of(z), apart);
+  EXPECT_TRUE(at::allclose(z, at::gelu(y)));
 }
 
 /// A ReLU took over, and y is read once more: two codes of the same values, whose errors have nothing to do with each other.

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "reference.h"
+#include "satchel/core/levels.h"
 #include "satchel/tensor/packed.h"
 #include "tests/support.h"
 

@@ -45,14 +45,11 @@ TEST(GrowingSegmentsTest, StayWhereTheyGrewBefore) {
   EXPECT_TRUE(Config::use_expandable_segments());
 }
 
-TEST(GrowingSegmentsTest, AreLevel5s) {
-  for (const char* method : {"actnn,level=5", "actnn, bits=3, level=5", "actnn,level=5,block=128"}) {
+TEST(GrowingSegmentsTest, AreOfMethodsThatPack) {
+  for (const char* method : {"actnn,level=5", "actnn", "actnn,level=3", "division", "satchel"}) {
     EXPECT_TRUE(wants_growing_segments(parse_method(method))) << method;
-    EXPECT_TRUE(parse_method(method).swap) << method;
   }
-  for (const char* method : {"actnn", "actnn,level=4", "actnn,level=3", "fp32", "satchel"}) {
-    EXPECT_FALSE(wants_growing_segments(parse_method(method))) << method;
-  }
+  EXPECT_FALSE(wants_growing_segments(parse_method("fp32")));
 }
 
 }  // namespace

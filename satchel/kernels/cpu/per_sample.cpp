@@ -6,6 +6,8 @@
 #include <tuple>
 #include <vector>
 
+#include "satchel/core/levels.h"
+
 namespace satchel {
 namespace {
 

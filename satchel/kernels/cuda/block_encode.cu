@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kThreads) encode_teams(const __grid_constant__
   const BlockRuler b = block_ruler<bits>(e, a.code.header);
   if (lane == 0) store_header(a.headers, a.code.header, block, b.header);
 #pragma unroll
-  for (int c = 0; c < chunks; ++c) store_codes<bits>(a.codes, first + c * lanes, encode8<bits, even>(v[c], b, a.code.levels, noise[c]), 8);
+  for (int c = 0; c < chunks; ++c)
+    store_codes<bits>(a.codes, first + c * lanes, encode8_inside<bits, even>(v[c], b, a.code.levels, noise[c]), 8);
 }
 
 /// Wide blocks of up to 8 · threads values: one thread block each.
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(1024) encode_wide(const __grid_constant__ Args
   const Words noise = group_noise(seed, a.code.rounding, group);
   if (active) e.add8(v);
   const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, block, pairs, &ruler);
-  if (active) store_codes<bits>(a.codes, group, encode8<bits, even>(v, b, a.code.levels, noise), 8);
+  if (active) store_codes<bits>(a.codes, group, encode8_inside<bits, even>(v, b, a.code.levels, noise), 8);
 }
 
 /// Headers of any blocks from `first` on: one thread block a block of values.
@@ -109,15 +110,20 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ A
   for (int k = 0; k < bytes; ++k) a.codes[group * bits + k] = static_cast<uint8_t>(eight >> (8 * k));
 }
 
+/// Common codes have kernels of their own for blocks of 8 and of 1024 values; others are coded in two passes and as wide blocks there, and
+/// of f16 always in two passes.
+constexpr bool is_common(int bits, bool even) { return bits == 2 || (even && (bits == 4 || bits == 8)); }
+constexpr bool has_kernels(DType type, int bits, bool even) { return type != DType::f16 || is_common(bits, even); }
+
 /// Threads of a team for this block size and the groups of 8 values each takes; 0 where a warp's registers do not hold it. Two
 /// groups a thread halve what the header costs.
-int team_lanes(int64_t block, int& chunks) {
-  chunks = block >= 16 ? 2 : 1;
+int team_lanes(int64_t block, bool common, int& chunks) {
+  chunks = 2;
   for (int lanes = 1; lanes <= 32; lanes *= 2) {
     if (block == 8 * lanes * chunks) return lanes;
   }
-  chunks = 4;
-  return block == 8 * 32 * chunks ? 32 : 0;
+  chunks = block == 8 ? 1 : 4;
+  return common && block == 8 ? 1 : common && block == 8 * 32 * chunks ? 32 : 0;
 }
 
 /// Blocks from `first` on, whatever their size; `first` starts a group of 8 values.
@@ -138,21 +144,26 @@ template <DType type>
 void encode_typed(const Args& a, cudaStream_t stream) {
   const Grid& grid = a.code.grid;
   const int64_t whole = grid.values / grid.block;
-  const bool fits = whole > 0 && is_aligned(a.x) && grid.is_straight();
+  const LevelTable& levels = a.code.levels;
+  const bool fits = whole > 0 && is_aligned(a.x) && grid.is_straight() && has_kernels(type, levels.bits, levels.even);
   int chunks = 1;
-  const int lanes = fits ? team_lanes(grid.block, chunks) : 0;
+  const int lanes = fits ? team_lanes(grid.block, is_common(levels.bits, levels.even), chunks) : 0;
   const bool wide = fits && lanes == 0 && grid.block % 8 == 0 && grid.block > 256 && grid.block <= 8192;
   if (lanes == 0 && !wide) return encode_rest<type>(a, 0, stream);
-  with_levels(a.code.levels, [&](auto bits, auto even) {
-    if (wide) {
-      const unsigned threads = static_cast<unsigned>(ceil_div(grid.block, 256) * 32);
-      encode_wide<bits(), even(), type><<<grid_size(whole), threads, 0, stream>>>(a, static_cast<int>(grid.block / 8));
-    } else if (chunks == 1) {
-      encode_teams<bits(), even(), type, 1><<<blocks_for(whole * lanes), kThreads, 0, stream>>>(a, log2_up(lanes), whole);
-    } else if (chunks == 2) {
-      encode_teams<bits(), even(), type, 2><<<blocks_for(whole * lanes), kThreads, 0, stream>>>(a, log2_up(lanes), whole);
-    } else {
-      encode_teams<bits(), even(), type, 4><<<blocks_for(whole * lanes), kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+  with_levels(levels, [&](auto bits, auto even) {
+    if constexpr (has_kernels(type, bits(), even())) {
+      const unsigned teams = blocks_for(whole * lanes);
+      if (wide) {
+        const unsigned threads = static_cast<unsigned>(ceil_div(grid.block, 256) * 32);
+        encode_wide<bits(), even(), type><<<grid_size(whole), threads, 0, stream>>>(a, static_cast<int>(grid.block / 8));
+      } else if (chunks == 2) {
+        encode_teams<bits(), even(), type, 2><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+      } else if constexpr (is_common(bits(), even())) {
+        if (chunks == 1)
+          encode_teams<bits(), even(), type, 1><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+        else
+          encode_teams<bits(), even(), type, 4><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+      }
     }
   });
   check_launch("encode");

@@ -1,15 +1,15 @@
 // Mean and variance of every channel in one read: batches of 8 rows in registers (mean first, then squares of what differs), merged
 // by Chan's formula; parts and slots in double. What is merged with what depends on sizes alone. Tiles of rows are read from the last
 // to the first, so that a pass which starts with the first rows finds them in the cache.
+#include "satchel/kernels/cuda/finish.cuh"
 #include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace moments {
 namespace {
 
-constexpr int kBatch = 8;            // rows a thread reads at once
-constexpr int64_t kParts = 132 * 4;  // thread blocks that share the rows
-constexpr int kFinishWarps = 32;
+constexpr int kBatch = 8;                       // rows a thread reads at once
+constexpr int64_t kParts = kSumProcessors * 4;  // thread blocks that share the rows
 
 /// `lanes` threads a row, four channels each; `slots` rows side by side; a tile is kBatch rows of every slot.
 struct Tiling {
@@ -124,26 +124,18 @@ __global__ void __launch_bounds__(kThreads, vector ? 4 : 3)
 
 __device__ inline float blend(float old, double now, double momentum) { return static_cast<float>((1 - momentum) * old + momentum * now); }
 
-/// A thread a channel, parts shared out over the warps, always in the same order.
-__global__ void __launch_bounds__(kFinishWarps * 32)
+__global__ void __launch_bounds__(kFinishThreads, kFinishEach)
     finish_moments(const __grid_constant__ Tiling t, const float2* partial, const __grid_constant__ Moments to) {
-  __shared__ double shared[3][kFinishWarps][33];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  const FinishShare share;
+  const int64_t c = share.channel;
   Merge all(c < t.channels ? partial[c].x : 0.0f);
   if (c < t.channels) {
-#pragma unroll 16
-    for (int p = warp; p < static_cast<int>(t.parts); p += kFinishWarps) {
-      const float2 part = partial[p * t.channels + c];
-      all.add(static_cast<double>(t.part_rows(p)), part.x, part.y);
-    }
+    share.each(partial, t.parts, t.channels,
+               [&](int64_t p, float2 part) { all.add(static_cast<double>(t.part_rows(static_cast<int>(p))), part.x, part.y); });
   }
-  shared[0][warp][lane] = all.count, shared[1][warp][lane] = all.sum, shared[2][warp][lane] = all.squares;
-  __syncthreads();
-  if (warp != 0 || c >= t.channels) return;
-  for (int w = 1; w < kFinishWarps; ++w) {
-    all.count += shared[0][w][lane], all.sum += shared[1][w][lane], all.squares += shared[2][w][lane];
-  }
+  double sums[3] = {all.count, all.sum, all.squares};
+  if (!share.add_up(sums) || c >= t.channels) return;
+  all.count = sums[0], all.sum = sums[1], all.squares = sums[2];
   const double mean = all.mean(), square = all.square(), var = square / all.count;
   to.mean[c] = static_cast<float>(mean);
   to.rstd[c] = static_cast<float>(1 / sqrt(var + to.eps));
@@ -168,7 +160,7 @@ void column_moments(const void* h, DType type, int64_t rows, int64_t channels, c
   with_values(type, vector,
               [&](auto of, auto whole) { moments::moments_of_tiles<of(), whole()><<<grid, kThreads, 0, s>>>(t, h, partial); });
   check_launch("column_moments");
-  moments::finish_moments<<<grid_size(ceil_div(channels, 32)), moments::kFinishWarps * 32, 0, s>>>(t, partial, to);
+  moments::finish_moments<<<finish_blocks(channels), kFinishThreads, 0, s>>>(t, partial, to);
   check_launch("column_moments");
 }
 

@@ -1,35 +1,30 @@
-// What the kernels share: vector loads and stores of values, codes in groups of 8, warp reductions, checked launches.
+// What the kernels share: vector loads and stores of values, codes in groups of 8, warp reductions.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "satchel/core/error.h"
 #include "satchel/core/layout.h"
 #include "satchel/kernels/cuda/cuda.h"
+#include "satchel/kernels/cuda/launch.h"
 #include "satchel/kernels/dispatch.h"
 
 namespace satchel::cuda {
 
 constexpr int kThreads = 256;
 
-/// A grid's size in thread blocks, checked: CUDA takes less than 2^31 of them.
-inline unsigned grid_size(int64_t blocks) {
-  if (blocks >= int64_t{1} << 31) fail("cuda", "a launch must have less than 2^31 thread blocks", blocks);
-  return static_cast<unsigned>(blocks);
-}
-
 inline unsigned blocks_for(int64_t threads) { return grid_size(ceil_div(threads, kThreads)); }
 
-/// Throws if the launch just made was refused.
-inline void check_launch(const char* op) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) {
-    fail(op, "the CUDA kernel must launch", cudaGetErrorString(error));
-  }
-}
-
 inline bool is_aligned(const void* p, uintptr_t bytes = 16) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+/// An address in device memory that stays in its register: the compiler would work it out anew at every turn of a loop.
+template <class T>
+__device__ inline T* held(T* p) {
+  asm volatile("// held" : "+l"(p));
+  __builtin_assume(__isGlobal(p));
+  return p;
+}
 
 __device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
@@ -133,8 +128,8 @@ __device__ inline uint32_t load_four(const uint8_t* codes, int64_t quad) {
 
 /// noise_group() of core/noise.h; `key` gives the two keys of a round.
 template <class F>
-__device__ inline Words noise_of_group(Stream stream, int64_t group, F&& key) {
-  Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(static_cast<uint64_t>(group) >> 32), static_cast<uint32_t>(stream), 0};
+__device__ inline Words noise_of_group(Stream stream, uint64_t group, F&& key) {
+  Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), static_cast<uint32_t>(stream), 0};
 #pragma unroll
   for (int round = 0; round < kNoiseRounds; ++round) {
     uint32_t high0, low0, high1, low1;
@@ -180,8 +175,7 @@ struct RoundKeys {
   }
 };
 
-__device__ inline Words group_noise(const RoundKeys& keys, Rounding rounding, int64_t group) {
-  if (rounding == Rounding::nearest) return nearest_noise();
+__device__ inline Words rounding_noise(const RoundKeys& keys, uint64_t group) {
   uint4 k = {};
   return noise_of_group(Stream::rounding, group, [&](int round) {
     if (round % 2 == 0) k = keys.of(round / 2);
@@ -189,10 +183,27 @@ __device__ inline Words group_noise(const RoundKeys& keys, Rounding rounding, in
   });
 }
 
+__device__ inline Words group_noise(const RoundKeys& keys, Rounding rounding, uint64_t group) {
+  return rounding == Rounding::nearest ? nearest_noise() : rounding_noise(keys, group);
+}
+
 /// Subnormals to zero in one instruction of the FMA pipe; unlike flush() it keeps the zero's sign.
 __device__ inline float flush_signed(float x) {
   float y;
   asm("mul.ftz.f32 %0, %1, 0f3F800000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// 1 where a > b, else 0: a comparison and an FMA add a bit to a number in two instructions, one of them of the FMA pipe.
+__device__ inline float one_above(float a, float b) {
+  float y;
+  asm("set.gt.f32.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+/// 1 where a is not above b.
+__device__ inline float one_up_to(float a, float b) {
+  float y;
+  asm("set.leu.f32.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 
@@ -224,11 +235,16 @@ struct Extremes {
     most = max_nan(most, v);
   }
 
-  __device__ inline void add8(const float (&v)[8]) {  // as a tree: short chains of dependent instructions
+  /// Of eight values alone, as a tree: short chains of dependent instructions.
+  __device__ static inline Extremes of8(const float (&v)[8]) {
     const float a = min_nan(min_nan(v[0], v[1]), min_nan(v[2], v[3])), b = min_nan(min_nan(v[4], v[5]), min_nan(v[6], v[7]));
     const float c = max_nan(max_nan(v[0], v[1]), max_nan(v[2], v[3])), d = max_nan(max_nan(v[4], v[5]), max_nan(v[6], v[7]));
-    least = min_nan(least, min_nan(a, b));
-    most = max_nan(most, max_nan(c, d));
+    return {min_nan(a, b), max_nan(c, d)};
+  }
+  __device__ inline void add8(const float (&v)[8]) {
+    const Extremes e = of8(v);
+    least = min_nan(least, e.least);
+    most = max_nan(most, e.most);
   }
 
   __device__ inline void reduce_warp() {
@@ -270,6 +286,30 @@ struct Extremes {
   }
 };
 
+/// Bits of the least and the most of a block with values on both sides of 0: the least's are the largest as an unsigned integer, the most's
+/// as a signed one, and three integers are compared in one instruction. Of other blocks they are anything; NaN shows in one of them.
+struct AroundZero {
+  uint32_t least;
+  int most;
+
+  __device__ static inline AroundZero of8(const float (&v)[8]) {
+    AroundZero e = {__float_as_uint(v[0]), __float_as_int(v[0])};
+#pragma unroll
+    for (int j = 1; j < 8; ++j) e = {max(e.least, __float_as_uint(v[j])), max(e.most, __float_as_int(v[j]))};
+    return e;
+  }
+  __device__ inline void reduce_warp() { least = __reduce_max_sync(~0u, least), most = __reduce_max_sync(~0u, most); }
+  /// The bits of a number rounded away from 0 to bf16.
+  __device__ static inline float outwards(uint32_t bits) { return __uint_as_float((bits + 0xffffu) & 0xffff0000u); }
+};
+
+/// 1/x correctly rounded, for x far from the ends of the range: __frcp_rn() without its tests.
+__device__ inline float reciprocal(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return fmaf(r, fmaf(-x, r, 1.0f), r);
+}
+
 /// What encode8 needs of a block. `plain`: the range is of usual size, so make_header() and make_ruler() come down to a few
 /// instructions, the scale is 1, and a subnormal x cannot be told from 0.
 struct BlockRuler {
@@ -297,6 +337,19 @@ __device__ inline BlockRuler block_ruler(const Extremes& e, HeaderType type) {
   return {h, make_ruler(h), false};
 }
 
+/// The same for a warp's block with values of usual size on both sides of 0 and a header of bf16, in fewer instructions; not `plain`: of
+/// any other block.
+template <int bits>
+__device__ inline BlockRuler usual_ruler(const AroundZero& e, HeaderType type) {
+  constexpr float kTop = (1 << bits) - 1, kReciprocal = 1.0f / kTop;
+  constexpr uint32_t kLeast = 0x30800000, kMost = 0x5d800000;  // 2^-30 and 2^60
+  const uint32_t most = static_cast<uint32_t>(e.most);
+  const bool plain = type == HeaderType::bf16 && e.least - (kLeast | 0x80000000u) <= kMost - kLeast && most - kLeast <= kMost - kLeast;
+  const float low = AroundZero::outwards(e.least), span = __uint_as_float(most) - low, near = span * kReciprocal;
+  const float step = AroundZero::outwards(__float_as_uint(fmaf(fmaf(-kTop, near, span), kReciprocal, near)));  // as block_ruler() has it
+  return {{low, step}, {1.0f, -low, 65536.0f * reciprocal(step)}, plain};
+}
+
 /// The ruler of a block that a whole thread block holds: its first warp works it out and writes the header.
 template <int bits>
 __device__ inline BlockRuler shared_ruler(Extremes e, HeaderType type, void* headers, int64_t block, float2* pairs, BlockRuler* ruler) {
@@ -309,20 +362,25 @@ __device__ inline BlockRuler shared_ruler(Extremes e, HeaderType type, void* hea
   return *ruler;
 }
 
+/// A code's place times 2^16 from y16, which lies between the ends of the levels.
+template <int bits, bool even>
+__device__ inline float on_levels(float y16, const LevelTable& levels) {
+  constexpr int kTop = (1 << bits) - 1;
+  if constexpr (even) return y16;
+  float c = fmaf(y16, levels.slope, levels.base);
+#pragma unroll
+  for (int p = 1; 2 * p < kTop; ++p) {
+    c = fmaf(fminf(fmaxf(y16, levels.at[p] * 65536.0f), levels.at[kTop - p] * 65536.0f), levels.bend[p], c);
+  }
+  return c;
+}
+
 /// code_of() of core/code.h for compile-time bits, in the same order of the same operations. `bounded`: y16 exceeds its top by
 /// rounding only, which rint takes back: no clamp. At 4 bits and any levels the code is off by at most .375 there.
 template <int bits, bool even, bool bounded>
 __device__ inline uint32_t quantise(float y16, const LevelTable& levels, uint32_t noise) {
   constexpr int kTop = (1 << bits) - 1;
-  float c = bounded && bits <= 4 ? y16 : fminf(y16, static_cast<float>(kTop) * 65536.0f);
-  if constexpr (!even) {
-    const float y = c;
-    c = fmaf(y, levels.slope, levels.base);
-#pragma unroll
-    for (int p = 1; 2 * p < kTop; ++p) {
-      c = fmaf(fminf(fmaxf(y, levels.at[p] * 65536.0f), levels.at[kTop - p] * 65536.0f), levels.bend[p], c);
-    }
-  }
+  const float c = on_levels<bits, even>(bounded && bits <= 4 ? y16 : fminf(y16, static_cast<float>(kTop) * 65536.0f), levels);
   if constexpr (bits <= 6) {
     // Adding 1.5·2^23 rounds to the nearest even integer and leaves it in the low bits: no conversion instruction.
     return (__float_as_uint(c + 12582912.0f) + noise) >> 16 & static_cast<uint32_t>(kTop);
@@ -331,7 +389,7 @@ __device__ inline uint32_t quantise(float y16, const LevelTable& levels, uint32_
   }
 }
 
-/// Codes of 8 values of one block, packed; 0 for a poisoned one.
+/// Codes of 8 values of one block, packed; 0 for a poisoned one. A value of another block has some code, and leaves the others alone.
 template <int bits, bool even>
 __device__ inline uint64_t encode8(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
   using Acc = std::conditional_t<(bits <= 4), uint32_t, uint64_t>;
@@ -348,6 +406,35 @@ __device__ inline uint64_t encode8(const float (&v)[8], const BlockRuler& b, con
     }
   }
   return eight;
+}
+
+/// encode8() for 2 bits of a plain block that all eight belong to: noise is added by a product of 16 bits, and codes are brought together
+/// two at a time.
+template <bool even>
+__device__ inline uint32_t encode8_of_2(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
+  uint32_t pair[4];  // 0x4b40 and a code, twice
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    uint32_t sum[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float y16 = (v[2 * k + j] + b.ruler.offset) * b.ruler.inverse;
+      sum[j] = __dp2a_lo(noise.w[k], j == 0 ? 0x001u : 0x100u, __float_as_uint(on_levels<2, even>(y16, levels) + 12582912.0f));
+    }
+    pair[k] = __byte_perm(sum[0], sum[1], 0x7632);
+  }
+  constexpr uint32_t kRest = 0x4b404b40u * 0x1111u;
+  const uint32_t both = pair[0] + pair[1] * 0x10 + pair[2] * 0x100 + pair[3] * 0x1000 - kRest;  // even values below, odd ones above
+  return (both & 0xffffu) + (both >> 16) * 4;
+}
+
+/// encode8() where all eight values belong to the block.
+template <int bits, bool even>
+__device__ inline uint64_t encode8_inside(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
+  if constexpr (bits == 2) {
+    if (b.plain) return encode8_of_2<even>(v, b, levels, noise);
+  }
+  return encode8<bits, even>(v, b, levels, noise);
 }
 
 /// n / divisor for 32-bit n by one multiplication; the host works out the magic number once.

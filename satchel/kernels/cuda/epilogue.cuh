@@ -8,23 +8,33 @@
 // registers.
 #pragma once
 
+#include <initializer_list>
+
 #include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/kernels/cuda/side.cuh"
 #include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda::epilogue {
 
-constexpr int64_t kBlock = 256;           // values of a step
-constexpr int kWarps = 8;                 // of a thread block
-constexpr int64_t kFewBlocks = 132 * 3;   // thread blocks, all resident at once on an H200 where a thread has up to 80 registers,
-constexpr int64_t kManyBlocks = 132 * 4;  // and up to 64
-static_assert(kWarps * 32 == kBlock);     // a thread a value, where tables are filled and sums are added up
+constexpr int64_t kBlock = 256;                                   // values of a step
+constexpr int kWarps = 8;                                         // of a thread block
+constexpr int64_t kFewBlocks = kSumProcessors * kFewWalk.each;    // thread blocks that sum up, at most, where a thread has up to 80
+constexpr int64_t kManyBlocks = kSumProcessors * kManyWalk.each;  // registers, and up to 64
+static_assert(kWarps * 32 == kBlock && kFewWalk.threads == kBlock &&
+              kManyWalk.threads == kBlock);  // a thread a value, where tables are filled and sums are added up
 
 /// Thread blocks for `values` in stretches of `stretch`, so that lanes keep their channels; 0 where `most` are too few for that.
 inline int64_t walk_blocks(int64_t values, int64_t channels, int64_t most, int64_t stretch = kBlock) {
   const int64_t unit = channels / side::common_divisor(stretch, channels), whole = most / unit * unit;
   const int64_t wanted = ceil_div(ceil_div(ceil_div(values, stretch), kWarps), unit) * unit;
   return wanted < whole ? wanted : whole;
+}
+
+/// … of a kernel that sums nothing up: as many as the device holds. 0 where walk_blocks() is.
+inline int64_t free_walk_blocks(int64_t values, int64_t channels, const BlockNeeds& needs, int64_t stretch = kBlock) {
+  const int64_t unit = channels / side::common_divisor(stretch, channels);
+  if (unit > kSumProcessors * needs.each) return 0;
+  return blocks_in_units(ceil_div(ceil_div(values, stretch), kWarps), unit, resident(this_gpu(), needs));
 }
 
 inline bool is_straight_256(const Grid& g) { return g.block == kBlock && g.is_straight(); }

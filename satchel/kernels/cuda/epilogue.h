@@ -37,6 +37,7 @@ struct NormPass {
   NormParameters with;
   void* z;  // may be x or skip
   const void* skip = nullptr;
+  int64_t first_row = 0, rows = 0;  // NormAddCode: x has these rows alone, and they alone are coded; 0 rows: all
 };
 
 /// Where a channel's sums over rows go: Σ gz (β's gradient) and Σ gz·x̂ (γ's); gz = g where it passes activation and dropout, scaled as z
@@ -53,6 +54,7 @@ struct NormBack {
   const float *sum_g, *sum_gx;  // of norm_sums(); null (NormActCode, NormAddCode): γ·rstd·gz, for statistics that are not the batch's
   void *skip, *x;               // NormActCode and NormBlockCode: x is g, skip is null
   float* squares = nullptr;     // NormImageCode: Σ of x's squared gradients a block; null: not wanted
+  int64_t rows = 0;             // N, where the code is a part of what the sums were taken of; 0: the code's own rows
 };
 
 /// `bytes` is the packed tensor as core/layout.h lays it out, at a multiple of 16; of the chain slope, drop and scale are read.

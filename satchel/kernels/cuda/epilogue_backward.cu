@@ -598,8 +598,7 @@ void run_sums(const Kept& code, const void* g, DType type, const NormSums& to, v
     const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), Code::kSumsBlocks));
     if (grid > 0) with_type(type, [&](auto t) { sum_steps<Code, t()><<<grid, kWarps * 32, 0, s>>>(a, g, partial); });
     check_launch(op);
-    finish_sums<<<grid_size(ceil_div(a.channels(), 32)), kFinishWarps * 32, 0, s>>>(partial, grid * kBlock, a.channels(), to.beta,
-                                                                                    to.gamma);
+    finish_sums<<<finish_blocks(a.channels()), kFinishThreads, 0, s>>>(partial, grid * kBlock, a.channels(), to.beta, to.gamma);
   });
   check_launch(op);
 }
@@ -611,8 +610,8 @@ void run_back(const Kept& code, const NormBack& o, StreamHandle stream, const ch
     using Code = std::decay_t<decltype(a)>;
     if (Code::kAligned) check_aligned({o.g, o.skip, o.x}, op);
     if (a.values() == 0) return;
-    const auto rows = static_cast<double>(a.values() / a.channels());
-    const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), kManyBlocks));
+    const auto rows = static_cast<double>(o.rows > 0 ? o.rows : a.values() / a.channels());
+    const unsigned grid = grid_size(free_walk_blocks(a.values(), a.channels(), kManyWalk));
     with_type(o.type, [&](auto t) {
       back_steps<Code, t()><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a, o, static_cast<float>(1 / rows));
     });
@@ -652,7 +651,7 @@ void norm_act_input(const NormActCode& code, int64_t first, int64_t last, void* 
   if (first < 0 || end > code.side.grid.values) fail(op, "rows must exist", last);
   if (begin >= end) return;
   const int64_t values = (ceil_div(end, kBlock) - begin / kBlock) * kBlock;  // of the blocks that are met
-  const unsigned grid = grid_size(walk_blocks(values, code.side.channels, kManyBlocks));
+  const unsigned grid = grid_size(free_walk_blocks(values, code.side.channels, kManyWalk));
   // A group starts at a multiple of 8 values: so many past an aligned one of the buffer as `begin` lies before it.
   const bool aligned = is_aligned(z) && begin * size_of(type) % 16 == 0;
   with_code<false>(code, aligned, true, [&](const auto& a) {

@@ -9,7 +9,8 @@ namespace satchel::cuda {
 namespace epilogue {
 namespace {
 
-/// What becomes of y: z = y, relu(y) with its mask, or with a skip; with a skip and z in its ReLU form, of 2 bits or as Wide has it.
+/// What becomes of y: z = y, relu(y) with its mask, or with a skip; with a skip and z in its ReLU form, of 2 bits with noise drawn, or as
+/// Wide has it.
 enum class End { norm, relu, add, form, wide_form };
 constexpr bool adds(End end) { return end >= End::add; }
 constexpr bool has_form(End end) { return end >= End::form; }
@@ -30,6 +31,7 @@ struct Forward {
   F32Header* z_ranges = nullptr;
   NormAddCode add = {};
   Wide wide = {{}, {}};
+  uint32_t first = 0, last = static_cast<uint32_t>(values / kBlock);  // whole blocks that are coded
 };
 
 /// What a warp needs at every step.
@@ -40,12 +42,18 @@ struct Warp {
   const RoundKeys &norm_seed, &sum_seed;
 };
 
+/// Noise of a group; `draws`: it is known to be drawn.
+template <bool draws>
+__device__ inline Words noise_at(const RoundKeys& seed, Rounding rounding, uint64_t group) {
+  return draws ? rounding_noise(seed, group) : group_noise(seed, rounding, group);
+}
+
 /// Extremes over the warp, of the first `count` of eight.
 template <bool whole>
 __device__ inline Extremes extremes_of(const float (&v)[8], int count) {
   Extremes e;
   if constexpr (whole) {
-    e.add8(v);
+    e = Extremes::of8(v);
   } else {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -122,6 +130,17 @@ __device__ inline void put_norm(const Warp& w, uint8_t* codes, uint32_t block, c
   put8<bits, whole>(codes, w.lane, encode8<bits, even>(hat, ruler, w.a.levels, noise), count);
 }
 
+/// … in 2 bits of uneven levels, of a whole block whose extremes nobody has taken yet.
+__device__ inline void put_norm_of_2(const Warp& w, uint8_t* codes, uint32_t block, const float (&hat)[8], const Words& noise) {
+  AroundZero e = AroundZero::of8(hat);
+  e.reduce_warp();
+  const BlockRuler ruler = usual_ruler<2>(e, w.a.header);
+  if (!ruler.plain) return put_norm<2, false, true>(w, codes, block, extremes_of<true>(hat, 8), hat, noise, 8);
+  const uint32_t header = __byte_perm(__float_as_uint(ruler.header.low), __float_as_uint(ruler.header.step), 0x7632);
+  if (w.lane == 0) static_cast<uint32_t*>(w.a.headers)[block] = header;
+  store_codes<2>(codes, w.lane, encode8_of_2<false>(hat, ruler, w.a.levels, noise), 8);
+}
+
 /// … in bits as they come, from `bits` on: of images up to 8 in even levels, else up to 4.
 template <bool image, bool whole, int bits = 1>
 __device__ inline void put_norm_of_any_bits(const Warp& w, const Places::Step& at, uint32_t block, const Extremes& e, const float (&hat)[8],
@@ -163,26 +182,19 @@ struct Marks {
   }
 };
 
-/// … for 2 bits where marks start at 0 and a subnormal z lies below all but the first: for each that z passes, `unit` is added.
-template <int unit>
-__device__ inline void add_code(uint32_t& codes, float z, float second, float third) {
-  asm("{.reg .pred p, q, r; setp.ge.f32 p, %1, 0f00800000; setp.gt.f32 q, %1, %2; setp.gt.f32 r, %1, %3;"
-      "@p add.u32 %0, %0, %4; @q add.u32 %0, %0, %4; @r add.u32 %0, %0, %4;}"
-      : "+r"(codes)
-      : "f"(z), "f"(second), "f"(third), "n"(unit));
-}
-
-__device__ inline uint32_t form8_from_0(const float (&z)[8], const Marks<2>& m, const Words& noise) {
-  uint32_t even = 0, odd = 0;
-  const auto put = [&](uint32_t& codes, auto unit, int j) {
-    const float u = side::uniform_at(noise, j);
-    add_code<unit()>(codes, z[j], u * m.gap[0], fmaf(u, m.gap[1], m.mark[1]));
-  };
-  put(even, std::integral_constant<int, 1>(), 0), put(odd, std::integral_constant<int, 4>(), 1);
-  put(even, std::integral_constant<int, 16>(), 2), put(odd, std::integral_constant<int, 64>(), 3);
-  put(even, std::integral_constant<int, 256>(), 4), put(odd, std::integral_constant<int, 1024>(), 5);
-  put(even, std::integral_constant<int, 4096>(), 6), put(odd, std::integral_constant<int, 16384>(), 7);
-  return even | odd;
+/// … for 2 bits where a block's least is 0 and its most, `high`, at least 2^-60: the side is long, marks start at 0, and a subnormal z lies
+/// below all but the first. For each mark that z passes its bit is added to a float, whose lower bits from 2^23 on are an integer's.
+__device__ inline uint32_t form8_from_0(const float (&z)[8], float high, const SideTable& t, const Words& noise) {
+  const float middle = t.on_long[1] * high, rest = high - middle, subnormal = __uint_as_float(0x007fffffu);
+  float codes[2] = {0x1p23f, 0.0f};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float u = side::uniform_at(noise, j), unit = static_cast<float>(1 << (2 * j));
+    codes[j / 4] = fmaf(one_above(z[j], subnormal), unit, codes[j / 4]);
+    codes[j / 4] = fmaf(one_above(z[j], u * middle), unit, codes[j / 4]);
+    codes[j / 4] = fmaf(one_above(z[j], fmaf(u, rest, middle)), unit, codes[j / 4]);
+  }
+  return __float_as_uint(codes[0] + codes[1]) & 0xffffu;
 }
 
 template <int bits>
@@ -192,63 +204,75 @@ __device__ inline uint32_t form8(const float (&z)[8], Range r, const SideTable& 
 #pragma unroll
     for (int j = 0; j < 8; ++j) eight |= side::poisoned_code(1.0f, 0.0f, z[j], 1) << (bits * j);
   } else {
-    const Marks<bits> marks(side::Bounds(r), t);
     if constexpr (bits == 2) {
-      if (r.low == 0.0f && r.high >= 0x1p-60f) return form8_from_0(z, marks, noise);
+      if (r.low == 0.0f && r.high >= 0x1p-60f) return form8_from_0(z, r.high, t, noise);
     }
+    const Marks<bits> marks(side::Bounds(r), t);
 #pragma unroll
     for (int j = 0; j < 8; ++j) eight |= marks.code_of(z[j], side::uniform_at(noise, j)) << (bits * j);
   }
   return eight;
 }
 
-/// The range of a block of relu's results in bf16, whose numbers are those of a header of bf16 or f32 already, and whose bits are in order.
-__device__ inline Range range_of(const Eight<DType::bf16>& z) {
-  uint32_t low = z.w[0], high = z.w[0];
-#pragma unroll
-  for (int k = 1; k < 4; ++k) {
-    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(low) : "r"(z.w[k]));
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(high) : "r"(z.w[k]));
-  }
-  low &= 0x7fff7fffu, high &= 0x7fff7fffu;  // −0 is 0
-  const uint32_t least = __reduce_min_sync(~0u, min(low & 0xffffu, low >> 16)),
-                 most = __reduce_max_sync(~0u, max(high & 0xffffu, high >> 16));
-  if (most >= 0x7f80u) return {0.0f, __uint_as_float(kCanonicalNaN)};
-  return {flush(__uint_as_float(least << 16)), flush(__uint_as_float(most << 16))};
+/// The extremes of a block of relu's results in bf16, whose numbers are those of a header of bf16 or f32 already, and whose bits are in
+/// order: as bits of floats, −0 as 0. Every thread of the warp must call this.
+__device__ inline uint2 extremes_of_relu(const Eight<DType::bf16>& z) {
+  const auto least = [](uint32_t a, uint32_t b) {
+    uint32_t c;
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+  };
+  const auto most = [](uint32_t a, uint32_t b) {
+    uint32_t c;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+  };
+  const uint32_t low = least(least(z.w[0], z.w[1]), least(z.w[2], z.w[3])) & 0x7fff7fffu;
+  const uint32_t high = most(most(z.w[0], z.w[1]), most(z.w[2], z.w[3])) & 0x7fff7fffu;
+  return make_uint2(__reduce_min_sync(~0u, min(low << 16, low & 0x7fff0000u)), __reduce_max_sync(~0u, max(high << 16, high & 0x7fff0000u)));
 }
 
 /// The ReLU form of a block of z, which stands in memory as `out`.
 template <DType type, bool wide, bool whole>
-__device__ inline void put_form(const Warp& w, uint32_t block, int64_t group, const Eight<type>& out, int count) {
+__device__ inline void put_form(const Warp& w, uint32_t block, uint64_t group, const Eight<type>& out, int count) {
   const SideCode& sum = w.a.add.sum;
   uint8_t* codes = w.a.add.sum_at.codes;
+  const Words noise = noise_at<!wide>(w.sum_seed, sum.rounding, group);
   float z[8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) z[j] = out[j];
   Range r;
-  if constexpr (whole && type == DType::bf16)
-    r = range_of(out);
-  else
+  if constexpr (whole && type == DType::bf16) {
+    const uint2 e = extremes_of_relu(out);
+    constexpr uint32_t kLeast = 0x21800000, kEnd = 0x7f800000;  // 2^-60 and infinity
+    if (!wide && sum.header == HeaderType::bf16 && e.x < 0x00800000u && e.y - kLeast < kEnd - kLeast) {
+      if (w.lane == 0) static_cast<uint32_t*>(w.a.add.sum_at.headers)[block] = e.y;  // low = 0 is the header's lower half
+      return store_codes<2>(codes, static_cast<int64_t>(group), form8_from_0(z, __uint_as_float(e.y), sum.table, noise), 8);
+    }
+    r = {flush(__uint_as_float(e.x)), flush(__uint_as_float(e.y))};
+    if (e.y >= kEnd) r = {0.0f, __uint_as_float(kCanonicalNaN)};
+  } else {
     r = extremes_of<whole>(z, count).range(sum.header);
+  }
   if (w.lane == 0) store_range(w.a.add.sum_at.headers, sum.header, block, r);
-  const Words noise = group_noise(w.sum_seed, sum.rounding, group);
   if (wide && w.a.wide.slot(block) >= 0) {
     const uint32_t eight = form8<3>(z, r, w.a.wide.table, noise);
-    if (w.a.wide.streams()) return put8<3, whole>(codes, group, eight, count);
+    if (w.a.wide.streams()) return put8<3, whole>(codes, static_cast<int64_t>(group), eight, count);
     Codes c;
     c.three = true;
     c.split(eight);
-    return w.a.wide.store(codes, group, block, c);
+    return w.a.wide.store(codes, static_cast<int64_t>(group), block, c);
   }
-  put8<2, whole>(codes, group, form8<2>(z, r, sum.table, noise), count);
+  put8<2, whole>(codes, static_cast<int64_t>(group), form8<2>(z, r, sum.table, noise), count);
 }
 
-/// One block of a warp, its values read already. `optimal2`: x̂ in 2 bits of uneven levels. `whole`: all values exist.
-template <DType type, End end, bool optimal2, bool whole>
-__device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<type>& x, const Eight<type>& skip) {
+/// One block of a warp, its values read already; once they are used `read_next` may overwrite them. `optimal2`: x̂ in 2 bits of uneven
+/// levels. `whole`: all values exist.
+template <DType type, End end, bool optimal2, bool whole, class F>
+__device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<type>& x, const Eight<type>& skip, const F& read_next) {
   const Forward& a = w.a;
-  const int64_t group = static_cast<int64_t>(block) * 32 + w.lane;
-  const int count = whole ? 8 : count_of(group, a.values);
+  const uint64_t group = static_cast<uint64_t>(block) * 32 + static_cast<uint32_t>(w.lane);
+  const int count = whole ? 8 : count_of(static_cast<int64_t>(group), a.values);
   Extremes e;
   if (!has_form(end) && a.ranges != nullptr) {
     const float2 r = __ldg(reinterpret_cast<const float2*>(a.ranges) + block);
@@ -264,6 +288,7 @@ __device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<ty
     affine8(w.table, w.lane, add, z);
   else
     on = pass8<end != End::norm, false>(w.table, w.lane, 0, add, 0xff, 1.0f, z);
+  read_next();
   Eight<type> out;
   out.template set<has_form(end)>(z);
   auto* to = static_cast<typename Eight<type>::Raw*>(a.pass.z) + group * 8;
@@ -279,9 +304,11 @@ __device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<ty
     if constexpr (end != End::norm) a.on[group] = static_cast<uint8_t>(on);
     if (a.z_ranges != nullptr) put_range<type>(a.z_ranges, block, w.lane, z);
   }
-  if (has_form(end) || a.ranges == nullptr) e = extremes_of<whole>(hat, count);
-  const Words noise = group_noise(w.norm_seed, a.rounding, group);
-  if constexpr (optimal2)
+  if (!(optimal2 && whole) && (has_form(end) || a.ranges == nullptr)) e = extremes_of<whole>(hat, count);
+  const Words noise = noise_at<end == End::form>(w.norm_seed, a.rounding, group);
+  if constexpr (optimal2 && whole)
+    put_norm_of_2(w, a.places.first + static_cast<uint64_t>(block) * 64, block, hat, noise);
+  else if constexpr (optimal2)
     put_norm<2, false, whole>(w, a.places.first + static_cast<int64_t>(block) * 64, block, e, hat, noise, count);
   else
     put_norm_of_any_bits<!has_form(end), whole>(w, a.places.of(block), block, e, hat, noise, count);
@@ -294,11 +321,15 @@ __device__ inline void zero_gap(const CodeParts& at, int64_t values, int bits) {
   if (byte < static_cast<uint8_t*>(at.headers)) *byte = 0;
 }
 
+/// What a thread block of encode_steps() needs. The norm alone takes fewer registers.
+template <End end, bool optimal2>
+constexpr BlockNeeds kStepWalk = optimal2 && !adds(end) ? kManyWalk : kFewWalk;
+
 template <DType type, End end, bool optimal2>
-__global__ void __launch_bounds__(kWarps * 32, 3) encode_steps(const __grid_constant__ Forward a) {
+__global__ void __launch_bounds__(kWarps * 32, kStepWalk<end, optimal2>.each) encode_steps(const __grid_constant__ Forward a) {
   __shared__ NormTables<> table;
-  const Walk walk(0, static_cast<uint32_t>(a.values / kBlock));  // whole blocks
-  table.fill(a.pass.with, a.channels, blockIdx.x * kBlock);
+  const Walk walk(a.first, a.last);
+  table.fill(a.pass.with, a.channels, (static_cast<int64_t>(a.first) + blockIdx.x) * kBlock);
   if ((has_form(end) || optimal2) && blockIdx.x == 0) zero_gap(a.add.norm_at, a.values, a.add.norm.levels.bits);
   if (has_form(end) && blockIdx.x == 0) zero_gap(a.add.sum_at, a.values, a.add.sum.table.bits);
   __shared__ RoundKeys norm_seed, sum_seed;
@@ -307,24 +338,28 @@ __global__ void __launch_bounds__(kWarps * 32, 3) encode_steps(const __grid_cons
   const Warp w = {a, table, walk.lane, norm_seed, sum_seed};
   __syncthreads();
   Eight<type> x, skip;  // the next step's values, on their way while this one is coded
+  using Raw = typename Eight<type>::Raw;
+  const Raw* from = static_cast<const Raw*>(a.pass.x) + walk.lane * 8;
+  const Raw* and_from = adds(end) ? static_cast<const Raw*>(a.pass.skip) + walk.lane * 8 : nullptr;
+  if constexpr (type != DType::f32 && end == End::form) from = held(from), and_from = held(and_from);  // fp32 has no register left
   const auto read = [&](int k) {
-    const int64_t first = (static_cast<int64_t>(walk.step(k)) * 32 + walk.lane) * 8;
-    x = read8<type, true>(a.pass.x, first);
-    if constexpr (adds(end)) skip = read8<type, true>(a.pass.skip, first);
+    const uint64_t first = static_cast<uint64_t>(walk.step(k)) * kBlock;
+    x = read8<type, true>(from + first, 0);
+    if constexpr (adds(end)) skip = read8<type, true>(and_from + first, 0);
   };
   if (walk.count > 0) read(0);
   for (int k = 0; k < walk.count; ++k) {
-    const Eight<type> own_x = x, own_skip = skip;
-    if (k + 1 < walk.count) read(k + 1);
-    encode_step<type, end, optimal2, true>(w, walk.step(k), own_x, own_skip);
+    encode_step<type, end, optimal2, true>(w, walk.step(k), x, skip, [&] {
+      if (k + 1 < walk.count) read(k + 1);
+    });
   }
   if constexpr (has_form(end) || optimal2) {  // one warp of all meets the last, broken block
     const uint32_t block = walk.step(walk.count);
-    if (block != a.values / kBlock || a.values % kBlock == 0) return;
+    if (block != a.last || block != a.values / kBlock || a.values % kBlock == 0) return;
     const int64_t first = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
     x = read8_until<type, true>(a.pass.x, first, a.values);
     if constexpr (adds(end)) skip = read8_until<type, true>(a.pass.skip, first, a.values);
-    encode_step<type, end, optimal2, false>(w, block, x, skip);
+    encode_step<type, end, optimal2, false>(w, block, x, skip, [] {});
   }
 }
 
@@ -407,8 +442,8 @@ __device__ inline void encode_stretch(const Turn& t, int64_t stretch) {
       const int64_t group = first + p * 32;
       const uint32_t exist = (1u << count) - 1, kept = t.dropout.kept(group);
       const Words noise = group_noise(t.seed, code.rounding, group);
-      const uint64_t eight =
-          code.levels.even ? encode8<2, true>(v[p], ruler, code.levels, noise) : encode8<2, false>(v[p], ruler, code.levels, noise);
+      const uint64_t eight = code.levels.even ? encode8_inside<2, true>(v[p], ruler, code.levels, noise)
+                                              : encode8_inside<2, false>(v[p], ruler, code.levels, noise);
       put8<2, whole>(t.c.at.codes, group, eight, count);
       const uint32_t on = pass8<true, true>(
           t.table, t.lane, p, [](float y, int) { return y; }, kept, t.dropout.on, v[p]);
@@ -441,7 +476,8 @@ __global__ void __launch_bounds__(kWarps * 32, 3)
 
 template <End end, bool optimal2>
 void launch(const Forward& a, StreamHandle stream) {
-  const unsigned grid = grid_size(walk_blocks(a.values, a.channels, kFewBlocks));
+  const int64_t values = a.values - static_cast<int64_t>(a.first) * kBlock;
+  const unsigned grid = grid_size(free_walk_blocks(values, a.channels, kStepWalk<end, optimal2>));
   with_type(a.pass.type, [&](auto t) { encode_steps<t(), end, optimal2><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a); });
 }
 
@@ -503,11 +539,20 @@ void norm_encode(const NormAddCode& code, const NormPass& pass, StreamHandle str
                norm.rounding, code.norm_at.headers, code.norm_seed};
   a.add = code;
   a.wide = {code.sum.table, code.extra};
+  if (pass.rows > 0) {  // values are counted from the first of all rows on
+    const int64_t begin = pass.first_row * code.channels, end = begin + pass.rows * code.channels;
+    if (begin % kBlock != 0 || end > a.values || (end < a.values && end % kBlock != 0))
+      fail(op, "rows must be whole blocks", pass.first_row);
+    a.pass.x = static_cast<const uint8_t*>(pass.x) - begin * size_of(pass.type);
+    a.first = static_cast<uint32_t>(begin / kBlock);
+    a.last = static_cast<uint32_t>(end / kBlock);
+  }
   if (code.alone)
     launch<End::norm, true>(a, stream);
   else if (norm.levels.bits != 2 || norm.levels.even)
     launch<End::wide_form, false>(a, stream);
-  else if (code.sum.table.bits == 3 || code.extra.slots != nullptr)
+  else if (code.sum.table.bits == 3 || code.extra.slots != nullptr || norm.rounding == Rounding::nearest ||
+           code.sum.rounding == Rounding::nearest)
     launch<End::wide_form, true>(a, stream);
   else
     launch<End::form, true>(a, stream);
@@ -536,7 +581,7 @@ void norm_image_measure(const NormImageCode& code, const NormPass& pass, F32Head
   check_fit(code, op);
   check_aligned({pass.x}, op);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const unsigned grid = grid_size(walk_blocks(values_of(code), code.channels, kManyBlocks));
+  const unsigned grid = grid_size(free_walk_blocks(values_of(code), code.channels, kManyWalk));
   with_type(pass.type, [&](auto t) { measure_steps<t()><<<grid, kWarps * 32, 0, s>>>(pass, values_of(code), code.channels, ranges); });
   check_launch(op);
 }
@@ -546,7 +591,7 @@ void norm_encode(const NormBlockCode& code, const NormPass& pass, StreamHandle s
   check_fit(code, op);
   check_aligned({pass.x, pass.z}, op);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const unsigned grid = grid_size(walk_blocks(code.code.grid.values, code.chain.channels, kFewBlocks, kStretch));
+  const unsigned grid = grid_size(free_walk_blocks(code.code.grid.values, code.chain.channels, kFewWalk, kStretch));
   with_type(pass.type, [&](auto t) {
     switch (code.code.grid.block) {
       case 128: return encode_stretches<t(), 128><<<grid, kWarps * 32, 0, s>>>(code, pass);

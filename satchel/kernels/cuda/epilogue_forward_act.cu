@@ -1,14 +1,15 @@
 // Forward in one pass: x̂ = (h − mean)·rstd, its one-sided code (the bytes of side_encode.cu) and z = kept·act(γ·x̂ + β)·scale (the
 // bits of chain.cu); all arithmetic in fp32, h and z as they stand in memory. A block of values stays in a warp's registers from its only
 // read to its only write.
+#include "satchel/kernels/cuda/finish.cuh"
 #include "satchel/kernels/cuda/one_sided.cuh"
 
 namespace satchel::cuda {
 namespace epilogue {
 namespace {
 
-constexpr int kCodeThreads = 128;  // with kCodeBlocks: the partition that side_encode.cu sums off means by
-constexpr int64_t kCodeBlocks = 132 * 6;
+constexpr int kCodeThreads = kSideEncode.threads;  // with kCodeBlocks: the partition that side_encode.cu sums off means by
+constexpr int64_t kCodeBlocks = kSumProcessors * kSideEncode.each;
 
 struct Forward {
   NormActCode c;
@@ -46,21 +47,51 @@ struct ForwardTables : NormTables<> {
   }
 };
 
-/// Of a warp's channels; y is not −∞ where they cover a block of values from −2^60 on.
-__device__ inline side::Usual usual_of(const ForwardTables& table, int lane) {
-  float gamma[8], beta[8], threshold[8];
-  table.gamma.get(lane, gamma);
-  table.beta.get(lane, beta);
-  table.threshold.get(lane, threshold);
-  side::Usual usual;
+/// What a warp's channels must be like for blocks to be coded the short way: γ is positive, all numbers are of usual size, and the
+/// threshold is −β/γ correctly rounded. Then a value above the threshold is on and a value below it is off: distances from the threshold
+/// need no sign, and only a value that equals it asks fma(γ, x, β). x̂ is not subnormal, as x and mean are multiples of 2^−84 or far apart.
+struct Usual {
+  float least, most;  // thresholds, and what makes a block's ends of usual size
+
+  /// Every thread of the warp must call this. `is_hat`: x is x̂ already, and mean and rstd are not read.
+  __device__ inline Usual(const ForwardTables& table, int lane, const SideCode& code, bool is_hat, bool no_subnormals) {
+    float gamma[8], beta[8], threshold[8];
+    table.gamma.get(lane, gamma);
+    table.beta.get(lane, beta);
+    table.threshold.get(lane, threshold);
+    bool fits = code.header == HeaderType::bf16 && code.rounding != Rounding::nearest;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    usual.add(gamma[j], threshold[j]);
-    usual.rising = usual.rising && gamma[j] <= 0x1p60f && fabsf(beta[j]) <= 0x1p60f;
+    for (int j = 0; j < 8; ++j) {
+      const float t = threshold[j];
+      fits = fits && gamma[j] >= 0x1p-40f && gamma[j] <= 0x1p40f && fabsf(beta[j]) <= 0x1p40f && (t == 0.0f || fabsf(t) >= 0x1p-60f);
+      if (is_hat) fits = fits && t == threshold_of(gamma[j], beta[j]);
+    }
+    if (!is_hat) {
+      float mean[8], rstd[8];
+      table.mean.get(lane, mean);
+      table.rstd.get(lane, rstd);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        fits = fits && (fabsf(mean[j]) >= 0x1p-60f || (no_subnormals && mean[j] == 0.0f)) && rstd[j] >= 0x1p-20f;
+      }
+    }
+    Extremes e = Extremes::of8(threshold);
+    e.reduce_warp();
+    least = __all_sync(~0u, fits) ? fminf(e.least, -0x1p-60f) : float_of(0xff800000u);  // nothing lies below
+    most = fmaxf(e.most, 0x1p-60f);
   }
-  usual.reduce_warp();
-  return usual;
-}
+
+  /// The range of a warp's block with these extremes, if the short way serves it; else anything.
+  __device__ static inline Range range(AroundZero e) {
+    e.reduce_warp();
+    return {AroundZero::outwards(e.least), AroundZero::outwards(static_cast<uint32_t>(e.most))};
+  }
+  /// Does it? No side is clamped or long, and nothing overflows; NaN and infinity fail.
+  __device__ inline bool covers(Range r) const {
+    const float span = r.high - r.low;
+    return r.low <= least && r.high >= most && r.high - least <= 0.8f * span && span <= 0x1p60f;
+  }
+};
 
 /// Four of a thread's channels.
 struct Gates {
@@ -74,16 +105,16 @@ struct Gates {
 };
 
 /// side_code_of() of core/side.h for one off code and three on codes: values 4·half … 4·half + 3 of eight.
-template <bool usual, int half>
+template <int half>
 __device__ inline void encode4(const float (&x)[8], const Gates& g, const side::Bounds& b, const SideTable& t, const Words& noise,
                                uint32_t& eight, side::OffSums& s) {
 #pragma unroll
   for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
     const uint32_t unit = 1u << (2 * j);
     const float v = flush_signed(x[j]), u = side::uniform_at(noise, j);
-    const side::Reach r = usual ? side::Reach{g.threshold[k], b.high} : side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, true);
+    const side::Reach r = side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, true);
     const float d = fabsf(v - r.from), length = fabsf(r.far - r.from);
-    const float middle = (!usual && length > b.usual ? t.on_long[1] : t.on_short[1]) * length;
+    const float middle = (length > b.usual ? t.on_long[1] : t.on_short[1]) * length;
     uint32_t code = d > u * middle ? 2 * unit : unit;
     code = d > fmaf(u, length - middle, middle) ? 3 * unit : code;
     side::put_or_sum(g.gamma[k], g.beta[k], v, code, eight, s.sum[j], s.count[j]);
@@ -91,15 +122,14 @@ __device__ inline void encode4(const float (&x)[8], const Gates& g, const side::
 }
 
 /// … for two off codes and six on codes.
-template <bool usual, int half>
+template <int half>
 __device__ inline void encode4_wide(const float (&x)[8], const Gates& g, const side::Bounds& b, const SideTable& t, const Words& noise,
                                     Codes& c, side::OffSums& s) {
 #pragma unroll
   for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
     const float v = flush_signed(x[j]), u = side::uniform_at(noise, j);
     const bool on = fmaf(g.gamma[k], v, g.beta[k]) > 0.0f;
-    const side::Reach r =
-        usual ? side::Reach{g.threshold[k], on ? b.high : b.low} : side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, on);
+    const side::Reach r = side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, on);
     const float d = fabsf(v - r.from), length = fabsf(r.far - r.from);
     const bool is_long = length > b.usual;
     const uint32_t passing = side::level_code<6>(2, 1, d, length, is_long, t.on_short, t.on_long, u);
@@ -110,25 +140,71 @@ __device__ inline void encode4_wide(const float (&x)[8], const Gates& g, const s
   }
 }
 
-/// The same four: their codes, then z in the place of x; y in its place where ReLU is left to who writes it.
-template <Serves serves, bool usual, int half>
-__device__ inline void code_and_pass(const ForwardTables& table, int lane, const side::Bounds& b, const SideTable& t, const Wide& w,
-                                     const Words& noise, const Dropout& dropout, const Words& kept, float (&x)[8], Codes& c,
-                                     side::OffSums& s) {
+/// The codes of these four, of 2 bits or of 3, then y in the place of x.
+template <Serves serves, int half>
+__device__ inline void code_any(const ForwardTables& table, int lane, const side::Bounds& b, const SideTable& t, const Wide& w,
+                                const Words& noise, float (&x)[8], Codes& c, side::OffSums& s) {
   const Gates g(table, lane, half);
   if (serves == Serves::any && c.three)
-    encode4_wide<usual, half>(x, g, b, w.table, noise, c, s);
+    encode4_wide<half>(x, g, b, w.table, noise, c, s);
   else
-    encode4<usual, half>(x, g, b, t, noise, c.two, s);
+    encode4<half>(x, g, b, t, noise, c.two, s);
+#pragma unroll
+  for (int k = 0, j = 4 * half; k < 4; ++k, ++j) x[j] = fmaf(g.gamma[k], x[j], g.beta[k]);
+}
+
+/// z of a group's eight values in the place of y.
+template <Serves serves>
+__device__ inline void pass8(const Dropout& dropout, uint64_t group, float (&y)[8]) {
+  Words kept;
+  if constexpr (serves != Serves::plain) kept = dropout.draw(group);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const bool on = y[j] > 0.0f;
+    y[j] = chain_output(y[j], serves == Serves::plain ? (on ? 1.0f : 0.0f) : dropout.factor(kept, j, on));
+  }
+}
+
+/// The short way in a block that Usual covers: codes of 2 bits, and y in the place of x. `codes` is a sum of bits, to which the caller has
+/// added all values as on.
+template <int half>
+__device__ inline void code_usual(const ForwardTables& table, int lane, float high, float level, const Words& noise, float (&x)[8],
+                                  float& codes, side::OffSums& s) {
+  const Gates g(table, lane, half);
 #pragma unroll
   for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
-    const float y = fmaf(g.gamma[k], x[j], g.beta[k]);
-    if constexpr (serves == Serves::codes) continue;
-    if constexpr (serves != Serves::plain)
-      x[j] = chain_output(y, dropout.factor(kept, j, y > 0.0f));
-    else
-      x[j] = usual ? y : chain_output(y, y > 0.0f ? 1.0f : 0.0f);
+    const float unit = static_cast<float>(1 << (2 * j));
+    const float u = side::uniform_at(noise, j), d = x[j] - g.threshold[k], length = high - g.threshold[k], middle = level * length;
+    const float y = fmaf(g.gamma[k], x[j], g.beta[k]), off = one_up_to(y, 0.0f);
+    codes = fmaf(one_above(d, u * middle), unit, codes);
+    codes = fmaf(one_above(d, fmaf(u, length - middle, middle)), unit, codes);
+    codes = fmaf(off, -unit, codes);
+    s.sum[j] = fmaf(off, x[j], s.sum[j]);
+    s.count[j] += off;
+    x[j] = y;
   }
+}
+
+/// Off bits of a lane's eight values in a drawn block that Usual covers.
+__device__ inline uint32_t off_bits8_usual(const ForwardTables& table, int lane, float low, const Words& noise, const float (&x)[8]) {
+  float bits = 0x1p23f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float threshold[4];
+    table.threshold.get_half(lane, half, threshold);
+#pragma unroll
+    for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+      const float u = side::uniform_at(noise, j);
+      bits = fmaf(one_above(threshold[k] - x[j], u * (threshold[k] - low)), static_cast<float>(1 << j), bits);
+    }
+  }
+  return __float_as_uint(bits);
+}
+
+/// Which blocks of whole groups the off plane has drawn. The key is read every time anew, from shared memory.
+__device__ inline bool is_drawn(const volatile OffKey& key, uint32_t block) {
+  static_assert(kOffGroup == 8);
+  return block == (block & ~7u) + ((key.a * (block / 8) + key.b) >> 29);
 }
 
 /// Off bits of a lane's eight values in a drawn block, from the tables: few blocks are.
@@ -205,64 +281,77 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
   seed.fill(a.c.seed);
   const Dropout dropout(a.c.chain, a.c.seed);
   __syncthreads();
-  const side::Usual usual = usual_of(table, lane);
+  constexpr bool is_hat = serves == Serves::codes;
+  const Usual usual(table, lane, code, is_hat, type == DType::f16);
+  const uint32_t grouped = planes ? static_cast<uint32_t>(code.plane.blocks) & ~7u : ~0u;  // blocks of whole groups of the off plane
   side::OffSums off;
+  using Raw = typename Eight<type>::Raw;
+  const Raw* from = static_cast<const Raw*>(a.pass.x) + lane * 8;
+  Raw* to = static_cast<Raw*>(a.pass.z) + lane * 8;
+  if constexpr (type != DType::f32 && (serves == Serves::plain || is_hat)) from = held(from);  // the others have no register left
+  if constexpr (type != DType::f32 && serves == Serves::plain) to = held(to);
   const auto read = [&](uint32_t block) {
-    const int64_t first = (static_cast<int64_t>(block) * 32 + lane) * 8;
-    return !any || a.aligned ? read8<type, true>(a.pass.x, first) : read8<type, false>(a.pass.x, first);
+    const Raw* const x = from + static_cast<uint64_t>(block) * kBlock;
+    return !any || a.aligned ? read8<type, true>(x, 0) : read8<type, false>(x, 0);
   };
   Eight<type> ahead;  // the next block's values, on their way while this one is coded
   uint32_t block = blockIdx.x + static_cast<uint32_t>(warp) * gridDim.x;
   if (block < blocks) ahead = read(block);
-  for (; block < blocks; block += step) {
-    const int64_t group = static_cast<int64_t>(block) * 32 + lane;
+  for (uint32_t next; block < blocks; block = next) {
+    next = block + step;
+    const uint64_t group = static_cast<uint64_t>(block) * 32 + static_cast<uint32_t>(lane);
     float x[8];
-    if constexpr (serves == Serves::codes) {
+    if constexpr (is_hat) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] = ahead[j];
+      for (int j = 0; j < 8; ++j) x[j] = type == DType::f16 ? ahead[j] : flush_signed(ahead[j]);
     } else {
       table.normalise(lane, ahead, x);
     }
-    if (block + step < blocks) ahead = read(block + step);
-    Extremes e;
-    e.add8(x);
+    if (next < blocks) ahead = read(next);
+    Words noise = rounding_noise(seed, group);
+    uint8_t* const plane = code.plane.bytes + kOffKeyBytes + static_cast<uint64_t>(block / kOffGroup) * (kBlock / 8) + lane;
+    Codes c;
+    if constexpr (any) c.three = a.wide.slot(block) >= 0;
+    const Range near = Usual::range(AroundZero::of8(x));
+    if (usual.covers(near) && block < grouped && (!any || (!c.three && a.aligned))) {
+      const uint32_t header = __byte_perm(__float_as_uint(near.low), __float_as_uint(near.high), 0x7632);
+      if (lane == 0) static_cast<uint32_t*>(a.to.headers)[block] = header;
+      if (planes && is_drawn(key, block)) *plane = static_cast<uint8_t>(off_bits8_usual(table, lane, near.low, noise, x));
+      const float level = code.table.on_short[1];
+      float first = 0x1p23f + 0x0055, second = 0x5500;  // all as on; from 2^23 on a float's lower bits are those of an integer
+      code_usual<0>(table, lane, near.high, level, noise, x, first, off);
+      code_usual<1>(table, lane, near.high, level, noise, x, second, off);
+      store_codes<2>(a.to.codes, static_cast<int64_t>(group), __float_as_uint(first + second), 8);
+      if constexpr (!is_hat) {
+        if constexpr (serves != Serves::plain) pass8<serves>(dropout, group, x);
+        Eight<type> z;
+        z.template set<serves == Serves::plain>(x);
+        z.store(to + static_cast<uint64_t>(block) * kBlock);
+      }
+      continue;
+    }
+    if (code.rounding == Rounding::nearest) noise = nearest_noise();
+    Extremes e = Extremes::of8(x);
     e.reduce_warp();
     const Range r = e.range(code.header);
     if (lane == 0) store_range(a.to.headers, code.header, block, r);
     const side::Bounds b(r);
-    const Words noise = group_noise(seed, code.rounding, group);
     if (planes && side::off_weight_of(key, block, static_cast<uint32_t>(code.plane.blocks)) > 0) {
-      const uint32_t bits = is_poisoned(r) ? 0 : off_bits8(table, lane, b, noise, x);
-      code.plane.bytes[kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + lane] = static_cast<uint8_t>(bits);
+      *plane = static_cast<uint8_t>(is_poisoned(r) ? 0 : off_bits8(table, lane, b, noise, x));
     }
-    Words kept;
-    if constexpr (any || serves == Serves::dropped) kept = dropout.draw(group);
-    Codes c;
-    if constexpr (any) c.three = a.wide.slot(block) >= 0;
-    const auto put = [&](auto is_usual) {
-      code_and_pass<serves, is_usual(), 0>(table, lane, b, code.table, a.wide, noise, dropout, kept, x, c, off);
-      code_and_pass<serves, is_usual(), 1>(table, lane, b, code.table, a.wide, noise, dropout, kept, x, c, off);
-      if constexpr (serves == Serves::codes) return;
-      if constexpr (serves == Serves::plain && is_usual()) {
-        Eight<type> z;
-        z.template set<true>(x);
-        z.store(static_cast<typename Eight<type>::Raw*>(a.pass.z) + group * 8);
-      } else {
-        write_some<type>(a.pass.z, group * 8, 8, !any || a.aligned, x);
-      }
-    };
-    if (usual.covers(b) && b.low >= -0x1p60f) {
-      put(std::true_type());
-    } else {
-      Codes poisoned;
-      if (is_poisoned(r)) poison8(table, lane, any && c.three ? 2 : 1, x, poisoned);
-      put(std::false_type());
-      if (is_poisoned(r)) c.two = poisoned.two, c.extra = poisoned.extra;
-    }
+    Codes poisoned;
+    if (is_poisoned(r)) poison8(table, lane, any && c.three ? 2 : 1, x, poisoned);
+    code_any<serves, 0>(table, lane, b, code.table, a.wide, noise, x, c, off);
+    code_any<serves, 1>(table, lane, b, code.table, a.wide, noise, x, c, off);
+    if (is_poisoned(r)) c.two = poisoned.two, c.extra = poisoned.extra;
     if constexpr (any)
-      a.wide.store(a.to.codes, group, block, c);
+      a.wide.store(a.to.codes, static_cast<int64_t>(group), block, c);
     else
-      store_codes<2>(a.to.codes, group, c.two, 8);
+      store_codes<2>(a.to.codes, static_cast<int64_t>(group), c.two, 8);
+    if constexpr (!is_hat) {
+      pass8<serves>(dropout, group, x);
+      write_some<type>(to + static_cast<uint64_t>(block) * kBlock, 0, 8, !any || a.aligned, x);
+    }
   }
   write_sums(off, a.partial + blockIdx.x * kBlock);
 }
@@ -308,39 +397,27 @@ __device__ inline void finish_tail(const Forward& a) {
     store_codes<3>(a.to.codes, group, eight, count);
 }
 
-constexpr int kFinishWarps = 32;
-
-/// The channel table with its off means: a thread a channel, rows of partial sums shared out over the warps, in the order of
-/// side_encode.cu. The last thread block codes the tail.
-__global__ void __launch_bounds__(kFinishWarps * 32) finish_encode(const __grid_constant__ Forward a, int64_t entries) {
-  __shared__ double2 shared[kFinishWarps][33];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+/// The channel table with its off means. The last thread block codes the tail.
+__global__ void __launch_bounds__(kFinishThreads, kFinishEach) finish_encode(const __grid_constant__ Forward a, int64_t entries) {
   if (blockIdx.x + 1 == gridDim.x) {
-    if (warp == 0) finish_tail(a);
+    if (threadIdx.x < 32) finish_tail(a);
     return;
   }
-  const int64_t channels = a.c.side.channels, n = a.c.side.grid.values, c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
-  const int64_t whole = n / kBlock * kBlock;
+  const FinishShare share;
+  const int64_t channels = a.c.side.channels, n = a.c.side.grid.values, whole = n / kBlock * kBlock, c = share.channel;
   Channel own = {};
-  double2 total = make_double2(0, 0);
+  double sums[2] = {};
   if (c < channels) {
     own = {0.0f, a.pass.with.gamma[c], a.pass.with.beta[c], 0.0f};
     own.threshold = threshold_of(own.gamma, own.beta);
-#pragma unroll 16
-    for (int64_t p = c + channels * warp; p < entries; p += channels * kFinishWarps) {
-      const float2 part = a.partial[p];
-      total.x += part.x, total.y += part.y;
-    }
-    for (int64_t i = whole + warp; i < n; i += kFinishWarps) {
+    share.each(a.partial, quotient(entries, channels), channels, [&](int64_t, float2 part) { sums[0] += part.x, sums[1] += part.y; });
+    for (int64_t i = whole + share.own; i < n; i += kFinishShares) {
       const float v = flush(a.tail[i - whole]);
-      if (channel_of(i, channels) == c && !is_on(v, own)) total.x += v, total.y += 1;
+      if (channel_of(i, channels) == c && !is_on(v, own)) sums[0] += v, sums[1] += 1;
     }
   }
-  shared[warp][lane] = total;
-  __syncthreads();
-  if (warp != 0 || c >= channels) return;
-  for (int w = 1; w < kFinishWarps; ++w) total.x += shared[w][lane].x, total.y += shared[w][lane].y;
-  if (a.c.side.table.off == 1) own.off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
+  if (!share.add_up(sums) || c >= channels) return;
+  if (a.c.side.table.off == 1) own.off_mean = sums[1] > 0 ? static_cast<float>(sums[0] / sums[1]) : 0.0f;
   a.to.channels[c] = own;
 }
 
@@ -398,7 +475,7 @@ void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, Stre
       encode_blocks<t(), Serves::dropped><<<grid, kCodeThreads, 0, s>>>(a);
   });
   check_launch(op);
-  finish_encode<<<grid_size(ceil_div(c.side.channels, 32) + 1), kFinishWarps * 32, 0, s>>>(a, grid * kBlock);
+  finish_encode<<<finish_blocks(c.side.channels) + 1, kFinishThreads, 0, s>>>(a, grid * kBlock);
   check_launch(op);
 }
 

@@ -7,8 +7,8 @@
 namespace satchel::cuda {
 namespace {
 
-constexpr int kHeld = 8;             // classes a thread keeps in registers
-constexpr int64_t kParts = 132 * 8;  // thread blocks that share the rows; one partial sum each
+constexpr int kHeld = 8;                        // classes a thread keeps in registers
+constexpr int64_t kParts = kSumProcessors * 8;  // thread blocks that share the rows; one partial sum each
 
 /// Threads a row: the fewest that hold it, a power of two.
 int team_size(int64_t classes) {
@@ -164,7 +164,7 @@ void scale(void* x, DType type, int64_t values, const float* factor, StreamHandl
   if (values == 0) return;
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const bool vector = is_aligned(x);
-  const int64_t all = ceil_div(values, kThreads * (vector ? 4 : 1)), blocks = all < kParts ? all : kParts;
+  const int64_t blocks = blocks_in_units(ceil_div(values, kThreads * (vector ? 4 : 1)), 1, resident(this_gpu(), kScale));
   with_type(type, [&](auto t) {
     if (vector)
       scale_values<t(), true><<<grid_size(blocks), kThreads, 0, s>>>(x, values, factor);

@@ -1,9 +1,6 @@
 // DIVISION's two frequencies (theory.md 6), bit for bit what cpu/low_pass.cpp does. Fused where windows are 8 × 8 and rows are
 // whole windows wide: a thread's 8 values are one line of one window, a thread block is one map, and x is read once.
-#include <algorithm>
-
-#include "satchel/kernels/cuda/device.cuh"
-#include "satchel/kernels/cuda/low_pass_last.h"
+#include "satchel/kernels/cuda/low_pass_last.cuh"
 
 namespace satchel::cuda {
 namespace {
@@ -20,8 +17,6 @@ struct Args {
 
 constexpr int kLine = 8;          // values a thread, and the fused kernel's window
 constexpr int kMostLines = 1024;  // threads: maps of up to 8192 values
-
-__device__ inline float tree8(const float (&v)[8]) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 
 struct MapSize {
   FastDivisor across;  // lines of 8 values a row
@@ -194,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
 
 bool is_fused(const LowPassShape& s, const BlockCode& code, const void* x) {
   return is_aligned(x) && s.size == kLine && s.depth == 1 && s.width % kLine == 0 && s.map_values() <= kLine * kMostLines &&
-         code.levels.even && code.grid.block == s.map_values() && code.grid.is_straight();
+         code.levels.even && has_usual_bits(code) && code.grid.block == s.map_values() && code.grid.is_straight();
 }
 
 }  // namespace
@@ -215,7 +210,7 @@ void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x
       const MapSize size = {FastDivisor(static_cast<uint32_t>(s.width / kLine)), lines, static_cast<int>(s.windows()),
                             static_cast<int>(s.height)};
       const size_t bytes = static_cast<size_t>(lines) * sizeof(float);
-      with_bits(code.levels.bits, [&](auto bits) {
+      with_usual_bits(code.levels.bits, [&](auto bits) {
         if (chunks == 1)
           encode_map<bits(), t(), 1><<<maps, threads, bytes, st>>>(a, size);
         else
@@ -251,12 +246,12 @@ void low_pass_decode(const LowPassShape& s, const BlockCode& code, const uint8_t
   if (code.grid.values == 0) return;
   const cudaStream_t st = static_cast<cudaStream_t>(stream);
   const Args a = {s, code, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), const_cast<uint16_t*>(means)};
-  const bool quads = s.depth == 1 && s.width % 4 == 0 && s.size % 4 == 0 && code.levels.even && code.grid.block == s.map_values() &&
-                     is_aligned(x) && is_aligned(codes, code_alignment(code.levels.bits)) && code.grid.values < (int64_t{1} << 31) &&
-                     code.grid.is_straight();
+  const bool quads = s.depth == 1 && s.width % 4 == 0 && s.size % 4 == 0 && code.levels.even && has_usual_bits(code) &&
+                     code.grid.block == s.map_values() && is_aligned(x) && is_aligned(codes, code_alignment(code.levels.bits)) &&
+                     code.grid.values < (int64_t{1} << 31) && code.grid.is_straight();
   with_type(type, [&](auto t) {
     if (quads) {
-      with_bits(code.levels.bits, [&](auto bits) {
+      with_usual_bits(code.levels.bits, [&](auto bits) {
         decode_quads<bits(), t()><<<blocks_for(ceil_div(code.grid.values / 4, kQuads * 32) * 32), kThreads, 0, st>>>(
             a, x, FastDivisor(static_cast<uint32_t>(s.map_values() / 4)), FastDivisor(static_cast<uint32_t>(s.width / 4)),
             FastDivisor(static_cast<uint32_t>(s.size)), static_cast<uint32_t>(s.windows()));

@@ -5,8 +5,6 @@
 // those of the window less its mean, because rounding keeps order: one look at x gives means and headers. The codes come from a
 // copy of the tile in shared memory that stands in the coding order (channel after channel). Maps too large for that are read twice
 // (low_pass_stream.h).
-#include <algorithm>
-
 #include "satchel/kernels/cuda/low_pass_stream.h"
 #include "satchel/kernels/cuda/low_pass_tile.cuh"
 
@@ -164,7 +162,7 @@ constexpr int64_t kLargeMap = 512;  // values from which on two reads of whole l
 Choice choose(const LowPassShape& s, int64_t channels, DType type) {
   const bool by_lines = s.width % 4 == 0 && s.map_values() % 8 == 0, streams = low_pass_streams(s);
   const int sector = static_cast<int>(32 / size_of(type)), least = channels % sector == 0 ? sector : 8;
-  const int64_t pitch = by_lines ? s.map_values() : s.map_values() | 1, most = std::min(kHalfShared, most_shared());
+  const int64_t pitch = by_lines ? s.map_values() : s.map_values() | 1, most = most_shared();
   const auto made = [&](int tile) {
     Choice c{by_lines ? Form::lines : Form::values, tile, static_cast<int>(pitch), align_up(tile * pitch * size_of(type)), 0};
     c.bytes = c.cells + shared_after_cells(tile, s.windows());
@@ -172,7 +170,7 @@ Choice choose(const LowPassShape& s, int64_t channels, DType type) {
   };
   if (streams && s.map_values() >= kLargeMap) return {};
   for (int tile = 64; tile > least; tile /= 2) {
-    if (const Choice c = made(tile); channels % tile == 0 && c.bytes <= std::min(kSmallTile, most)) return c;
+    if (const Choice c = made(tile); channels % tile == 0 && c.bytes <= less_of(kSmallTile, most)) return c;
   }
   if (const Choice c = made(least); c.bytes <= most) return c;
   return streams ? Choice{} : Choice{Form::values};
@@ -180,7 +178,7 @@ Choice choose(const LowPassShape& s, int64_t channels, DType type) {
 
 template <int bits, DType type, Form form>
 void launch(const Args& a, const Choice& c, unsigned blocks, cudaStream_t stream) {
-  allow_shared(encode_tile<bits, type, form>, c.bytes);
+  allow_shared(reinterpret_cast<const void*>(encode_tile<bits, type, form>), c.bytes, "low_pass");
   const int64_t items = static_cast<int64_t>(a.windows) * 8 * (c.tile / 4), turns = ceil_div(items, kMostThreads);
   const unsigned threads = static_cast<unsigned>(ceil_div(ceil_div(items, turns), 32) * 32);
   encode_tile<bits, type, form><<<blocks, threads, static_cast<size_t>(c.bytes), stream>>>(a);
@@ -208,7 +206,7 @@ void low_pass_last_encode(const LowPassShape& s, const BlockCode& code, int64_t 
   if (code.grid.values == 0) return;
   const Choice c = choose(s, channels, type);
   if (c.form == Form::stream) return encode_stream({s, code, channels, codes, headers, means}, x, type, seed, scratch, stream);
-  const int quads = c.tile / 4, low = std::min(quads, 4);
+  const int quads = c.tile / 4, low = quads < 4 ? quads : 4;
   const Tile tile = {code,
                      seed,
                      codes,
@@ -228,7 +226,7 @@ void low_pass_last_encode(const LowPassShape& s, const BlockCode& code, int64_t 
   const unsigned blocks = grid_size(s.maps / c.tile);
   const auto st = static_cast<cudaStream_t>(stream);
   with_type(type, [&](auto t) {
-    with_few_bits(code.levels.bits, [&](auto bits) {
+    with_usual_bits(code.levels.bits, [&](auto bits) {
       if (c.form == Form::lines) return launch<bits(), t(), Form::lines>(a, c, blocks, st);
       return launch<bits(), t(), Form::values>(a, c, blocks, st);
     });

@@ -42,8 +42,6 @@ __device__ inline float number_of(Cell<type> cell) {
 
 __device__ inline float tree8(const float (&v)[8]) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 
-constexpr int kMostBits = 4;  // more are rare: they take the copy
-
 /// 1 + code / 2^bits of value j of 8: a code in the mantissa's first bits is a number without a conversion.
 template <int bits>
 __device__ inline float level_of(uint32_t eight, int j) {
@@ -55,18 +53,19 @@ __device__ inline float level_of(uint32_t eight, int j) {
 /// Of usual size: make_ruler()'s scale is 1, a subnormal cannot be told from 0, and no value of the block is subnormal or overflows.
 __device__ inline bool is_usual(const Header& h) { return h.step >= 0x1p-40f && h.step <= 0x1p60f && fabsf(h.low) <= 0x1p61f; }
 
-/// Calls f with `bits` (1..kMostBits) as an integral constant.
+/// Bits that the fused kernels of both layouts know. Others are rare: they take a copy, or a pass more.
+inline bool has_usual_bits(const BlockCode& code) { return code.levels.bits == 2 || code.levels.bits == 4; }
+
+/// Calls f with them as an integral constant.
 template <class F>
-void with_few_bits(int bits, F&& f) {
-  with_bits(bits, [&](auto b) {
-    if constexpr (b() <= kMostBits) f(b);
-  });
+void with_usual_bits(int bits, F&& f) {
+  return bits == 2 ? f(std::integral_constant<int, 2>()) : f(std::integral_constant<int, 4>());
 }
 
-/// Both directions: planes in windows of 8, up to 4 bits, one block a map, channels in eights, 32-bit indices inside a sample.
+/// Both directions: planes in windows of 8, 2 or 4 bits, one block a map, channels in eights, 32-bit indices inside a sample.
 inline bool fits_last(const LowPassShape& s, const BlockCode& code, int64_t channels, const void* x) {
   return is_aligned(x) && s.size == kWindow && s.depth == 1 && channels > 0 && channels % 8 == 0 && s.maps % channels == 0 &&
-         code.levels.even && code.levels.bits <= kMostBits && code.grid.block == s.map_values() && code.grid.is_straight() &&
+         code.levels.even && has_usual_bits(code) && code.grid.block == s.map_values() && code.grid.is_straight() &&
          s.map_values() < (int64_t{1} << 31) / channels && s.maps < int64_t{1} << 31;
 }
 

@@ -6,7 +6,7 @@
 
 namespace satchel::cuda {
 
-/// Windows of 8 over planes, up to 4 bits, even levels, one block a map, channels in multiples of 8, and maps that fit shared memory or are
+/// Windows of 8 over planes, 2 or 4 bits, even levels, one block a map, channels in multiples of 8, and maps that fit shared memory or are
 /// multiples of 8 values in rows of multiples of 4. `x` is the channels_last tensor; all maps of whole samples. `scratch` holds
 /// low_pass_last_scratch_bytes() bytes: 0 where x is read once.
 bool low_pass_last_encodes(const LowPassShape&, const BlockCode&, int64_t channels, const void* x, DType);

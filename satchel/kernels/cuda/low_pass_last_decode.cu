@@ -1,7 +1,5 @@
 // The way back of low_pass_last.cu: codes in the order of the maps, values to channels_last. A thread writes four neighbouring
 // channels of a pixel at once, 32 (fp32) or 64 lanes' worth of them side by side: whole lines of memory.
-#include <algorithm>
-
 #include "satchel/kernels/cuda/low_pass_last.cuh"
 #include "satchel/kernels/cuda/values.cuh"
 
@@ -194,7 +192,7 @@ void low_pass_last_decode(const LowPassShape& s, const BlockCode& code, int64_t 
   const int64_t items = pixels << quad_log;
   const unsigned threads = static_cast<unsigned>(ceil_div(ceil_div(items, ceil_div(items, kThreads)), 32) * 32);
   with_type(type, [&](auto t) {
-    with_few_bits(code.levels.bits, [&](auto bits) {
+    with_usual_bits(code.levels.bits, [&](auto bits) {
       if (!groups) {
         const size_t shared = static_cast<size_t>(shared_bytes(s, bits(), tile));
         decode_tile<bits(), t()><<<grid_size(s.maps / tile), threads, shared, st>>>(a);

@@ -15,11 +15,9 @@
 
 namespace satchel::cuda::slab {
 
-constexpr int kSlab = 32;             // channels
-constexpr int kWarps = 4;             // of a thread block
-constexpr int kMeasureBlocks = 6;     // that a processor has at once: of the kernel that measures,
-constexpr int kBackwardBlocks = 4;    // and of those that go back
-constexpr int64_t kProcessors = 132;  // of an H200
+constexpr int kSlab = 32;  // channels
+constexpr int kWarps = 4;  // of a thread block
+static_assert(kSlabMeasure.threads == kWarps * 32 && kSlabBack.threads == kWarps * 32);
 
 struct Planes {
   FastDivisor windows, across;  // of a map, of a row of windows
@@ -41,12 +39,15 @@ struct Planes {
   SATCHEL_HD int pixels() const { return height * width; }
   SATCHEL_HD int sides() const { return kWarps >> log; }  // windows side by side
   int64_t groups() const { return ceil_div(slabs(), 1 << log); }
-  /// Thread blocks that share a group of slabs, where a processor has `each` thread blocks at once.
-  int64_t parts(int each) const {
-    const int64_t all = kProcessors * each, most = groups() < all ? all / groups() : 1, wanted = ceil_div(units, sides());
-    return wanted < most ? wanted : most;
-  }
-  dim3 grid(int each) const { return {grid_size(groups()), static_cast<unsigned>(parts(each))}; }
+  /// Thread blocks that share a group of slabs, of a kernel that sums up.
+  int64_t parts(const BlockNeeds& needs) const { return parts_of(kSumProcessors * needs.each); }
+  dim3 grid(const BlockNeeds& needs) const { return grid_of(parts(needs)); }
+  /// … of any other: as many as the device holds.
+  dim3 free_grid(const BlockNeeds& needs) const { return grid_of(parts_of(resident(this_gpu(), needs))); }
+
+ private:
+  int64_t parts_of(int64_t at_once) const { return parts_of_tiles(groups(), ceil_div(units, sides()), at_once); }
+  dim3 grid_of(int64_t parts) const { return {grid_size(groups()), static_cast<unsigned>(parts)}; }
 };
 
 /// Lane and warp as the picture has them.

@@ -148,7 +148,7 @@ void launch(const Encode& a, Then then, unsigned blocks, cudaStream_t s) {
     case Then::relu: encode_pieces<2, type, Then::relu><<<blocks, threads, 0, s>>>(a); break;
     case Then::add: encode_pieces<2, type, Then::add><<<blocks, threads, 0, s>>>(a); break;
     case Then::nothing:
-      with_few_bits(a.to.code.levels.bits, [&](auto bits) { encode_pieces<bits(), type, Then::nothing><<<blocks, threads, 0, s>>>(a); });
+      with_usual_bits(a.to.code.levels.bits, [&](auto bits) { encode_pieces<bits(), type, Then::nothing><<<blocks, threads, 0, s>>>(a); });
   }
 }
 

@@ -62,7 +62,7 @@ __device__ inline void merge_block(const Measure& a, const Gathered& own) {
 }
 
 template <DType type, bool moments>
-__global__ void __launch_bounds__(kWarps * 32, kMeasureBlocks) measure_windows(const __grid_constant__ Measure a) {
+__global__ void __launch_bounds__(kWarps * 32, kSlabMeasure.each) measure_windows(const __grid_constant__ Measure a) {
   const Planes& p = a.planes;
   const Seat seat(p);
   Gathered gathered;
@@ -158,7 +158,7 @@ bool low_pass_streams(const LowPassShape& s) {
 
 int64_t low_pass_stream_scratch_bytes(const LowPassShape& s, int64_t channels, bool moments) {
   const slab::Planes p(s, channels);
-  const int64_t parts = moments ? p.parts(slab::kMeasureBlocks) * channels * static_cast<int64_t>(sizeof(slab::Part)) : 0;
+  const int64_t parts = moments ? p.parts(kSlabMeasure) * channels * static_cast<int64_t>(sizeof(slab::Part)) : 0;
   return slab::extremes_bytes(s) + parts;
 }
 
@@ -170,7 +170,7 @@ void low_pass_stream_measure(const LowPassParts& to, const void* x, DType type, 
   auto* parts = reinterpret_cast<Part*>(static_cast<uint8_t*>(scratch) + extremes_bytes(to.maps));
   const Measure a = {p, x, to.means, extremes, parts};
   const auto s = static_cast<cudaStream_t>(stream);
-  const dim3 grid = p.grid(kMeasureBlocks);
+  const dim3 grid = moments != nullptr ? p.grid(kSlabMeasure) : p.free_grid(kSlabMeasure);
   with_type(type, [&](auto t) {
     if (moments != nullptr) {
       measure_windows<t(), true><<<grid, kWarps * 32, 0, s>>>(a);
@@ -180,11 +180,11 @@ void low_pass_stream_measure(const LowPassParts& to, const void* x, DType type, 
   });
   check_launch("low_pass");
   const unsigned blocks = grid_size(to.maps.maps / to.channels * p.slabs());
-  with_few_bits(to.code.levels.bits,
-                [&](auto bits) { make_headers<bits()><<<blocks, kSlab * kSlices, 0, s>>>(p, extremes, to.code.header, to.headers); });
+  with_usual_bits(to.code.levels.bits,
+                  [&](auto bits) { make_headers<bits()><<<blocks, kSlab * kSlices, 0, s>>>(p, extremes, to.code.header, to.headers); });
   check_launch("low_pass");
   if (moments == nullptr) return;
-  finish_parts<<<grid_size(ceil_div(to.channels, 32)), kFinishSlices * 32, 0, s>>>(parts, p.parts(kMeasureBlocks), p.channels, *moments);
+  finish_parts<<<grid_size(ceil_div(to.channels, 32)), kFinishSlices * 32, 0, s>>>(parts, p.parts(kSlabMeasure), p.channels, *moments);
   check_launch("low_pass");
 }
 

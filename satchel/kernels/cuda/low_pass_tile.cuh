@@ -93,22 +93,10 @@ __device__ inline void encode_values(const Tile& a, const Shared<type>& shared, 
   }
 }
 
-/// Shared memory that a thread block may ask for.
-inline int64_t most_shared() {
-  int device = 0, bytes = 48 << 10;
-  if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return bytes;
-}
-
 constexpr int64_t kSmallTile = 32 << 10;    // tiles of this size leave a processor room for six and more
 constexpr int64_t kHalfShared = 112 << 10;  // half of an H200's shared memory
 
-/// Lets a kernel have `bytes` of shared memory.
-template <class Kernel>
-void allow_shared(Kernel kernel, int64_t bytes) {
-  if (bytes <= 48 << 10) return;
-  const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (set != cudaSuccess) fail("low_pass", "the device must have the shared memory", bytes);
-}
+/// The largest tile on the current device.
+inline int64_t most_shared() { return less_of(kHalfShared, this_gpu().shared_block); }
 
 }  // namespace satchel::cuda

@@ -9,6 +9,7 @@
 #include "satchel/kernels/cuda/per_sample.h"
 #include "satchel/kernels/cuda/pool.h"
 #include "satchel/kernels/cuda/project_product.h"
+#include "satchel/kernels/cuda/row_norm.h"
 #include "satchel/kernels/cuda/split_product.h"
 
 namespace satchel::cuda {
@@ -117,6 +118,19 @@ void per_sample_encode(const PerSampleCode&, const void*, DType, const uint64_t*
   missing("pack_per_sample");
 }
 void per_sample_decode(const PerSampleCode&, const uint8_t*, void*, DType, int64_t, int64_t, StreamHandle) { missing("unpack_per_sample"); }
+bool row_norm_fits(const RowShape&) { return false; }
+bool row_norm_code_fits(const BlockCode&) { return false; }
+bool slope_code_fits(const BlockCode&) { return false; }
+void row_norm(const RowShape&, const RowNorm&, const void*, DType, void*, StreamHandle) { missing("row_norm"); }
+void row_encode(const RowShape&, const RowNorm&, const RowCode&, const RowCode&, Smooth, const void*, DType, void*, StreamHandle) {
+  missing("row_norm");
+}
+int64_t row_back_scratch_bytes(const RowShape&) { missing("row_norm"); }
+void row_back(const RowShape&, const RowNorm&, const RowCode&, const RowCode&, const RowGradients&, void*, StreamHandle) {
+  missing("row_norm");
+}
+void slope_back(const RowShape&, const RowCode&, const void*, DType, void*, StreamHandle) { missing("smooth"); }
+void smooth(Smooth, const void*, DType, int64_t, void*, float*, StreamHandle) { missing("smooth"); }
 void norm_rows_back(void*, const void*, DType, int64_t, int64_t, const ChannelLine&, StreamHandle) { missing("norm"); }
 bool max_pool_fits(const MaxPool&) { return false; }
 void max_pool(const MaxPool&, const void*, DType, void*, uint8_t*, StreamHandle) { missing("max_pool"); }

@@ -6,7 +6,6 @@
 //
 // Narrow tiles leave warps over: these form teams that share out a step's rows, and their sums are added at the end, in order. A second
 // kernel adds the thread blocks' sums, in order too.
-#include <algorithm>
 #include <type_traits>
 
 #include "satchel/kernels/cuda/norm_act_product.cuh"
@@ -69,19 +68,12 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_
   });
 }
 
-/// Columns of the tiles there are, and those that cost least: decoding is worth about 40 columns of FMAs, or 160 of tensor cores.
-constexpr int kWidths[] = {256, 128, 96, 48};
-
-int width_of(int64_t columns, Math math) {
-  const auto cost = [&](int width) { return ceil_div(columns, width) * (width + (math == Math::full ? 40 : 160)); };
-  return *std::min_element(std::begin(kWidths), std::end(kWidths), [&](int a, int b) { return cost(a) < cost(b); });
-}
-
+/// Calls f with a tile of kTiles as a type.
 template <class F>
-void with_tile(int width, F&& f) {
-  if (width == 48) return f(Tile<3, 1>());
-  if (width == 96) return f(Tile<3, 2>());
-  if (width == 128) return f(Tile<4, 2>());
+void with_tile(const TileShape& shape, F&& f) {
+  if (shape.width() == 48) return f(Tile<3, 1>());
+  if (shape.width() == 96) return f(Tile<3, 2>());
+  if (shape.width() == 128) return f(Tile<4, 2>());
   return f(Tile<4, 4>());
 }
 
@@ -98,14 +90,14 @@ void with_math(Math math, F&& f) {
   return f(std::integral_constant<Math, Math::f16>());
 }
 
-/// Tiles of a product, and thread blocks a tile.
+/// Tiles of a product on the current device, and thread blocks a tile.
 struct Split {
-  int width;
+  TileShape shape;
   int64_t tiles, parts;
 
-  Split(const SideCode& code, const ProductGradients& p) : width(width_of(p.count * p.width, math_of(p))) {
-    tiles = ceil_div(p.count * p.width, width) * ceil_div(code.channels, kChannels);
-    parts = std::max<int64_t>(1, std::min(kBlocks / tiles, ceil_div(code.grid.values / code.channels, kRows)));
+  Split(const SideCode& code, const ProductGradients& p) : shape(tile_of(this_gpu(), p.count * p.width, math_of(p))) {
+    tiles = ceil_div(p.count * p.width, shape.width()) * ceil_div(code.channels, kChannels);
+    parts = parts_of_tiles(tiles, ceil_div(code.grid.values / code.channels, kRows), resident(this_gpu(), shape.needs(math_of(p))));
   }
 };
 
@@ -120,22 +112,15 @@ int chunk_of(const ProductGradients& p) {
   return 2;
 }
 
-bool has_shared_memory(int bytes) {
-  int device = 0, most = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess && most >= bytes;
-}
-
 }  // namespace
 }  // namespace epilogue::product
 
 bool norm_act_product_fits(const SideCode& code, const ProductGradients& p) {
   using namespace epilogue::product;
-  constexpr int kMostShared = 160 << 10;
-  static_assert(Tile<4, 4>::bytes(Math::full) + sizeof(epilogue::ChannelTables) <= kMostShared);
   const int64_t channels = code.channels, padded = ceil_div(channels, kChannels) * kChannels;
   return norm_act_fits(code) && code.table.bits == 2 && code.grid.values > 0 && channels % 8 == 0 && channels <= 512 &&
-         2 * padded <= 3 * channels && (p.count == 1 || p.count == 2) && p.width >= 1 && p.width <= 256 && has_shared_memory(kMostShared);
+         2 * padded <= 3 * channels && (p.count == 1 || p.count == 2) && p.width >= 1 && p.width <= 256 &&
+         tile_of(this_gpu(), p.count * p.width, math_of(p)).fragments > 0;
 }
 
 int64_t norm_act_product_scratch_bytes(const SideCode& code, const ProductGradients& p) {
@@ -157,12 +142,11 @@ void norm_act_product(const SideCode& code, const Chain& chain, const uint8_t* b
       code,    chain,       seed,   epilogue::parts_of(code, bytes), p.g[0], p.g[other], p.stride[0], p.stride[other], rows, p.width,
       columns, chunk_of(p), partial};
   const dim3 grid(grid_size(split.parts), grid_size(split.tiles));
-  with_tile(split.width, [&](auto tile) {
+  with_tile(split.shape, [&](auto tile) {
     with_math(math_of(p), [&](auto math) {
       using T = decltype(tile);
-      constexpr int kShared = T::bytes(math());
-      const cudaError_t set = cudaFuncSetAttribute(multiply_codes<T, math()>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-      if (set != cudaSuccess) fail(op, "a thread block must get its shared memory", cudaGetErrorString(set));
+      constexpr int kShared = T::kShape.bytes(math());
+      allow_shared(reinterpret_cast<const void*>(multiply_codes<T, math()>), kShared, op);
       multiply_codes<T, math()><<<grid, kBlockThreads, kShared, s>>>(a);
     });
   });

@@ -1,40 +1,26 @@
 // The parts of the product from codes (norm_act_product.cu): tiles, copies of G, decoding of Z, and a thread's sums.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
 #include "satchel/kernels/cuda/one_sided.cuh"
+#include "satchel/kernels/cuda/product_tile.h"
 
 namespace satchel::cuda {
 namespace epilogue::product {
 
-constexpr int kBlockThreads = 512, kRows = 32, kChannels = 128, kStages = 3;
-constexpr int64_t kBlocks = 132;       // all resident at once on an H200
-constexpr int kPitch = kChannels + 8;  // floats a row of Z: lanes of a fragment meet 32 banks
-static_assert(kRows * kChannels == kBlockThreads * 8);
+static_assert(sizeof(ChannelTables) == kTableBytes);
 
-enum class Math { full, tf32, bf16, f16 };  // float32 by FMA; float32 as tf32; 16 bits, which tf32 holds exactly
-
-constexpr bool is_half(Math math) { return math == Math::bf16 || math == Math::f16; }
 template <Math math>
 using Raw = std::conditional_t<is_half(math), uint16_t, float>;
 template <Math math>
 constexpr DType kHalfType = math == Math::f16 ? DType::f16 : DType::bf16;
 
-/// `across` warps side by side, each of `fragments` times 16 columns.
 template <int fragments, int across>
 struct Tile {
-  static constexpr int kFragments = fragments, kAcross = across, kWidth = 16 * fragments * across;
-  static constexpr int kTeams = 4 / across, kTeamThreads = kBlockThreads / kTeams, kTeamRows = kRows / kTeams;
-  static constexpr int kPitch = (kWidth + 31) / 32 * 32 + 8;  // values a row of G
-  static constexpr int kSums = 16 * fragments;                // a thread
-
-  /// Shared memory: G and Z while steps are multiplied, then a team's sums.
-  static constexpr int bytes(Math math) {
-    const int g = kStages * kRows * kPitch * (is_half(math) ? 2 : 4), z = 2 * kRows * product::kPitch * 4;
-    return std::max(g + z, kTeams == 1 ? 0 : kTeamThreads * kSums * 4);
-  }
+  static constexpr TileShape kShape = {fragments, across};
+  static constexpr int kFragments = fragments, kAcross = across, kWidth = kShape.width(), kPitch = kShape.pitch(), kSums = kShape.sums();
+  static constexpr int kTeams = kShape.teams(), kTeamThreads = kBlockThreads / kTeams, kTeamRows = kRows / kTeams;
 };
 
 /// The thread's number, asked for anew each time: what follows from it is worked out where it is needed and takes no register between.

@@ -20,12 +20,12 @@ struct ProductGradients {
 };
 
 /// Fits, beside norm_act_fits: channels a multiple of 8, up to 512, that fill at least two thirds of tiles of 128; 1 or 2 gradients
-/// with 1 to 256 columns; a current device with 160 KiB of shared memory a thread block. Any stride and address does;
+/// with 1 to 256 columns; a current device with 65 KiB of shared memory a thread block. Any stride and address does;
 /// multiples of 16 bytes are copied faster.
 bool norm_act_product_fits(const SideCode&, const ProductGradients&);
 int64_t norm_act_product_scratch_bytes(const SideCode&, const ProductGradients&);
 /// out[i] = g[i]ᵀ·Z for the Z of norm_act_input(), to the bit: of float32, or of 16 bits where g is. Sums in float32 whose order depends on
-/// sizes and types alone. `scratch` starts at a multiple of 16.
+/// sizes, types and the GPU's model: last bits differ between models. `scratch` starts at a multiple of 16.
 void norm_act_product(const SideCode&, const Chain&, const uint8_t* bytes, const uint64_t* seed, const ProductGradients&, void* scratch,
                       StreamHandle);
 

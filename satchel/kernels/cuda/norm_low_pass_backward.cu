@@ -101,7 +101,7 @@ __device__ inline void add_up_block(const Backward& a, const float (&sum_g)[4], 
 }
 
 template <DType type, bool whole_groups>
-__global__ void __launch_bounds__(kWarps * 32, kBackwardBlocks) sum_windows(const __grid_constant__ Backward a, float2* partial) {
+__global__ void __launch_bounds__(kWarps * 32, kSlabBack.each) sum_windows(const __grid_constant__ Backward a, float2* partial) {
   const Planes& p = a.planes;
   const Seat seat(p);
   float mean[4], sum_g[4] = {}, sum_gx[4] = {};
@@ -152,7 +152,7 @@ struct Line {
 };
 
 template <DType type, bool whole_groups>
-__global__ void __launch_bounds__(kWarps * 32, kBackwardBlocks)
+__global__ void __launch_bounds__(kWarps * 32, kSlabBack.each)
     back_windows(const __grid_constant__ Backward a, const __grid_constant__ Outputs o) {
   const Planes& p = a.planes;
   const Seat seat(p);
@@ -212,7 +212,7 @@ void norm_sums(const NormLowPassCode& code, const void* g, DType type, const Nor
   const Backward a = backward_of(code, g, nullptr);
   const auto s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
-  const dim3 grid = a.planes.grid(kBackwardBlocks);
+  const dim3 grid = a.planes.grid(kSlabBack);
   with_type(type, [&](auto t) {
     if (has_whole_groups(from.maps)) {
       sum_windows<t(), true><<<grid, kWarps * 32, 0, s>>>(a, partial);
@@ -221,8 +221,8 @@ void norm_sums(const NormLowPassCode& code, const void* g, DType type, const Nor
     }
   });
   check_launch(op);
-  const int64_t entries = a.planes.parts(kBackwardBlocks) * from.channels;
-  finish_sums<<<grid_size(ceil_div(from.channels, 32)), kFinishWarps * 32, 0, s>>>(partial, entries, from.channels, to.beta, to.gamma);
+  const int64_t entries = a.planes.parts(kSlabBack) * from.channels;
+  finish_sums<<<finish_blocks(from.channels), kFinishThreads, 0, s>>>(partial, entries, from.channels, to.beta, to.gamma);
   check_launch(op);
 }
 
@@ -238,7 +238,7 @@ void norm_back(const NormLowPassCode& code, const NormBack& back, StreamHandle s
   const auto rows = static_cast<double>(from.maps.maps / from.channels * from.maps.map_values());
   const Outputs o = {back.sum_g, back.sum_gx, static_cast<float>(1 / rows), back.skip, back.x};
   const auto s = static_cast<cudaStream_t>(stream);
-  const dim3 grid = a.planes.grid(kBackwardBlocks);
+  const dim3 grid = a.planes.free_grid(kSlabBack);
   with_type(back.type, [&](auto t) {
     if (has_whole_groups(from.maps)) {
       back_windows<t(), true><<<grid, kWarps * 32, 0, s>>>(a, o);

@@ -1,7 +1,5 @@
 // A norm's output, mask and low-pass code in two reads of its input. Large planes: low_pass_stream.h. Small ones, whose maps fit shared
 // memory: column_moments(), then one read for all the rest, as low_pass_last.cu codes them.
-#include <algorithm>
-
 #include "satchel/kernels/cuda/low_pass_slab.cuh"
 #include "satchel/kernels/cuda/low_pass_stream.h"
 #include "satchel/kernels/cuda/low_pass_tile.cuh"
@@ -115,7 +113,7 @@ Choice choose(const LowPassShape& s, int64_t channels, DType type) {
   int least = 8;
   while (least < kSlab && channels % (2 * least) == 0) least *= 2;
   Choice best = made(least);
-  if (best.bytes > std::min(kHalfShared, most_shared())) return {};
+  if (best.bytes > most_shared()) return {};
   for (int tile = 2 * least; least == kSlab && tile <= 4 * kSlab && channels % tile == 0; tile *= 2) {
     if (const Choice c = made(tile); tile / kSlab * s.windows() <= kTakers && c.bytes <= kSmallTile) best = c;
   }
@@ -126,8 +124,8 @@ bool is_large(const LowPassShape& s) { return low_pass_streams(s) && s.map_value
 
 template <DType type, Then then>
 void launch(const Small& a, const Choice& c, unsigned blocks, cudaStream_t s) {
-  allow_shared(encode_small<type, then>, c.bytes);
-  const int items = a.tile.windows * ((c.tile + kSlab - 1) / kSlab), threads = std::min(items, kTakers) * 32;
+  allow_shared(reinterpret_cast<const void*>(encode_small<type, then>), c.bytes, "norm_low_pass");
+  const int items = a.tile.windows * ((c.tile + kSlab - 1) / kSlab), threads = (items < kTakers ? items : kTakers) * 32;
   encode_small<type, then><<<blocks, threads, static_cast<size_t>(c.bytes), s>>>(a);
 }
 
@@ -170,8 +168,8 @@ bool norm_low_pass_fits(const LowPassParts& to, DType type) {
 }
 
 int64_t norm_low_pass_scratch_bytes(const LowPassParts& to) {
-  const int64_t sums = slab::Planes(to.maps, to.channels).parts(slab::kBackwardBlocks) * to.channels * static_cast<int64_t>(sizeof(float2));
-  return std::max({sums, low_pass_stream_scratch_bytes(to.maps, to.channels, true), column_moments_scratch_bytes(to.channels)});
+  const int64_t sums = slab::Planes(to.maps, to.channels).parts(kSlabBack) * to.channels * static_cast<int64_t>(sizeof(float2));
+  return more_of(sums, more_of(low_pass_stream_scratch_bytes(to.maps, to.channels, true), column_moments_scratch_bytes(to.channels)));
 }
 
 void norm_low_pass_measure(const LowPassParts& to, const void* x, DType type, const Moments& moments, void* scratch, StreamHandle stream) {

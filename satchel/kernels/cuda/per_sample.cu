@@ -93,8 +93,8 @@ __device__ inline Extremes extremes_of(const F32Header& r) {
   return e;
 }
 
-/// Two groups of one sample in its bits. `one_block`: both lie in the block of the first.
-template <int bits, bool one_block>
+/// Two groups of one sample in its bits, which lie in one block.
+template <int bits>
 __device__ inline void encode_pair(const Encode& a, int64_t n, uint32_t entry, const int64_t (&group)[2], const float (&v)[2][8],
                                    const Words (&noise)[2]) {
   const Sizes& m = a.code;
@@ -105,7 +105,7 @@ __device__ inline void encode_pair(const Encode& a, int64_t n, uint32_t entry, c
   for (int k = 0; k < 2; ++k) {
     if (group[k] >= m.groups) continue;
     const int64_t block = m.block_of(group[k]);
-    if (k == 0 || !one_block) ruler = block_ruler<bits>(extremes_of(a.ranges[n * m.blocks + block]), m.header);
+    if (k == 0) ruler = block_ruler<bits>(extremes_of(a.ranges[n * m.blocks + block]), m.header);
     if (group[k] * 8 == block * m.block) store_header(a.bytes + m.headers, m.header, n * m.blocks + block, ruler.header);
     const int64_t left = m.values - group[k] * 8;
     const int count = left < 8 ? static_cast<int>(left) : 8;
@@ -118,7 +118,8 @@ __device__ inline void encode_pair(const Encode& a, int64_t n, uint32_t entry, c
   }
 }
 
-template <DType type, bool vector, bool one_block>
+/// load8() serves every whole group, and a thread's two groups lie in one block.
+template <DType type>
 __global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__ Encode a, int64_t tiles, int64_t tiles_each) {
   const UniformSeed seed(a.seed);
   const int64_t tile = thread_index() / kTileThreads;
@@ -130,19 +131,49 @@ __global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__
   float v[2][8];
   Words noise[2];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) load8_until<type, vector>(a.x, n * m.values + group[k] * 8, (n + 1) * m.values, 0.0f, v[k]);
+  for (int k = 0; k < 2; ++k) load8_until<type, true>(a.x, n * m.values + group[k] * 8, (n + 1) * m.values, 0.0f, v[k]);
   const uint32_t entry = entry_of(m, a.bytes, n);
 #pragma unroll
   for (int k = 0; k < 2; ++k) noise[k] = group_noise(seed, m.rounding, n * m.groups + group[k]);  // while the values are on their way
   switch (entry_bits(entry)) {
-    case 1: return encode_pair<1, one_block>(a, n, entry, group, v, noise);
-    case 2: return encode_pair<2, one_block>(a, n, entry, group, v, noise);
-    case 3: return encode_pair<3, one_block>(a, n, entry, group, v, noise);
-    case 4: return encode_pair<4, one_block>(a, n, entry, group, v, noise);
-    case 5: return encode_pair<5, one_block>(a, n, entry, group, v, noise);
-    case 6: return encode_pair<6, one_block>(a, n, entry, group, v, noise);
-    case 7: return encode_pair<7, one_block>(a, n, entry, group, v, noise);
-    default: return encode_pair<8, one_block>(a, n, entry, group, v, noise);
+    case 1: return encode_pair<1>(a, n, entry, group, v, noise);
+    case 2: return encode_pair<2>(a, n, entry, group, v, noise);
+    case 3: return encode_pair<3>(a, n, entry, group, v, noise);
+    case 4: return encode_pair<4>(a, n, entry, group, v, noise);
+    case 5: return encode_pair<5>(a, n, entry, group, v, noise);
+    case 6: return encode_pair<6>(a, n, entry, group, v, noise);
+    case 7: return encode_pair<7>(a, n, entry, group, v, noise);
+    default: return encode_pair<8>(a, n, entry, group, v, noise);
+  }
+}
+
+/// Any samples: a group of 8 values a thread, by the definition.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ Encode a) {
+  const UniformSeed seed(a.seed);
+  const Sizes& m = a.code;
+  const int64_t at = thread_index(), n = quotient(at, m.groups), group = at - n * m.groups;
+  if (n >= m.samples) return;
+  const uint32_t entry = entry_of(m, a.bytes, n);
+  LevelTable even;
+  even.bits = entry_bits(entry);
+  const int64_t block = m.block_of(group), left = m.values - group * 8;
+  const int count = left < 8 ? static_cast<int>(left) : 8;
+  const Header h = extremes_of(a.ranges[n * m.blocks + block]).header((1 << even.bits) - 1, m.header);
+  const Ruler ruler = make_ruler(h);
+  const Words noise = group_noise(seed, m.rounding, at);
+  uint64_t eight = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (j >= count || is_poisoned(h)) break;
+    const float y16 = position(load(a.x, type, n * m.values + group * 8 + j), ruler);
+    eight |= static_cast<uint64_t>(code_of(y16, even, noise_of(noise, j))) << (even.bits * j);
+  }
+  uint8_t* const codes = a.bytes + m.unit * entry_before(entry);
+  if (group * 8 == block * m.block) store_header(a.bytes + m.headers, m.header, n * m.blocks + block, h);
+  for (int k = 0; k < (count * even.bits + 7) / 8; ++k) codes[group * even.bits + k] = static_cast<uint8_t>(eight >> (8 * k));
+  if (group + 1 == m.groups) {  // what aligns the next sample
+    for (int64_t i = code_bytes(m.values, even.bits); i < m.unit * even.bits; ++i) codes[i] = 0;
   }
 }
 
@@ -241,14 +272,11 @@ void per_sample_encode(const PerSampleCode& code, const void* x, DType type, con
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const Encode a = {Sizes(code), x, seed, ranges, bytes};
   const bool one_block = code.block % 256 == 0 || code.blocks() == 1;
-  const unsigned grid = blocks_for(tiles * kTileThreads);
   with_type(type, [&](auto t) {
-    if (!is_vector(code, x, type))
-      encode_tiles<t(), false, false><<<grid, kThreads, 0, s>>>(a, tiles, tiles_each);
-    else if (one_block)
-      encode_tiles<t(), true, true><<<grid, kThreads, 0, s>>>(a, tiles, tiles_each);
+    if (one_block && is_vector(code, x, type))
+      encode_tiles<t()><<<blocks_for(tiles * kTileThreads), kThreads, 0, s>>>(a, tiles, tiles_each);
     else
-      encode_tiles<t(), true, false><<<grid, kThreads, 0, s>>>(a, tiles, tiles_each);
+      encode_any<t()><<<blocks_for(code.samples * code.groups()), kThreads, 0, s>>>(a);
   });
   check_launch("per_sample_encode");
 }

@@ -3,7 +3,6 @@
 // fp32, and values beyond that of bf16 (3.39e38), come out as NaN or infinity and poison their block.
 #include <cuda_bf16.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "satchel/kernels/cuda/device.cuh"
@@ -312,7 +311,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) project_tiles(const __grid_con
 template <class Sink>
 void launch_tiles(const Args& a, DType type, cudaStream_t stream) {
   const Projection& p = a.p;
-  const int64_t tiles = ceil_div(std::min(p.per_matrix, p.rows), kTileRows), workers = ceil_div(tiles, kTilesEach);
+  const int64_t tiles = ceil_div(less_of(p.per_matrix, p.rows), kTileRows), workers = ceil_div(tiles, kTilesEach);
   const dim3 grid(grid_size(p.matrices() * workers), static_cast<unsigned>(ceil_div(p.width, kMostWidth)));
   const bool whole = is_aligned(a.h) && p.columns % (32 * kBatch) == 0;
   with_type(type, [&](auto t) {

@@ -5,7 +5,6 @@
 //
 // Warps need not wait for each other before the end. Then a thread block's sums are added in the order of its warps, and the blocks' by
 // a second kernel, which also multiplies by P.
-#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -17,7 +16,7 @@ namespace project_back {
 namespace {
 
 constexpr int kWarps = 8, kRows = 8;
-constexpr int64_t kBlocks = 132 * 2;  // all resident at once on an H200
+static_assert(kProjectBack.threads == kWarps * 32);
 
 template <int width>
 constexpr int kColumns = 64 / width;  // of g a thread: 64 sums
@@ -85,7 +84,7 @@ struct Quarter {
 
 /// `lanes` of a warp share a row of g: 32 / lanes rows side by side.
 template <int width, DType type, int lanes>
-__global__ void __launch_bounds__(kWarps * 32, 2) multiply_codes(const __grid_constant__ Product a) {
+__global__ void __launch_bounds__(kWarps * 32, kProjectBack.each) multiply_codes(const __grid_constant__ Product a) {
   constexpr int kMine = kColumns<width>, kSlots = 32 / lanes, kEach = kRows / kSlots, kTile = lanes * kMine;
   __shared__ __align__(16) float decoded[kWarps][kRows * width];
   __shared__ float total[width * kTile];
@@ -186,7 +185,7 @@ struct Tiling {
     const int64_t mine = 64 / width;
     while (lanes < 32 && lanes * mine < columns) lanes *= 2;
     tiles = ceil_div(columns, lanes * mine);
-    parts = std::clamp<int64_t>(kBlocks / tiles, 1, ceil_div(rows, kWarps * kRows));
+    parts = parts_of_tiles(tiles, ceil_div(rows, kWarps * kRows), resident(this_gpu(), kProjectBack));
   }
 };
 

@@ -163,13 +163,25 @@ inline int64_t common_divisor(int64_t a, int64_t b) {
   return a;
 }
 
-/// Thread blocks for the fixed kernels so that `values_each · blocks` is a multiple of the channels; 0 where that is too many.
+/// Thread blocks come in multiples of this many, so that `values_each · blocks` is a multiple of the channels.
+inline int64_t block_unit(const SideCode& code, bool has_channels, int64_t values_each) {
+  const int64_t channels = has_channels ? code.channels : 1;
+  return channels / common_divisor(values_each, channels);
+}
+
+/// Thread blocks for the fixed kernels, `most` at most; 0 where those are too few.
 inline int64_t fixed_blocks(const SideCode& code, bool has_channels, int64_t values_each, int64_t most) {
   if (code.grid.block != 256 || !code.grid.is_straight() || code.grid.values / 256 >= (int64_t{1} << 31) ||
       (has_channels && code.inner != 1 && code.channels != 1))
     return 0;
-  const int64_t channels = has_channels ? code.channels : 1, unit = channels / common_divisor(values_each, channels);
+  const int64_t unit = block_unit(code, has_channels, values_each);
   return most / unit * unit;
+}
+
+/// The same for kernels that sum nothing up: as many as the device holds at once.
+inline int64_t free_blocks(const SideCode& code, bool has_channels, int64_t values_each, const BlockNeeds& needs) {
+  const int64_t most = fixed_blocks(code, has_channels, values_each, kSumProcessors * needs.each);
+  return most == 0 ? 0 : blocks_in_units(int64_t{1} << 31, block_unit(code, has_channels, values_each), resident(this_gpu(), needs));
 }
 
 }  // namespace satchel::cuda::side

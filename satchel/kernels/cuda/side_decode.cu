@@ -1,11 +1,11 @@
-// Decode of side codes: four neighbouring values a thread and step, the thread's four channels in registers.
+// Decode of side codes: four or eight values a thread and step, the thread's channels in registers.
 #include "satchel/kernels/cuda/one_sided.cuh"
 
 namespace satchel::cuda {
 namespace side {
 namespace {
 
-constexpr int64_t kDecodeBlocks = 132 * 8;  // thread blocks: all resident at once on an H200
+static_assert(kDecodeFours.threads == kThreads && kDecodeEights.threads == kThreads);
 
 template <int bits, int off>
 __device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
@@ -73,34 +73,96 @@ __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__
   }
 }
 
-/// Eight neighbouring values a thread and step of one-sided codes of 2 bits: decode_fixed() in fewer instructions, where the channels fit.
+/// Where a lane's eight values of a block stand, four and four, so that a warp writes whole lines: fp32 as 2 · 128 values, 16-bit types as
+/// eight neighbours.
+///
+///   fp32   lane  0       1      …   31           0          1        …        bf16, f16   lane   0       1      …   31
+///         value 0 … 3   4 … 7   …  124 … 127   128 … 131  132 … 135  …                   value 0 … 7   8 … 15  …  248 … 255
+template <DType type>
+struct Halves {
+  static constexpr bool apart = type == DType::f32;
+  static constexpr int kEach = apart ? 4 : 8, kNext = apart ? 128 : 4;  // from lane to lane, from the first four to the second
+
+  __device__ static inline int value(int lane, int half) { return lane * kEach + half * kNext; }
+  /// The codes of 2 bits of both as they are read, and together: the first four below.
+  struct Codes {
+    uint32_t first, second;
+
+    __device__ inline void read(const uint8_t* block, int lane) {
+      if constexpr (apart) {
+        block += lane;
+        first = __ldg(block), second = __ldg(block + 32);
+      } else {
+        first = __ldg(reinterpret_cast<const uint16_t*>(block) + lane);
+      }
+    }
+    __device__ inline uint32_t eight() const { return apart ? first | second << 8 : first; }
+  };
+  /// The off plane's bits of one.
+  __device__ static inline uint32_t off_bits(const uint8_t* slot, int lane, int half) {
+    const int first = value(lane, half);
+    return static_cast<uint32_t>(__ldg(slot + first / 8)) >> (first % 8);
+  }
+  /// x: of the block. `small`: no value needs to stop at the type's largest number, as store() has it.
+  __device__ static inline void put(void* x, int64_t block, int lane, const float (&v)[8], bool small) {
+    const int64_t first = block * 256 + value(lane, 0);
+    if constexpr (apart) {
+      store4<type>(x, first, {v[0], v[1], v[2], v[3]});
+      store4<type>(x, first + kNext, {v[4], v[5], v[6], v[7]});
+    } else {
+      put8<type>(x, first, v, small);
+    }
+  }
+};
+
+/// Whole blocks of 256 values of one-sided codes of 2 bits, one a warp and step: decode_fixed() in fewer instructions, where the channels
+/// fit.
 template <DType type>
 __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_constant__ Args a, void* x) {
-  const uint32_t groups = static_cast<uint32_t>(a.code.grid.values / 8), step = gridDim.x * kThreads;
-  uint32_t group = blockIdx.x * kThreads + threadIdx.x;
+  using Own = Halves<type>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / 256), step = gridDim.x * (kThreads / 32);
+  uint32_t block = (blockIdx.x * kThreads + threadIdx.x) / 32;
   epilogue::Decoder half[2] = {};
   epilogue::WarpChannels met;
   {
-    Gate g[8];
-    load_gates(a.code, a.channels, static_cast<int64_t>(group) * 8, g);
     float gamma[8], threshold[8], off[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      gamma[j] = g[j].gamma, threshold[j] = g[j].threshold + 0.0f, off[j] = g[j].off_mean;
-      half[j / 4].threshold[j % 4] = threshold[j], half[j / 4].off[j % 4] = off[j];
-      half[j / 4].falling |= (gamma[j] < 0.0f ? 1u : 0u) << (j % 4);
-      half[j / 4].flat |= (gamma[j] == 0.0f ? 1u : 0u) << (j % 4);
+    for (int k = 0; k < 2; ++k) {
+      Gate g[4];
+      load_gates(a.code, a.channels, static_cast<int64_t>(block) * 256 + Own::value(lane, k), g);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        gamma[4 * k + j] = g[j].gamma, threshold[4 * k + j] = g[j].threshold + 0.0f, off[4 * k + j] = g[j].off_mean;
+        half[k].threshold[j] = threshold[4 * k + j], half[k].off[j] = off[4 * k + j];
+        half[k].falling |= (g[j].gamma < 0.0f ? 1u : 0u) << j;
+        half[k].flat |= (g[j].gamma == 0.0f ? 1u : 0u) << j;
+      }
     }
     met.add(gamma, threshold, off);
   }
-  const bool planes = a.code.plane.bytes != nullptr;
+  const bool planes = a.code.plane.bytes != nullptr, is_bf16 = a.code.header == HeaderType::bf16;
   const OffKey key = planes ? stored_key(a.code) : OffKey{};
   const uint32_t first = static_cast<uint32_t>(a.code.plane.first_block);
-#pragma unroll 2
-  for (; group < groups; group += step) {
-    const Range r = load_range(a.headers, a.code.header, group / 32);
-    const uint32_t eight = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + group), block = first + group / 32;
-    const uint32_t weight = planes && !is_poisoned(r) ? off_weight_of(key, block, static_cast<uint32_t>(a.code.plane.blocks)) : 0;
+  // The next block's header and codes, on their way while this one is decoded.
+  uint2 header = {};
+  typename Own::Codes codes = {};
+  const auto read = [&](uint32_t from) {
+    if (is_bf16)
+      header.x = __ldg(static_cast<const uint32_t*>(a.headers) + from);
+    else
+      header = __ldg(static_cast<const uint2*>(a.headers) + from);
+    codes.read(a.codes + static_cast<uint64_t>(from) * 64, lane);
+  };
+  if (block < blocks) read(block);
+  for (uint32_t next; block < blocks; block = next) {
+    const float low = __uint_as_float(is_bf16 ? header.x << 16 : header.x);
+    const float stored = __uint_as_float(is_bf16 ? header.x & 0xffff0000u : header.y);
+    const Range r = {low, is_finite(stored) ? stored : __uint_as_float(kCanonicalNaN)};  // as load_range() has it
+    const uint32_t eight = codes.eight();
+    next = block + step;
+    if (next < blocks) read(next);
+    const uint32_t weight = planes && !is_poisoned(r) ? off_weight_of(key, first + block, static_cast<uint32_t>(a.code.plane.blocks)) : 0;
     const Bounds b(r);
     float v[8];
     const bool usual = weight == 0 && met.fit(b) && b.low >= -kSmall && b.high <= kSmall;
@@ -108,8 +170,7 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = half[j / 4].value<true>(j % 4, eight >> (j / 4 * 8), b, a.code.table);
     } else {
-      const uint32_t bits =
-          weight > 0 ? __ldg(a.code.plane.bytes + kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * 32 + group % 32) : 0;
+      const uint8_t* slot = a.code.plane.bytes + kOffKeyBytes + static_cast<int64_t>((first + block) / kOffGroup) * 32;
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         float four[4];
@@ -117,13 +178,15 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
         for (int j = 0; j < 4; ++j) {
           four[j] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : half[k].value<false>(j, eight >> (k * 8), b, a.code.table);
         }
-        if (weight > 0)
-          half[k].sample_off(eight >> (k * 8), bits >> (k * 4), static_cast<float>(weight), b, half[k].falling | half[k].flat, four);
+        if (weight > 0) {
+          half[k].sample_off(eight >> (k * 8), Own::off_bits(slot, lane, k), static_cast<float>(weight), b, half[k].falling | half[k].flat,
+                             four);
+        }
 #pragma unroll
         for (int j = 0; j < 4; ++j) v[k * 4 + j] = four[j];
       }
     }
-    put8<type>(x, static_cast<int64_t>(group) * 8, v, usual);
+    Own::put(x, block, lane, v, usual);
   }
 }
 
@@ -237,10 +300,10 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
   const side::Args a = {code,   nullptr, const_cast<Channel*>(channels), nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers),
                         nullptr};
   const bool aligned = is_aligned(x) && is_aligned(codes, code_alignment(code.table.bits));
-  const int64_t wanted = aligned ? side::fixed_blocks(code, channels != nullptr, 4 * kThreads, side::kDecodeBlocks) : 0;
+  const int64_t wanted = aligned ? side::free_blocks(code, channels != nullptr, 4 * kThreads, kDecodeFours) : 0;
   const bool eights =
       aligned && is_aligned(codes, 2) && code.table.bits == 2 && code.table.off == 1 && code.grid.values / 8 < int64_t{1} << 31;
-  const int64_t wide = eights && channels != nullptr ? side::fixed_blocks(code, true, 8 * kThreads, side::kDecodeBlocks / 2) : 0;
+  const int64_t wide = eights && channels != nullptr ? side::free_blocks(code, true, 8 * kThreads, kDecodeEights) : 0;
   const bool relu = eights && wanted > 0 && channels == nullptr && code.plane.bytes == nullptr;
   with_type(type, [&](auto t) {
     if (wide > 0) {
@@ -255,7 +318,7 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
       });
       check_launch("side_decode");
     }
-    const int64_t each = wide > 0 || relu ? 8 : 4, done = wide > 0 || wanted > 0 ? code.grid.values / each * each : 0;
+    const int64_t each = wide > 0 ? 256 : relu ? 8 : 4, done = wide > 0 || wanted > 0 ? code.grid.values / each * each : 0;
     if (done < code.grid.values) side::decode_any<t()><<<blocks_for(code.grid.values - done), kThreads, 0, s>>>(a, x, done);
   });
   check_launch("side_decode");

@@ -1,14 +1,14 @@
 // Encode of side codes: every thread keeps the thresholds of its 8 channels in registers. Those of 2 bits with off means, the usual ones,
 // are coded by encode_one_sided().
+#include "satchel/kernels/cuda/finish.cuh"
 #include "satchel/kernels/cuda/side.cuh"
 
 namespace satchel::cuda {
 namespace side {
 namespace {
 
-constexpr int kEncodeThreads = 128, kEncodeEach = 6;  // threads a block, blocks a multiprocessor: 80 registers a thread
-constexpr int64_t kEncodeBlocks =
-    132 * kEncodeEach;  // all resident at once on an H200; a constant, so that the off means' order never changes
+constexpr int kEncodeThreads = kSideEncode.threads, kEncodeEach = kSideEncode.each;  // 80 registers a thread
+constexpr int64_t kEncodeBlocks = kSumProcessors * kEncodeEach;                      // that sum up off means
 
 /// Codes of 8 values, packed.
 template <int bits, int off, bool usual>
@@ -81,32 +81,20 @@ __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(cons
   }
 }
 
-constexpr int kFinishWarps = 32;
-
-/// Off means from the partial sums and the values of the last, broken block: a thread a channel, rows of partial sums shared out over
-/// the warps, always in the same order.
+/// Off means from the partial sums and the values of the last, broken block.
 template <DType type>
-__global__ void __launch_bounds__(kFinishWarps * 32) finish_means(const __grid_constant__ Args a, int64_t entries) {
-  __shared__ double2 shared[kFinishWarps][33];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t channels = a.code.channels, c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
-  double2 total = make_double2(0, 0);
+__global__ void __launch_bounds__(kFinishThreads, kFinishEach) finish_means(const __grid_constant__ Args a, int64_t entries) {
+  const FinishShare share;
+  const int64_t channels = a.code.channels, c = share.channel, n = a.code.grid.values;
+  double sums[2] = {};
   if (c < channels) {
-#pragma unroll 16
-    for (int64_t p = c + channels * warp; p < entries; p += channels * kFinishWarps) {
-      const float2 part = a.partial[p];
-      total.x += part.x, total.y += part.y;
-    }
-    for (int64_t i = a.code.grid.values / 256 * 256 + warp; i < a.code.grid.values; i += kFinishWarps) {
+    share.each(a.partial, quotient(entries, channels), channels, [&](int64_t, float2 part) { sums[0] += part.x, sums[1] += part.y; });
+    for (int64_t i = n / 256 * 256 + share.own; i < n; i += kFinishShares) {
       const float v = flush(load(a.x, type, i));
-      if (i % channels == c && !is_on(v, a.channels[c])) total.x += v, total.y += 1;
+      if (i % channels == c && !is_on(v, a.channels[c])) sums[0] += v, sums[1] += 1;
     }
   }
-  shared[warp][lane] = total;
-  __syncthreads();
-  if (warp != 0 || c >= channels) return;
-  for (int w = 1; w < kFinishWarps; ++w) total.x += shared[w][lane].x, total.y += shared[w][lane].y;
-  a.channels[c].off_mean = total.y > 0 ? static_cast<float>(total.x / total.y) : 0.0f;
+  if (share.add_up(sums) && c < channels) a.channels[c].off_mean = sums[1] > 0 ? static_cast<float>(sums[0] / sums[1]) : 0.0f;
 }
 
 constexpr int64_t kMostParts = 64;
@@ -226,15 +214,15 @@ void encode_typed(const Args& a, cudaStream_t stream) {
   const bool means = needs_means(code, a.channels);
   const int64_t wanted = is_aligned(a.x) ? fixed_blocks(code, a.channels != nullptr, 256, kEncodeBlocks) : 0;
   if (wanted > 0) {
-    const unsigned blocks = static_cast<unsigned>(wanted);
     if (means && code.table.bits == 2) {
-      encode_one_sided(a, type, blocks, stream);
+      encode_one_sided(a, type, static_cast<unsigned>(wanted), stream);
     } else {
+      const unsigned blocks = grid_size(free_blocks(code, a.channels != nullptr, 256, kSideEncode));
       with_table(code.table, [&](auto bits, auto off) { encode_fixed<bits(), off(), type><<<blocks, kEncodeThreads, 0, stream>>>(a); });
     }
     check_launch("side_encode");
     encode_rest<type>(a, code.grid.values / 256, stream);
-    if (means) finish_means<type><<<static_cast<unsigned>(ceil_div(code.channels, 32)), kFinishWarps * 32, 0, stream>>>(a, wanted * 256);
+    if (means) finish_means<type><<<finish_blocks(code.channels), kFinishThreads, 0, stream>>>(a, wanted * 256);
   } else {
     encode_rest<type>(a, 0, stream);
     if (means) means_of_any<type>(a, stream);

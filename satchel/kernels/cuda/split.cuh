@@ -11,7 +11,7 @@
 //   stages           | s: being multiplied | s + 1: full | s + 2: being written |, in a ring
 #pragma once
 
-#include <algorithm>
+#include <type_traits>
 
 #include "satchel/kernels/cuda/values.cuh"
 
@@ -23,15 +23,6 @@ constexpr int kWarpgroup = 128;
 constexpr int kSide = 2 * kWarpgroup;  // threads that multiply; as many write tiles
 constexpr int kBlockThreads = 2 * kSide;
 constexpr int kStages = 3;
-
-/// Throws unless a kernel's thread blocks may have so much shared memory.
-template <class K>
-void allow_shared(K kernel, int bytes, const char* op) {
-  if (const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); set != cudaSuccess) {
-    cudaGetLastError();  // told here
-    fail(op, "a thread block must get its shared memory", cudaGetErrorString(set));
-  }
-}
 
 /// Powers of two: `to` brings the largest magnitude to [2^14, 2^15), `back` undoes it. Below 2^−100 both stay where they are.
 struct Scale {

@@ -136,11 +136,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_tall(const __grid_c
   }
 }
 
-constexpr int64_t kBlocks = 132;  // an H200's multiprocessors; on every GPU, since the order of the sums follows from it
-
 int64_t tiles_of(const TallPair& p) { return ceil_div(p.g_columns, kRows) * ceil_div(p.x_columns, kWidth); }
 /// Thread blocks a tile: all multiprocessors, eight steps each at least.
-int64_t parts_of(const TallPair& p) { return std::max<int64_t>(1, std::min(kBlocks / tiles_of(p), ceil_div(p.rows, 8 * kDepth))); }
+int64_t parts_of(const TallPair& p) { return parts_of_tiles(tiles_of(p), ceil_div(p.rows, 8 * kDepth), this_gpu().processors); }
 
 }  // namespace
 }  // namespace split
@@ -161,7 +159,7 @@ void split_gradient(const TallPair& from, bool add, float* out, void* scratch, S
   const bool quads = from.g_columns % 4 == 0 && from.g_stride % 4 == 0 && is_aligned(from.g) && from.x_columns % 4 == 0 &&
                      from.x_stride % 4 == 0 && is_aligned(from.x);
   const auto kernel = quads ? multiply_tall<true> : multiply_tall<false>;
-  allow_shared(kernel, kShared, "split_gradient");
+  allow_shared(reinterpret_cast<const void*>(kernel), kShared, "split_gradient");
   kernel<<<grid_size(parts * tiles_of(from)), kBlockThreads, kShared, s>>>(p);
   check_launch("split_gradient");
   add_up(p.partial, parts, values, add, values, out, nullptr, s, "split_gradient");

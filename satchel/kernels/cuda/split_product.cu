@@ -222,14 +222,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_rows(const __grid_c
   }
 }
 
-/// Of the current device.
-int multiprocessors() {
-  int device = 0, count = 0;
-  const bool known =
-      cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
-  return known ? count : 1;
-}
-
 /// Is there code for this device, Hopper's?
 bool has_code(int device) {
   int major = 0, minor = 0;
@@ -246,9 +238,9 @@ void launch(Product p, bool quads, cudaStream_t s) {
   constexpr int kShared = kStages * sizeof(Stage<width>);
   p.column_tiles = static_cast<int>(ceil_div(p.columns, width));
   p.row_tiles = static_cast<int>(ceil_div(p.from.rows, kRows));
-  const int walkers = std::min(p.row_tiles, std::max(multiprocessors() / p.column_tiles, 1));
+  const int walkers = static_cast<int>(parts_of_tiles(p.column_tiles, p.row_tiles, this_gpu().processors));
   const auto kernel = quads ? multiply_rows<width, true> : multiply_rows<width, false>;
-  allow_shared(kernel, kShared, "split_product");
+  allow_shared(reinterpret_cast<const void*>(kernel), kShared, "split_product");
   kernel<<<static_cast<unsigned>(walkers * p.column_tiles), kBlockThreads, kShared, s>>>(p);
   check_launch("split_product");
 }

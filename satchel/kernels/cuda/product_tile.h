@@ -1,0 +1,50 @@
+// Tiles of the product from codes (norm_act_product.cu), and which of them a GPU gets. No CUDA, as gpu.h.
+#pragma once
+
+#include "satchel/kernels/cuda/gpu.h"
+
+namespace satchel::cuda::epilogue::product {
+
+constexpr int kBlockThreads = 512, kRows = 32, kChannels = 128, kStages = 3;
+constexpr int kPitch = kChannels + 8;     // floats a row of Z: lanes of a fragment meet 32 banks
+constexpr int kTableBytes = 4 * 256 * 4;  // of channels, beside the tile
+static_assert(kRows * kChannels == kBlockThreads * 8);
+
+enum class Math { full, tf32, bf16, f16 };  // float32 by FMA; float32 as tf32; 16 bits, which tf32 holds exactly
+
+constexpr bool is_half(Math math) { return math == Math::bf16 || math == Math::f16; }
+
+/// `across` warps side by side, each of `fragments` times 16 columns.
+struct TileShape {
+  int fragments, across;
+
+  constexpr int width() const { return 16 * fragments * across; }
+  constexpr int teams() const { return 4 / across; }
+  constexpr int pitch() const { return (width() + 31) / 32 * 32 + 8; }  // values a row of G
+  constexpr int sums() const { return 16 * fragments; }                 // a thread
+
+  /// Shared memory that a launch asks for: G and Z while steps are multiplied, then a team's sums.
+  constexpr int bytes(Math math) const {
+    const int g = kStages * kRows * pitch() * (is_half(math) ? 2 : 4), z = 2 * kRows * kPitch * 4;
+    const int team = teams() == 1 ? 0 : kBlockThreads / teams() * sums() * 4;
+    return static_cast<int>(more_of(g + z, team));
+  }
+  constexpr BlockNeeds needs(Math math) const { return {kBlockThreads, 1, bytes(math) + kTableBytes}; }
+};
+
+constexpr TileShape kTiles[] = {{4, 4}, {4, 2}, {3, 2}, {3, 1}};
+
+/// The tile that costs least for so many columns, of those that the GPU has the shared memory for; no fragments: none. Decoding is worth
+/// about 40 columns of FMAs, or 160 of tensor cores.
+constexpr TileShape tile_of(const Gpu& gpu, int64_t columns, Math math) {
+  TileShape best = {0, 0};
+  int64_t least = 0;
+  for (const TileShape& tile : kTiles) {
+    if (resident_each(gpu, tile.needs(math)) == 0) continue;
+    const int64_t cost = (columns + tile.width() - 1) / tile.width() * (tile.width() + (math == Math::full ? 40 : 160));
+    if (best.fragments == 0 || cost < least) best = tile, least = cost;
+  }
+  return best;
+}
+
+}  // namespace satchel::cuda::epilogue::product
