@@ -18,23 +18,23 @@ demo: ## train GraphSAGE on a generated graph with four methods and print one ta
 	@scripts/build.sh release satchel_tool
 	@build/bin/satchel train --data synthetic:arxiv,scale=0.1 --method fp32,exact,blockwise,satchel --epochs 60 --eval-every 5
 
-test: ## every test: the torch-free rooms under ASan + UBSan, all rooms as released, the Python package
+test: ## every test: the torch-free rooms under ASan + UBSan, all rooms as released
 	@scripts/build.sh core-sanitized
 	@scripts/test.sh core-sanitized
 	@scripts/build.sh release
 	@scripts/test.sh release
-	@scripts/test_python.sh
 
-test-python: ## the tests of the Python package alone
+test-python: ## the tests of the Python package; all of torch comes into .venv
 	@scripts/test_python.sh
 
 wheel: ## the Python wheel into build/dist, with CUDA kernels where a GPU is present
 	@scripts/wheel.sh
 
-check: ## what takes longer: CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the fuzzers for a minute
+check: ## what takes longer: CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the Python package, the fuzzers for a minute
 	@scripts/build.sh cuda-compile satchel_tool test_cuda
 	@scripts/build.sh release satchel_tool
 	@python3 scripts/kill_test.py 12
+	@scripts/test_python.sh
 	@$(MAKE) --no-print-directory fuzz
 
 test-cuda: ## the tests that need a GPU
