@@ -19,7 +19,7 @@ _PROJECTION = 1  # transform in a spec's numbers
 _STRETCH = 1 << 24  # values of projection matrices at a time
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Packed:
     """A tensor in one or two bits a value, with all that unpack() needs.
 
@@ -47,18 +47,62 @@ def presets() -> dict[str, str]:
     return dict(line.split("\t") for line in ops.presets().splitlines())
 
 
-def _check(x: Tensor, op: str) -> None:
+def _check(x: Any, op: str) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(f"[{op}] x must be a tensor, got {type(x).__name__}")
     if x.dtype not in _FLOATS:
         raise ValueError(f"[{op}] tensor must be float32, float16 or bfloat16, got {x.dtype}")
     if x.layout is not torch.strided:
         raise ValueError(f"[{op}] tensor must be strided, got {x.layout}")
 
 
+def _numbers_of(spec: Any, op: str) -> Numbers:
+    if not isinstance(spec, str):
+        raise ValueError(f"[{op}] spec must be text, got {spec!r}")
+    return parse_spec(spec)
+
+
+def _check_packed(packed: Any, op: str) -> Numbers:
+    """Throws unless every field is of its type and the fields fit each other; the ops check sizes."""
+    if not isinstance(packed, Packed):
+        raise ValueError(f"[{op}] packed must be what pack() gives, got {type(packed).__name__}")
+    numbers = _numbers_of(packed.spec, op)
+    if not isinstance(packed.bytes, Tensor) or packed.bytes.dtype is not torch.uint8:
+        raise ValueError(f"[{op}] bytes must be a tensor of uint8, got {getattr(packed.bytes, 'dtype', packed.bytes)}")
+    projected = numbers[7] == _PROJECTION and math.prod(packed.shape) != 0
+    if (packed.seed is not None) != projected:
+        raise ValueError(f"[{op}] seed must be there for projections alone, got {packed.seed} for {packed.spec}")
+    return numbers
+
+
+def _check_strides(packed: Packed) -> None:
+    """Throws unless the strides put every value on its own place of a gapless stretch, as the ops ask of codes."""
+    places = 1
+    for step, size in sorted((step, size) for size, step in zip(packed.shape, packed.strides) if size > 1):
+        if step != places:
+            break
+        places *= size
+    if len(packed.shape) != len(packed.strides) or places != max(1, math.prod(packed.shape)) and 0 not in packed.shape:
+        raise ValueError(f"[unpack] strides must fill memory without gap or overlap, got {packed.strides}")
+
+
 def _seed_tensor(seed: int | Tensor, device: torch.device) -> Tensor:
     if isinstance(seed, Tensor):
         return seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"[pack] seed must be an integer or an int64[1] tensor, got {seed!r}")
     number = seed & ((1 << 64) - 1)
     return torch.full((1,), number - (1 << 64) if number >> 63 else number, dtype=torch.int64, device=device)
+
+
+def _check_channels(x: Tensor, gamma: Any, beta: Any, dim: int) -> None:
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"[pack] dim must be a dimension of x, which has {x.dim()}, got {dim}")
+    for name, t in (("gamma", gamma), ("beta", beta)):
+        if not isinstance(t, Tensor):
+            raise ValueError(f"[pack] {name} must be a tensor, got {type(t).__name__}")
+        if t.dim() != 1 or t.shape[0] != x.shape[dim]:
+            raise ValueError(f"[pack] {name} must hold {x.shape[dim]} values, one a channel, got {list(t.shape)}")
 
 
 def _channel_table(gamma: Tensor | None, beta: Tensor | None, device: torch.device) -> Tensor:
@@ -122,7 +166,11 @@ def pack(
     torch.Size([64, 1024])
     """
     _check(x, "pack")
-    numbers, x = parse_spec(spec), x.detach()
+    numbers, x = _numbers_of(spec, "pack"), x.detach()
+    if (gamma is None) != (beta is None):
+        raise ValueError(f"[pack] gamma and beta must come together, got {'beta' if gamma is None else 'gamma'} alone")
+    if gamma is not None and beta is not None:
+        _check_channels(x, gamma, beta, dim)
     number = _seed_tensor(seed, x.device)
     if numbers[7] == _PROJECTION and x.numel() > 0:
         inside = pack(_projected(x, numbers, number), ops.spec_text([*numbers[:7], 0, 0, 0, 0]), number)
@@ -135,8 +183,6 @@ def pack(
         channels = table.shape[0]
         if gamma is not None:
             dim = dim % x.dim()
-            if channels != x.shape[dim]:
-                raise ValueError(f"[pack] gamma must hold {x.shape[dim]} values, one a channel, got {channels}")
             inner = 1 if x.shape[dim] == 1 or x.numel() == 0 else strides[dim]
     elif gamma is not None:
         raise ValueError(f"[pack] side must be one or both for gamma and beta, got {spec}")
@@ -151,7 +197,7 @@ def pack(
 @torch.no_grad()
 def unpack(packed: Packed) -> Tensor:
     """The tensor again, with its dtype, shape and strides."""
-    numbers = parse_spec(packed.spec)
+    numbers = _check_packed(packed, "unpack")
     if packed.seed is not None:
         width = -(-(packed.shape[-1] if packed.shape else 1) // numbers[8])
         shape = (*packed.shape[:-1], width)
@@ -159,7 +205,11 @@ def unpack(packed: Packed) -> Tensor:
             packed.bytes, shape, torch.empty(shape, device="meta").stride(), torch.float32, ops.spec_text([*numbers[:7], 0, 0, 0, 0])
         )
         return _unprojected(unpack(inside), packed, numbers)
-    if layout(packed.shape, packed.dtype, packed.channels, packed.inner, numbers)["coding"] == 0:
+    at = layout(packed.shape, packed.dtype, packed.channels, packed.inner, numbers)
+    if at["coding"] == 0:
+        if packed.bytes.dim() != 1 or packed.bytes.numel() != math.prod(packed.shape) * packed.dtype.itemsize:
+            raise ValueError(f"[unpack] bytes must be {math.prod(packed.shape) * packed.dtype.itemsize} in one line, got {list(packed.bytes.shape)}")
+        _check_strides(packed)
         out = torch.empty_strided(packed.shape, packed.strides, dtype=packed.dtype, device=packed.bytes.device)
         out.as_strided((out.numel(),), (1,)).copy_(packed.bytes.view(packed.dtype))
         return out
@@ -170,7 +220,7 @@ def unpack(packed: Packed) -> Tensor:
 
 def inspect(packed: Packed) -> dict[str, Any]:
     """What a packed tensor is made of: its spec, coding, blocks, and the bytes of each part."""
-    numbers = parse_spec(packed.spec)
+    numbers = _check_packed(packed, "inspect")
     at = layout(packed.shape, packed.dtype, packed.channels, packed.inner, numbers)
     values = math.prod(packed.shape)
     parts = {"codes": at["headers"], "headers": at["means"] - at["headers"]}

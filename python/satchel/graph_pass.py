@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _policy
 from ._ops import ops
-from ._policy import Bits
+from ._policy import Bits, checked_size
 from .kept import code_numbers
 
 __all__ = ["PackPass", "compile"]
@@ -77,7 +77,7 @@ class PackPass(CustomGraphPass):
     """
 
     def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384, fused: bool = True) -> None:
-        self.bits, self.min_bytes, self.fused = Bits.of(bits), min_bytes, fused
+        self.bits, self.min_bytes, self.fused = Bits.of(bits, "compile"), checked_size(min_bytes, "compile"), bool(fused)
         self.report: list[Packing] = []
 
     def uuid(self) -> bytes:
@@ -459,6 +459,12 @@ def compile(  # noqa: A001
 
     Returns what torch.compile returns; its PackPass, with the report of the newest graph, is `satchel_pass` of it.
     """
+    if not callable(model):
+        raise ValueError(f"[compile] model must be a module or a function, got {model!r}")
+    if arguments.get("backend", "inductor") != "inductor":
+        raise ValueError(f"[compile] backend must be inductor, got {arguments['backend']!r}")
+    if (options or {}).get("joint_custom_post_pass") is not None:
+        raise ValueError("[compile] options must leave joint_custom_post_pass to PackPass, got another pass")
     pack = PackPass(bits, min_bytes=min_bytes, fused=fused)
     given = dict(torch._inductor.list_mode_options(mode)) if mode is not None else {}
     given.update(options or {})

@@ -1,7 +1,7 @@
 """Ways to keep a saved tensor. Each has `nbytes` and `restore()`.
 
 What restore() gives back need not be the saved value: it gives the same gradient, exactly (mask, inside, shape, index, flags) or in the
-mean (code, slope, exp).
+mean (code, normed, slope, exp).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._ops import Numbers, ops, parse_spec
 
-__all__ = ["Code", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "slope_of", "smooth_kind"]
+__all__ = ["Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "inside", "slope_of", "smooth_kind"]
 
 
 @functools.lru_cache(maxsize=16)
@@ -46,6 +46,36 @@ class Code:
         return ops.unpack.default(self.bytes, self.shape, self.strides, self.dtype, self.numbers)
 
 
+def _beside(t: Tensor, shape: torch.Size) -> Tensor:
+    """A norm's statistics as they broadcast to its input: one a row, a channel, or a group of channels."""
+    t = t.float()
+    if t.dim() == len(shape) and all(a in (1, b) for a, b in zip(t.shape, shape)):
+        return t
+    if t.dim() == 1:
+        return t.view(1, -1, *(1,) * (len(shape) - 2))
+    return t.repeat_interleave(shape[1] // t.shape[1], 1).view(*shape[:2], *(1,) * (len(shape) - 2))
+
+
+class Normed:
+    """A code of (x − mean)·scale, the values that a norm makes. What the means and scales of the parts of a block are does not matter."""
+
+    __slots__ = ("code", "mean", "scale", "dtype")
+
+    def __init__(self, x: Tensor, mean: Tensor | None, scale: Tensor, bits: int, seed: Tensor) -> None:
+        self.dtype, self.mean, self.scale = x.dtype, mean, scale  # the node holds both anyway
+        mean, scale = (None if t is None else _beside(t, x.shape) for t in (mean, scale))
+        self.code = Code((x.float() if mean is None else torch.sub(x, mean)).mul(scale), bits, seed)
+
+    @property
+    def nbytes(self) -> int:
+        return self.code.nbytes
+
+    def restore(self) -> Tensor:
+        y = self.code.restore()
+        y.div_(_beside(self.scale, y.shape))
+        return (y if self.mean is None else y.add_(_beside(self.mean, y.shape))).to(self.dtype)
+
+
 class Mask:
     """One bit a value; comes back as `on` and `off`."""
 
@@ -61,7 +91,21 @@ class Mask:
 
     def restore(self) -> Tensor:
         y = ops.unpack_mask.default(self.bits, self.shape, self.strides, self.dtype)
-        return y if (self.on, self.off) == (1.0, 0.0) else y.mul_(self.on - self.off).add_(self.off)
+        return y if (self.on, self.off) == (1.0, 0.0) else torch.where(y != 0, self.on, self.off).to(self.dtype)
+
+
+def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
+    """Where a hardtanh between these ends, or a hardsigmoid, has a slope. Backward itself says so: types and devices compare in ways of
+    their own. None where no number of the type lies between the ends."""
+    one = torch.ones((), dtype=x.dtype, device=x.device).expand_as(x)
+    if ends is None:
+        return Mask(torch.ops.aten.hardsigmoid_backward(one, x) != 0, x.dtype, 0.0, -math.inf)
+    low, high = ends
+    middle = max(low + 1, min(0.0, high - 1)) if math.isinf(low) or math.isinf(high) else (low + high) / 2
+    low_, middle, high_ = torch.tensor([low, middle, high]).to(x.dtype).double().tolist()
+    if not max(low, low_) < middle < min(high, high_):
+        return None
+    return Mask(torch.ops.aten.hardtanh_backward(one, x, low, high) != 0, x.dtype, middle, -math.inf)
 
 
 class Shape:

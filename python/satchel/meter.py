@@ -84,6 +84,8 @@ class Meter:
 
     def table(self, by: str = "op") -> str:
         """A text table by "op" or by "module", and the sum."""
+        if by not in ("op", "module"):
+            raise ValueError(f"[meter] by must be op or module, got {by!r}")
         groups = self.by_module() if by == "module" else self.by_op()
         width = max([len(name) for name in groups] + [len("in all")])
         rows = [(name, *numbers) for name, numbers in groups.items()]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
+import sys
 import threading
 import weakref
 from typing import Any, Callable, Iterable
@@ -15,16 +17,18 @@ from typing import Any, Callable, Iterable
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 
 from . import kept as forms
-from ._policy import Bits, Row, eager_rows
+from ._policy import Bits, Row, checked_size, eager_rows
 from .meter import Meter
 
 __all__ = ["packing", "attach", "detach"]
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_DEVICES = ("cpu", "cuda", "meta")
+_OPTIONS = ("min_bytes", "include", "exclude", "seed", "meter")  # packing()'s that attach() takes too
 _NEVER = 1 << 63  # sequence numbers from here on are those of AccumulateGrad
 _VIEWS = frozenset(
     ["TBackward0", "ViewBackward0", "UnsafeViewBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ExpandBackward0",
@@ -33,6 +37,7 @@ _VIEWS = frozenset(
 )  # fmt: skip
 _HIDDEN = ("CopySlices", "Foreach", "CppFunction", "CompiledFunctionBackward")  # nodes that do not show what they save
 _SEEDS = 128  # made at a time
+_MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
 
 
 def _mixed(*numbers: int) -> int:
@@ -162,8 +167,12 @@ class _Step(TorchFunctionMode):
             t = getattr(node, "_saved_" + field)
         except RuntimeError:  # changed in place since: torch itself says so in backward
             return self.report(raw, name, field, "exact: changed in place")
-        if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided:
+        if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
             return self.report(raw, name, field, "exact: no plain tensor")
+        if t.device.type not in _DEVICES:
+            return self.report(raw, name, field, "exact: no kernels for this device")
+        if any(step == 0 and size > 1 for size, step in zip(t.shape, t.stride())):  # its storage may be smaller than a code
+            return self.report(raw, name, field, "exact: expanded")
         if _is_parameter(t) or (row.weight and not t.requires_grad) or (self.inputs and t.untyped_storage()._cdata in self.inputs):
             return None
         made = self.make(node, name, row, t.detach())
@@ -238,13 +247,12 @@ class _Step(TorchFunctionMode):
             form = forms.Mask(t, t.dtype)
             return form, "mask", form.nbytes
         if row.keep == "inside":
-            low, high = (-3.0, 3.0) if name == "HardsigmoidBackward0" else (float(node._saved_min_val), float(node._saved_max_val))
-            if not low < high:
-                return None
-            form = forms.Mask((t > low) & (t < high), t.dtype, (low + high) / 2, low)
-            return form, "mask", form.nbytes
+            form = forms.inside(t, None if name == "HardsigmoidBackward0" else (float(node._saved_min_val), float(node._saved_max_val)))
+            return None if form is None else (form, "mask", form.nbytes)
         local = row.role == "local" or (row.edge >= 0 and _ends_in_parameter(node.next_functions[row.edge][0]))
         bits = self.owner.bits.for_role("local" if local else row.role)
+        if row.keep == "normed":
+            return self.make_normed(node, row, t)
         if bits == 32:
             return None
         if row.keep == "slope":
@@ -262,6 +270,21 @@ class _Step(TorchFunctionMode):
             return form, f"exp, {bits} bits", form.nbytes
         code, added = self.code(t, bits, local)
         return code, f"{bits} bits", added
+
+    def make_normed(self, node: Any, row: Row, t: Tensor) -> tuple[Any, str, int] | None:
+        scale = getattr(node, "_saved_" + row.scale)
+        bits = self.owner.bits
+        if scale.numel() == 0:  # running statistics: only the weight's gradient reads the input
+            if bits.local == 32:
+                return None
+            code, added = self.code(t, bits.local, True)
+            return code, f"{bits.local} bits", added
+        wanted = bits.local if row.role == "local" and t.numel() // scale.numel() >= _MANY else bits.flow
+        if wanted == 32:
+            return None
+        mean = getattr(node, "_saved_" + row.mean).detach() if row.mean else None
+        form = forms.Normed(t, mean, scale.detach(), wanted, self.seed(t.device))
+        return form, f"{wanted} bits", form.nbytes
 
     def make_index(self, node: Any, row: Row, t: Tensor) -> tuple[Any, str, int] | None:
         whole = getattr(node, "_raw_saved_" + row.of)
@@ -310,13 +333,18 @@ class packing:
         meter: bool = False,
         model: nn.Module | None = None,
     ) -> None:
-        if isinstance(include, str) or isinstance(exclude, str):
-            raise ValueError("[packing] include and exclude must be lists of patterns, got a string")
+        for patterns in (include, exclude):
+            if not isinstance(patterns, (list, tuple, set, frozenset)) or not all(isinstance(p, str) for p in patterns):
+                raise ValueError(f"[packing] include and exclude must be lists of patterns, got {patterns!r}")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ValueError(f"[packing] seed must be an integer or None, got {seed!r}")
+        if model is not None and not isinstance(model, nn.Module):
+            raise ValueError(f"[packing] model must be a torch.nn.Module, got {type(model).__name__}")
         self.bits = Bits.of(bits)
-        self.min_bytes, self.include, self.exclude, self.seed = min_bytes, tuple(include), tuple(exclude), seed
+        self.min_bytes, self.include, self.exclude, self.seed = checked_size(min_bytes, "packing"), tuple(include), tuple(exclude), seed
         self.filtered = bool(self.include or self.exclude)
         self.meter: Meter | None = Meter() if meter else None
-        self._steps = 0
+        self._numbers = itertools.count(1)  # of steps; every thread draws its own
         self._local = threading.local()
         self._wanted: dict[tuple[str, str, str], bool] = {}
         self._model = model
@@ -347,10 +375,9 @@ class packing:
         depth = getattr(self._local, "depth", 0)
         self._local.depth = depth + 1
         if depth == 0:
-            self._steps += 1
             if self.meter is not None:
                 self.meter.clear()
-            self._local.step = step = _Step(self, self._steps)
+            self._local.step = step = _Step(self, next(self._numbers))
             self._local.hooks = _name_modules(self._model, self) if self._model is not None else []
             step.__enter__()
         return self
@@ -362,6 +389,27 @@ class packing:
             step.__exit__(*error)
             for handle in self._local.hooks:
                 handle.remove()
+
+    def leave_abandoned(self) -> None:
+        """Takes this thread's step off where the forward that entered it is no longer running: torch calls no hook after KeyboardInterrupt."""
+        entered, frame = getattr(self._local, "entered", None), sys._getframe(1)
+        if entered is None:
+            return
+        while frame is not None and frame is not entered:
+            frame = frame.f_back
+        if frame is entered:
+            return
+        step, self._local.step, self._local.depth, self._local.entered = self.step, None, 0, None
+        above = []
+        while _len_torch_function_stack() > 0 and (mode := _pop_mode()) is not step:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def entered_by(self, frame: Any) -> None:
+        """The frame that the outermost step belongs to; None when it leaves."""
+        if self._local.depth == (0 if frame is None else 1):
+            self._local.entered = frame
 
 
 def _packing_from(bits: Bits, min_bytes: int, include: tuple, exclude: tuple, seed: int | None, meter: bool) -> packing:
@@ -378,12 +426,14 @@ class _Before:
         if torch.compiler.is_compiling():
             return
         if self.root:
+            self.owner.leave_abandoned()
             self.owner.__enter__()
+            self.owner.entered_by(sys._getframe(1))
             step = self.owner.step
             assert step is not None
-            for t in pytree.tree_leaves((args, kwargs)):
+            for t in (*pytree.tree_leaves((args, kwargs)), *module.buffers()):
                 if type(t) is Tensor and t.is_leaf and t.layout is torch.strided:
-                    reference = StorageWeakRef(t.untyped_storage())  # the caller holds it
+                    reference = StorageWeakRef(t.untyped_storage())  # the caller or the model holds it
                     step.inputs[reference.cdata] = reference
         if self.owner.step is not None:
             self.owner.step.paths.append(self.path)
@@ -404,6 +454,7 @@ class _After:
                 pass
         if self.root and step is not None:
             self.owner.__exit__(None, None, None)
+            self.owner.entered_by(None)
 
 
 def _name_modules(model: nn.Module, owner: packing) -> list[Any]:
@@ -411,7 +462,7 @@ def _name_modules(model: nn.Module, owner: packing) -> list[Any]:
     handles = []
     for path, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(_Before(owner, path, False), with_kwargs=True))
-        handles.append(module.register_forward_hook(_After(owner, path, False)))
+        handles.append(module.register_forward_hook(_After(owner, path, False), always_call=True))
     return handles
 
 
@@ -421,15 +472,18 @@ def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = "2/4/8",
     The model's own code, its parameters and its state_dict stay as they are. The hooks are copied and stored with the model;
     detach() takes them off.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"[attach] model must be a torch.nn.Module, got {type(model).__name__}")
     if any(_hooks_of(module) for module in model.modules()):
-        raise ValueError("[attach] the model must not be attached already; call detach() first")
-    if "model" in options:
-        raise ValueError("[attach] takes no option model: it is the model")
+        raise ValueError("[attach] model must not be attached yet, got one that is; call detach() first")
+    for name in options:
+        if name not in _OPTIONS:
+            raise ValueError(f"[attach] options must be {', '.join(_OPTIONS)}, got {name!r}")
     owner = packing(bits, **options)
     for path, module in model.named_modules():
         root = module is model
         module.register_forward_pre_hook(_Before(owner, path, root), with_kwargs=True, prepend=root)
-        module.register_forward_hook(_After(owner, path, root), always_call=root)
+        module.register_forward_hook(_After(owner, path, root), always_call=True)
     return owner
 
 
@@ -440,6 +494,8 @@ def _hooks_of(module: nn.Module) -> list[tuple[dict, int]]:
 
 def detach(model: nn.Module) -> nn.Module:
     """The model as it was before attach()."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"[detach] model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
         for table, key in _hooks_of(module):
             del table[key]

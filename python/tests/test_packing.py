@@ -266,7 +266,7 @@ def test_attach_and_detach():
     assert ("1", "GeluBackward0", "self") in lines and ("3", "AddmmBackward0", "mat1") in lines
     assert ("0", "AddmmBackward0", "mat1") not in lines, "the caller holds the batch"
     assert list(model.state_dict()) == names
-    with pytest.raises(ValueError, match=r"\[attach\] the model must not be attached already"):
+    with pytest.raises(ValueError, match=r"\[attach\] model must not be attached yet, got one that is"):
         satchel.attach(model)
     assert satchel.detach(model) is model
     assert torch.equal(gradients(model(x).square().sum(), model), expected)

@@ -145,6 +145,9 @@ Tensor pack(const Tensor& x, const Tensor& seed, const std::optional<Tensor>& ch
   check_seed(seed, x, op);
   const Place place(x, op);
   const Numbers shape = vector_of(x.sizes());
+  if (channels && (channels->dim() != 2 || channels->size(1) != 16 || channels->scalar_type() != ScalarType::Byte)) {
+    fail(op, "channels must be rows of 16 bytes", channels->numel());
+  }
   const int64_t count = channels ? channels->size(0) : 0;
   const CodecLayout layout = plan_of(shape, type, spec, count, inner, op);
   check_coded(layout, op);
@@ -154,9 +157,6 @@ Tensor pack(const Tensor& x, const Tensor& seed, const std::optional<Tensor>& ch
   const Tensor bytes = new_bytes(x, layout.at.total);
   zero_gaps(layout, bytes);
   if (channels) {
-    if (channels->scalar_type() != ScalarType::Byte || channels->numel() != count * 16 || !channels->is_contiguous()) {
-      fail(op, "channels must be rows of 16 bytes", channels->numel());
-    }
     Tensor part = torch::stable::narrow(const_cast<Tensor&>(bytes), 0, layout.at.channels, count * 16);
     torch::stable::copy_(part, torch::stable::flatten(*channels, 0, -1));
   }
@@ -294,6 +294,7 @@ Tensor pack_slope(const Tensor& x, const Tensor& seed, const Tensor& levels, int
   const Tensor line = aligned(is_dense(x) ? x : torch::stable::contiguous(x));
   const int64_t values = x.numel();
   const Tensor bytes = new_bytes(x, code_bytes(values, bits));
+  if (values == 0) return bytes;
   const auto* table = static_cast<const float*>(levels.const_data_ptr());
   const auto* number = static_cast<const uint64_t*>(seed.const_data_ptr());
   auto* codes = static_cast<uint8_t*>(bytes.data_ptr());
@@ -318,6 +319,7 @@ Tensor unpack_table(const Tensor& given, const Tensor& table, const Numbers& sha
   check_bytes(given, code_bytes(values, bits), op);
   const Place place(given, op);
   const Tensor out = empty_strided(given, shape, strides, dtype);
+  if (values == 0) return out;
   const auto* codes = static_cast<const uint8_t*>(given.const_data_ptr());
   const auto* from = static_cast<const float*>(table.const_data_ptr());
   if (place.cuda()) {
