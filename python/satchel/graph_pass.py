@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import operator
 import pathlib
 from typing import Any, Callable, Iterator
 
@@ -103,6 +104,8 @@ class _Rewrite:
         self.codes: dict[tuple[str, int], Callable[[], fx.Node]] = {}
         self.report: list[Packing] = []
         self.base: dict[torch.device, fx.Node] = {}
+        self.scales: dict[fx.Node, fx.Node] = {}  # 1/σ by the node that makes the mean
+        self.places: dict[fx.Node, int] = {}  # of the nodes in the graph
 
     def run(self) -> list[Packing]:
         nodes = list(self.graph.nodes)
@@ -112,6 +115,8 @@ class _Rewrite:
         for n in nodes:
             if n.op == "call_function" and any(i in self.tangent for i in n.all_input_nodes):
                 self.tangent.add(n)
+        self.places = {n: i for i, n in enumerate(nodes)}
+        self.find_scales(nodes)
         edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
         draws = self.draws(edges)
         most: dict[tuple[str, int], int] = {}  # one code a value and draw, with the most bits that a reader wants
@@ -202,15 +207,27 @@ class _Rewrite:
             return 0
         if n.target == aten.mul.Tensor:
             return max((self.values_per_statistic(a) for a in n.args if isinstance(a, fx.Node) and a.target == aten.sub.Tensor), default=0)
-        if n.target != aten.sub.Tensor or not isinstance(n.args[1], fx.Node):
-            return 0
-        mean = n.args[1]
-        while mean.op == "call_function" and mean.target in _VIEWS:
-            mean = mean.args[0]
-        made = mean.args[0] if str(mean.target).endswith("getitem>") or getattr(mean.target, "__name__", "") == "getitem" else mean
-        if not isinstance(made, fx.Node) or made.target not in (aten.var_mean.correction, aten.mean.dim):
-            return 0
-        return n.meta["val"].numel() // max(1, mean.meta["val"].numel())
+        return 0 if self.statistic(n) is None else n.meta["val"].numel() // max(1, n.args[1].meta["val"].numel())
+
+    def statistic(self, n: fx.Node) -> fx.Node | None:
+        """The node that makes the mean where n is x − mean."""
+        if n.op != "call_function" or n.target != aten.sub.Tensor or not isinstance(n.args[1], fx.Node):
+            return None
+        made = _through(n.args[1], _VIEWS)
+        if made.target is operator.getitem:
+            made = made.args[0]
+        return made if made.target in (aten.var_mean.correction, aten.mean.dim) else None
+
+    def find_scales(self, nodes: list[fx.Node]) -> None:
+        """Norms that forward makes as (x − mean)·(1/σ). Backward may read x − mean; it is coded times 1/σ, since channels whose σ differ may
+        share a block."""
+        for n in nodes:
+            if n.op != "call_function" or n.target != aten.mul.Tensor or n in self.tangent or len(n.all_input_nodes) != 2:
+                continue
+            for a, scale in (n.args, n.args[::-1]):
+                mean = self.statistic(a)
+                if mean is not None and _through(scale, _VIEWS).target == aten.rsqrt.default:
+                    self.scales.setdefault(mean, scale)
 
     def wanted(self, n: fx.Node, value: fx.Node) -> int:
         bits = self.options.bits
@@ -308,15 +325,18 @@ class _Rewrite:
         if key not in self.codes:
             count = len(self.codes)
             base = None if bits == 1 else self.seed(val.device)
-            place = s.next
+            mean = self.statistic(s)
+            scale = None if mean is None else self.scales.get(mean)
+            place = (s if scale is None else max(s, scale, key=self.places.__getitem__)).next
             while place.op == "placeholder":
                 place = place.next
             with self.graph.inserting_before(place):
+                coded = s if scale is None else self.node(aten.mul.Tensor, (s, scale))
                 if self.options.fused and val.numel() % BLOCK == 0:
-                    decode, saved = self.encode_bits(s) if val.dtype is torch.bool else self.encode(s, bits, base, count)
+                    decode, saved = self.encode_bits(coded) if val.dtype is torch.bool else self.encode(coded, bits, base, count)
                 else:
-                    decode, saved = self.encode_by_ops(s, bits, base, count)
-            self.codes[key] = decode
+                    decode, saved = self.encode_by_ops(coded, bits, base, count)
+            self.codes[key] = decode if scale is None else lambda: self.line(_AGAIN, decode(), (aten.div.Tensor, scale), (_CAST, val.dtype))
             after = sum(n.meta["val"].nbytes for n in saved)
             dtype = str(val.dtype).removeprefix("torch.")
             self.report.append(Packing(s.name, str(s.target), str(before.target), tuple(val.shape), dtype, bits, val.nbytes, after))
@@ -429,6 +449,13 @@ class _Rewrite:
             kwargs = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
             empty = self.node(aten.empty_strided.default, (list(val.shape), list(val.stride())), kwargs, _AGAIN)
         n.update_arg(place, empty)
+
+
+def _through(n: fx.Node, targets: set[Any]) -> fx.Node:
+    """What n is made of by these ops alone, first argument by first argument."""
+    while n.op == "call_function" and n.target in targets:
+        n = n.args[0]
+    return n
 
 
 def _per_byte(bits: int) -> int:

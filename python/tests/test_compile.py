@@ -160,6 +160,24 @@ def test_values_read_twice_on_a_path(monkeypatch):
     assert found["cube"] > 1.4, found
 
 
+@pytest.mark.parametrize("rows, fused", [(512, True), (8192, True), (512, False)])
+def test_a_batch_norm_whose_channels_differ_in_size(rows, fused):
+    """The noise is a share of each channel's own σ, though channels share blocks."""
+    norm, weights = nn.BatchNorm1d(64), torch.randn(rows, 64)
+    x = (torch.randn(rows, 64) * torch.logspace(-2, 2, 64)).requires_grad_()
+
+    def loss(x):
+        return (norm(x * 1.0) * weights).sum()
+
+    expected = torch.autograd.grad(loss(x), x)[0]
+    pack = satchel.PackPass(min_bytes=1024, fused=fused)
+    f = op_by_op(loss, pack)
+    draws = torch.stack([torch.autograd.grad(f(x), x)[0] for _ in range(DRAWS)])
+    along = (draws.mean(0) * expected).sum(0) / expected.square().sum(0)
+    assert pack.report and (along - 1).abs().max() < 0.01, along
+    assert (draws - expected).norm() < 0.2 * DRAWS**0.5 * expected.norm()
+
+
 def test_activations():
     functions = [F.relu, F.gelu, F.silu, torch.tanh, torch.sigmoid, F.elu, F.softplus, F.mish, F.hardswish, torch.exp]
     found = ratios(Branches(*functions), torch.randn(32, 128), satchel.PackPass("2/2/8", min_bytes=1024), DRAWS)
