@@ -162,8 +162,15 @@ def mse(device):
 
 @case("CudnnBatchNormBackward0.input" if CUDA else "NativeBatchNormBackward0.input")
 def batch_norm(device):
-    net = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 4, 3)).to(device)
+    net = nn.Sequential(nn.Conv2d(8, 64, 3), nn.BatchNorm2d(64), nn.Conv2d(64, 4, 3)).to(device)
     x = torch.randn(16, 8, 12, 12, device=device)
+    return lambda: weighted(net(x)), list(net.parameters())
+
+
+@case("CudnnBatchNormBackward0.input" if CUDA else "NativeBatchNormBackward0.input")
+def batch_norm_of_many_values(device):
+    net = nn.Sequential(nn.Conv2d(8, 64, 3), nn.BatchNorm2d(64), nn.Conv2d(64, 4, 3)).to(device)
+    x = torch.randn(44, 8, 12, 12, device=device)
     return lambda: weighted(net(x)), list(net.parameters())
 
 
