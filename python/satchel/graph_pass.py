@@ -82,7 +82,7 @@ class PackPass(CustomGraphPass):
         self.report: list[Packing] = []
 
     def uuid(self) -> bytes:
-        files = [pathlib.Path(__file__).read_bytes(), _policy.text().encode()]
+        files = [path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))] + [_policy.text().encode()]
         options = repr((self.bits, self.min_bytes, self.fused)).encode()
         return hashlib.sha256(b"\0".join([*files, options])).digest()
 
@@ -157,7 +157,7 @@ class _Rewrite:
                 continue
             if not _is_static(self.source(value)[0].meta["val"]) or not _is_static(val):  # symbols for sizes: exact
                 continue
-            if val.numel() * val.element_size() >= self.options.min_bytes:
+            if 0 < val.numel() and val.numel() * val.element_size() >= self.options.min_bytes:
                 yield place, value
 
     def is_input(self, n: fx.Node) -> bool:
