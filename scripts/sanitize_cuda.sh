@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 die() { echo "satchel: $*" >&2; exit 1; }
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' scripts/sanitize_cuda.sh; }
 
-tools="racecheck memcheck synccheck" parts="codec low_pass norm_act norm_block norm_image product split"
+tools="racecheck memcheck synccheck" parts="codec low_pass norm_act norm_block norm_image product row_norm split"
 filter='*' logs=build/sanitize timeout=60 jobs=4 build=build
 while [[ $# -gt 0 ]]; do
   case $1 in
@@ -38,8 +38,8 @@ for part in $parts; do [[ -x $build/test_cuda_$part ]] || die "$build/test_cuda_
 unset SATCHEL_TEST_CASES GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX  # every part has its own
 
 # Shards of a family under racecheck, which is the slowest and has the long tests apart, and under the others; never more than tests.
-declare -A race_shards=([codec]=9 [low_pass]=6 [norm_act]=8 [norm_block]=2 [norm_image]=3 [product]=6 [split]=3 [autograd]=12 [train]=12)
-declare -A shards=([codec]=8 [low_pass]=6 [norm_act]=6 [norm_block]=4 [norm_image]=8 [product]=6 [split]=6 [autograd]=6 [train]=6)
+declare -A race_shards=([codec]=9 [low_pass]=6 [norm_act]=8 [norm_block]=2 [norm_image]=3 [row_norm]=4 [product]=6 [split]=3 [autograd]=12 [train]=12)
+declare -A shards=([codec]=8 [low_pass]=6 [norm_act]=6 [norm_block]=4 [norm_image]=8 [row_norm]=3 [product]=6 [split]=6 [autograd]=6 [train]=6)
 huge='*MoreThanTwoToTheThirtyOneValues'
 large="$huge:*ManyRows*:*LargeMaps*:*LongSumsAreNotCutOff:*ManyTilesOfColumns:*MoreTilesThanAGridHasRows"
 

@@ -151,6 +151,10 @@ at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptio
   }
   EpilogueCall call = fused_call(x, weights, options, saving);
   call.next_reads = !options.only_added;
+  if (options.only_added && x.is_cuda() && reads_producer(saving.method)) {
+    const EpilogueKernel& kernel = epilogue_kernel(call, keeps_of(saving.method, call.site()), call.as_rows(x));
+    if (std::string_view(kernel.name) == "unfused") return norm_alone(std::move(call));  // fewer maps of float32 at once
+  }
   const double p = options.training() ? options.dropout : 0;
   // The fused kernels of images that keep each function's own know no dropout.
   const bool apart = call.is_image() && !reads_producer(saving.method);

@@ -50,6 +50,11 @@ ImageSteps::How::How(const Method& method) : baseline(is_baseline(method)), shar
   samples_have_bits = has_per_sample_bits(input.front());
   const Keep* own = find(after, Kind::norm);
   fuses_norms = shares ? find(after, Kind::shared)->spec.side != Side::none : own->spec.bits != kKeep;
+  norm.activation = Activation::none;
+  norm.next_reads = false;
+  const std::vector<Keep> alone = keeps_of(method, norm);
+  const Keep* alone_norm = find(alone, Kind::norm);
+  fuses_alone = shares && fuses_norms && alone_norm != nullptr && alone_norm->spec.bits == 2 && alone_norm->spec.levels != Levels::even;
   sums_by_parts = shares && fuses_norms && find(after, Kind::shared)->mean_bits == 0;
   norm_samples_have_bits = !shares && has_per_sample_bits(*own);
 }
@@ -151,6 +156,12 @@ void ImageSteps::forward_norm(size_t i) {
     const Tensor part = take(ceil_div(bytes(in), kParts));
     keep(i);
     map(out) = std::exchange(map(layer.inputs[1]), nullptr);
+    return;
+  }
+  if (how_.shares && !layer.relu && !how_.fuses_alone) {
+    map(out) = take_map(out);
+    const Tensor normalised = take_map(out);
+    keep(i);
     return;
   }
   // Which codes the fused passes serve; others make the normalised values first and a map of their own.
@@ -261,7 +272,7 @@ void ImageSteps::backward_norm(size_t i, Gradient g) {
     g = {std::move(passed)};
   }
   if (!how_.baseline && !g.is_own()) g = {take_map(in)};
-  if (how_.shares && !layer.relu && !how_.fuses_norms) take(width_ * std::min(kRowStretch, values(in)));  // decoded
+  if (how_.shares && !layer.relu && !how_.fuses_alone) take(width_ * std::min(kRowStretch, values(in)));  // decoded
   if (!how_.baseline && !adds) return pass_on(in, std::move(g));
   const ImageLayer& before = model_.layers[i - 1];
   if (adds && adds_by_parts(i) && values(in) >= kPartsFrom) {

@@ -47,6 +47,7 @@ class ImageSteps {
     bool projects = false;           // inputs of layers: decoded as a whole
     bool samples_have_bits = false;  // inputs of layers
     bool fuses_norms = false;        // by code; others make the normalised values first and a map of their own
+    bool fuses_alone = false;        // norms of which a sum alone reads the result, where layers share
     bool sums_by_parts = false;      // of residual blocks, where they are large
     bool norm_samples_have_bits = false;
   };
