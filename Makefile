@@ -8,7 +8,7 @@ export PYTHON JOBS
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check test-cuda sanitize-cuda bench bench-cuda sanitize fuzz lint format docs install clean
+.PHONY: help demo test check test-cuda sanitize-cuda test-python wheel bench bench-cuda sanitize fuzz lint format docs install clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=/path/to/python3] [JOBS=n]"
@@ -18,16 +18,23 @@ demo: ## train GraphSAGE on a generated graph with four methods and print one ta
 	@scripts/build.sh release satchel_tool
 	@build/bin/satchel train --data synthetic:arxiv,scale=0.1 --method fp32,exact,blockwise,satchel --epochs 60 --eval-every 5
 
-test: ## every test: the torch-free rooms under ASan + UBSan, then all rooms as released
+test: ## every test: the torch-free rooms under ASan + UBSan, all rooms as released
 	@scripts/build.sh core-sanitized
 	@scripts/test.sh core-sanitized
 	@scripts/build.sh release
 	@scripts/test.sh release
 
-check: ## what takes longer: CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the fuzzers for a minute
+test-python: ## the tests of the Python package; all of torch comes into .venv
+	@scripts/test_python.sh
+
+wheel: ## the Python wheel into build/dist, with CUDA kernels where a GPU is present
+	@scripts/wheel.sh
+
+check: ## what takes longer: CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the Python package, the fuzzers for a minute
 	@scripts/build.sh cuda-compile satchel_tool test_cuda
 	@scripts/build.sh release satchel_tool
 	@python3 scripts/kill_test.py 12
+	@scripts/test_python.sh
 	@$(MAKE) --no-print-directory fuzz
 
 test-cuda: ## the tests that need a GPU

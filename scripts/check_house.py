@@ -25,6 +25,7 @@ MAY_READ = {
     "models": {"core", "tensor", "autograd", "plan", "nn", "graph", "models"},
     "data": {"core", "kernels", "tensor", "graph", "data"},
     "train": set(ROOMS),
+    "stable": {"core", "kernels", "tensor", "stable"},
 }
 FLAGS = ["torch_baseline", "shared", "adaptive", "keeps_aggregate", "packs_data", "keeps_dropout", "norm_bias", "residual", "mean", "budget",
          "swap", "longest_block"]

@@ -11,7 +11,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-FOLDERS = ["core", "kernels", "kernels/cpu", "kernels/cuda", "tensor", "autograd", "plan", "nn", "graph", "models", "data", "train"]
+FOLDERS = ["core", "kernels", "kernels/cpu", "kernels/cuda", "tensor", "autograd", "plan", "nn", "graph", "models", "data", "train", "stable"]
 SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 
 

@@ -1,6 +1,6 @@
 # Sourced by the other scripts: makes the machine ready, then names PYTHON, CMAKE, CTEST and NINJA. Prints nothing where all is there.
 #   PYTHON empty: Debian packages by apt-get, torch, cmake and ninja by pip into .venv: without a GPU only what C++ on the CPU needs; nvcc
-#     too for a GPU without a toolkit, and where COMPILE_CUDA is set
+#     too for a GPU without a toolkit, and where COMPILE_CUDA is set; all of torch and what Python's tests need where WITH_PYTHON is set
 #   PYTHON given: its torch and its (or the PATH's) cmake and ninja; nothing is downloaded
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -71,9 +71,9 @@ pip_install() {
 # All of torch and nvcc where kernels are compiled and no toolkit is there (torch's other CUDA wheels have headers that they need); all of
 # torch for a GPU; else what C++ on the CPU needs, unless all of it is there.
 make_venv() {
-  local nvcc=''
+  local nvcc='' WITH_PYTHON=${WITH_PYTHON:-}
   if { has_gpu || [[ -n "${COMPILE_CUDA:-}" ]]; } && ! has_toolkit; then nvcc=yes; fi
-  if has_gpu || [[ -n "$nvcc" ]]; then
+  if has_gpu || [[ -n "$nvcc$WITH_PYTHON" ]]; then
     pip_install "5 GB" requirements.txt
   elif ! has_installed requirements.txt; then
     pip_install "1.4 GB" requirements-cpu.txt --no-deps
@@ -82,6 +82,7 @@ make_venv() {
     pip_install "350 MB" requirements-nvcc.txt
     link_nvcc
   fi
+  if [[ -n "$WITH_PYTHON" ]]; then pip_install "10 MB" requirements-python.txt; fi
 }
 
 # find_tool NAME OLDEST: the newest-enough NAME beside PYTHON, in its scripts folder or on the PATH; empty where there is none.

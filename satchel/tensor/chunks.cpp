@@ -1,7 +1,5 @@
 #include "satchel/tensor/chunks.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -28,7 +26,7 @@ int64_t quantum_of(const Grid& grid) {
 
 void for_chunks(int64_t values, int64_t chunk, const RangeFunction& run) {
   const int64_t grain = std::max<int64_t>(1, 8 * kChunk / chunk);
-  at::parallel_for(0, ceil_div(values, chunk), grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, ceil_div(values, chunk), grain, [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) run(c * chunk, std::min(values, (c + 1) * chunk));
   });
 }
@@ -47,12 +45,12 @@ void encode_in_chunks(const Grid& grid, const RangeFunction& measure, const Rang
   if (has_long_blocks(grid)) {
     measure(0, grid.blocks());
   } else {
-    at::parallel_for(0, grid.blocks(), std::max<int64_t>(1, 8 * kChunk / grid.block), measure);
+    parallel_for(0, grid.blocks(), std::max<int64_t>(1, 8 * kChunk / grid.block), measure);
   }
   for_chunks(grid.values, kChunk, encode);
 }
 
-bool has_long_blocks(const Grid& grid) { return grid.block >= kLongBlock && grid.blocks() < 4 * at::get_num_threads(); }
+bool has_long_blocks(const Grid& grid) { return grid.block >= kLongBlock && grid.blocks() < 4 * thread_count(); }
 
 Range measure_long_block(const Grid& grid, Source x, int64_t block) {
   const int64_t begin = grid.begin(block), count = grid.end(block) - begin;
@@ -61,7 +59,7 @@ Range measure_long_block(const Grid& grid, Source x, int64_t block) {
   part.header = HeaderType::f32;  // exact extremes
   const char* data = static_cast<const char*>(x.data) + (begin - x.origin) * size_of(x.type);
   std::vector<F32Header> parts(static_cast<size_t>(part.grid.blocks()));
-  at::parallel_for(0, part.grid.blocks(), 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, part.grid.blocks(), 1, [&](int64_t first, int64_t last) {
     best_cpu_kernel().side_measure(part, {data, x.type}, parts.data(), first, last);
   });
   Range whole{parts[0].low, parts[0].step};

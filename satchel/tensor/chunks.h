@@ -1,14 +1,12 @@
-// How a tensor's values are shared out over threads on the CPU. Bytes never depend on it. Private to this room.
+// How a tensor's values are shared out over threads on the CPU. Bytes never depend on it. No torch; private to the library.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 #include "satchel/kernels/cpu/cpu.h"
+#include "satchel/tensor/parallel.h"
 
 namespace satchel {
-
-using RangeFunction = std::function<void(int64_t first, int64_t last)>;
 
 constexpr int64_t kChunk = 4096;          // values: 16 KiB of fp32 stay in a core's first cache
 constexpr int64_t kLongestChunk = 65536;  // values that one thread still measures and encodes in one go

@@ -1,0 +1,104 @@
+"""The compiled ops, loaded once, with what torch needs to trace them without data."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pathlib
+
+import torch
+
+__all__ = ["ops", "parse_spec", "layout", "Numbers"]
+
+Numbers = tuple[int, ...]  # the eleven numbers of a spec
+
+_BESIDE = pathlib.Path(__file__).parent / "_satchel.so"
+
+
+def _load() -> None:
+    path = os.environ.get("SATCHEL_LIBRARY") or str(_BESIDE)
+    if not pathlib.Path(path).is_file():
+        raise ImportError(f"[satchel] the compiled ops must be at {path}; run pip install . in the clone")
+    torch.ops.load_library(path)
+
+
+_load()
+ops = torch.ops.satchel_stable
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_spec(text: str) -> Numbers:
+    """The numbers of a spec's text: a preset's name and options, as the C++ library and the tool read it."""
+    return tuple(ops.parse_spec(text))
+
+
+@functools.lru_cache(maxsize=4096)
+def layout(shape: tuple[int, ...], dtype: torch.dtype, channels: int, inner: int, numbers: Numbers) -> dict[str, int]:
+    """Where the parts of a packed tensor stand, by the function that the C++ library allocates by."""
+    names = ("coding", "values", "block", "blocks", "channels", "matrices", "headers", "means", "channel_table", "plane", "total")
+    return dict(zip(names, ops.layout(list(shape), dtype, channels, inner, list(numbers))))
+
+
+def _ceil(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+def _packed_size(shape: torch.Size, dtype: torch.dtype, channels: int, inner: int, spec: list[int]) -> int:
+    """Bytes of a packed tensor; in symbols where sizes are symbols and blocks are plain."""
+    if all(isinstance(size, int) for size in shape):
+        return layout(tuple(shape), dtype, channels, inner, tuple(spec))["total"]
+    bits, block, per_sample, header, side, transform = spec[0], spec[1], spec[2], spec[5], spec[6], spec[7]
+    if block <= 0 or per_sample or side or transform:
+        raise NotImplementedError("[pack] sizes may be symbols for plain blocks only")
+    values = math.prod(shape)  # Size.numel() would make a number of a symbol
+    codes = values // 8 * bits + _ceil(values % 8 * bits, 8)
+    return _ceil(codes, 16) * 16 + _ceil(values, block) * (8 if header else 4)
+
+
+@torch.library.register_fake("satchel_stable::pack")
+def _(x, seed, channels, inner, spec):
+    count = 0 if channels is None else channels.shape[0]
+    return x.new_empty(_packed_size(x.shape, x.dtype, count, inner, spec), dtype=torch.uint8)
+
+
+@torch.library.register_fake("satchel_stable::unpack")
+def _(bytes, shape, strides, dtype, spec, channels=0, inner=1):
+    return torch.empty_strided(shape, strides, dtype=dtype, device=bytes.device)
+
+
+@torch.library.register_fake("satchel_stable::pack_mask")
+def _(x):
+    return x.new_empty(_ceil(x.numel(), 8), dtype=torch.uint8)
+
+
+@torch.library.register_fake("satchel_stable::unpack_mask")
+def _(bits, shape, strides, dtype):
+    return torch.empty_strided(shape, strides, dtype=dtype, device=bits.device)
+
+
+@torch.library.register_fake("satchel_stable::narrow")
+def _(x, least, most):
+    bits = (most - least).bit_length()
+    return x.new_empty(x.numel() // 8 * bits + _ceil(x.numel() % 8 * bits, 8), dtype=torch.uint8)
+
+
+@torch.library.register_fake("satchel_stable::widen")
+def _(bytes, shape, strides, least, bits):
+    return torch.empty_strided(shape, strides, dtype=torch.int64, device=bytes.device)
+
+
+@torch.library.register_fake("satchel_stable::pack_slope")
+def _(x, seed, levels, kind):
+    bits = (levels.numel() - 1).bit_length()
+    return x.new_empty(x.numel() // 8 * bits + _ceil(x.numel() % 8 * bits, 8), dtype=torch.uint8)
+
+
+@torch.library.register_fake("satchel_stable::unpack_table")
+def _(bytes, table, shape, strides, dtype):
+    return torch.empty_strided(shape, strides, dtype=dtype, device=bytes.device)
+
+
+@torch.library.register_fake("satchel_stable::draw_projection")
+def _(seed, rows, columns, first, last, spec):
+    return seed.new_empty((last - first, columns, _ceil(columns, spec[8])), dtype=torch.float32)

@@ -1,0 +1,500 @@
+"""Packing inside torch.compile: a pass over the joint graph of forward and backward.
+
+Every node of that graph that depends on a tangent is linear in the tangents. So a value that such a node reads from forward is a coefficient,
+and where the node is a product (policy.json, "compiled") an unbiased code of the coefficient gives an unbiased gradient, whatever op made it:
+GELU's slope is such a coefficient, computed in forward. The pass puts decode(encode(value)) on these edges. What encode gives out is marked as
+saved and decode as recomputed; torch's partitioner then keeps the codes and nothing else.
+
+Encode and decode are written in aten, so that Inductor fuses them into the value's producer and reader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import operator
+import pathlib
+from typing import Any, Callable, Iterator
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.utils.checkpoint import CheckpointPolicy
+
+from . import _policy
+from ._ops import ops
+from ._policy import Bits, checked_size
+from .kept import code_numbers
+
+__all__ = ["PackPass", "compile"]
+
+aten, prims = torch.ops.aten, torch.ops.prims
+BLOCK = 256
+_SAVE, _AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_CAST = prims.convert_element_type.default
+
+_VIEWS = {
+    aten.view.default, aten.reshape.default, aten.permute.default, aten.t.default, aten.transpose.int, aten.expand.default,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.detach.default, aten.alias.default,
+    aten.clone.default, aten._to_copy.default, aten._unsafe_view.default, _CAST,
+}  # fmt: skip
+_SUMS = _VIEWS | {aten.sum.dim_IntList, aten.sum.default, aten.add.Tensor}  # a parameter's gradient on its way out
+_PURE = _VIEWS | {aten.sub.Tensor, aten.add.Tensor, aten.mul.Tensor, aten.le.Scalar, aten.gt.Scalar, aten.relu.default, aten.rsqrt.default}
+_FREE = _VIEWS | {
+    aten.eq.Scalar, aten.eq.Tensor, aten.ne.Scalar, aten.ne.Tensor, aten.lt.Scalar, aten.lt.Tensor, aten.le.Scalar, aten.le.Tensor, aten.gt.Scalar,
+    aten.gt.Tensor, aten.ge.Scalar, aten.ge.Tensor, aten.where.self, aten.logical_and.default, aten.logical_not.default, aten.logical_or.default,
+    aten.bitwise_and.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten.full.default,
+    aten.scalar_tensor.default, aten.arange.start_step, aten.scatter.value, prims.iota.default,
+}  # fmt: skip
+_MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
+_SOME = 256  # from here on a norm may read one code twice: it errs by a code's variance / values
+
+
+def _target(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """One line of a pass's report: what was coded."""
+
+    value: str
+    made_by: str
+    read_by: str
+    shape: tuple[Any, ...]
+    dtype: str
+    bits: int
+    before: int
+    after: int
+
+
+class PackPass(CustomGraphPass):
+    """Give it to torch.compile as options={"joint_custom_post_pass": PackPass()}, or call satchel.compile().
+
+    bits, min_bytes: as packing()'s. fused: codes in aten; else by Satchel's own ops, one kernel each. `.report` lists what the newest graph
+    packs; it is empty where that came from torch's cache, which knows the pass by its uuid. Values whose sizes are symbols (dynamic shapes) stay exact.
+    """
+
+    def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384, fused: bool = True) -> None:
+        self.bits, self.min_bytes, self.fused = Bits.of(bits, "compile"), checked_size(min_bytes, "compile"), bool(fused)
+        self.report: list[Packing] = []
+
+    def uuid(self) -> bytes:
+        files = [path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))] + [_policy.text().encode()]
+        options = repr((self.bits, self.min_bytes, self.fused)).encode()
+        return hashlib.sha256(b"\0".join([*files, options])).digest()
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self.report = _Rewrite(self, graph).run()
+
+
+class _Rewrite:
+    """One graph on its way through the pass."""
+
+    def __init__(self, options: PackPass, graph: fx.Graph) -> None:
+        self.options, self.graph = options, graph
+        table = _policy.compiled_rows()
+        self.linear = {_target(row["op"]): row for row in table["linear"] if hasattr(aten, row["op"].partition(".")[0])}
+        self.shape_only = {_target(row["op"]): row["where"] for row in table["shape"]}
+        self.tangent: set[fx.Node] = set()  # what depends on a tangent
+        self.names: dict[fx.Node, str] = {}
+        self.inputs: dict[fx.Node, bool] = {}
+        self.codes: dict[tuple[str, int], Callable[[], fx.Node]] = {}
+        self.report: list[Packing] = []
+        self.base: dict[torch.device, fx.Node] = {}
+        self.scales: dict[fx.Node, fx.Node] = {}  # 1/σ by the node that makes the mean
+        self.places: dict[fx.Node, int] = {}  # of the nodes in the graph
+
+    def run(self) -> list[Packing]:
+        nodes = list(self.graph.nodes)
+        self.tangent = {n for n in nodes if n.op == "placeholder" and n.name.startswith("tangents")}
+        if not self.tangent:
+            return []
+        for n in nodes:
+            if n.op == "call_function" and any(i in self.tangent for i in n.all_input_nodes):
+                self.tangent.add(n)
+        self.places = {n: i for i, n in enumerate(nodes)}
+        self.find_scales(nodes)
+        edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
+        draws = self.draws(edges)
+        most: dict[tuple[str, int], int] = {}  # one code a value and draw, with the most bits that a reader wants
+        for (n, place, value), draw in zip(edges, draws):
+            key = (self.name(self.source(value)[0]), draw)
+            most[key] = max(most.get(key, 0), self.wanted(n, value))
+        for (n, place, value), draw in zip(edges, draws):
+            source, chain = self.source(value)
+            bits = most[(self.name(source), draw)]
+            if bits == 32:
+                continue
+            x = self.coded(source, bits, draw, n)
+            with self.graph.inserting_before(n):
+                for step, k in reversed(chain):
+                    args = tuple(x if i == k else a for i, a in enumerate(step.args))
+                    # Decoded values lie without gaps, so a view of the original may be none of them.
+                    target = aten.reshape.default if step.target in (aten.view.default, aten._unsafe_view.default) else step.target
+                    x = self.node(target, args, dict(step.kwargs), _AGAIN)
+            n.update_arg(place, x)
+        for n in nodes:
+            for place in self.shape_only.get(n.target, ()) if n in self.tangent else ():
+                self.forget(n, place)
+        self.graph.lint()
+        return self.report
+
+    # ---- what may be coded -------------------------------------------------------------------------------------------------------
+
+    def edges(self, n: fx.Node) -> Iterator[tuple[int, fx.Node]]:
+        """(argument, value) of what a linear node reads from forward."""
+        if n.op != "call_function" or n not in self.tangent or n.target not in self.linear:
+            return
+        where = self.linear[n.target]["where"]
+        for place, value in enumerate(n.args):
+            if not isinstance(value, fx.Node) or value in self.tangent or (where is not None and place not in where):
+                continue
+            val = value.meta.get("val")
+            if not isinstance(val, Tensor) or self.is_input(value) or (val.dtype not in _FLOATS and val.dtype is not torch.bool):
+                continue
+            if not _is_static(self.source(value)[0].meta["val"]) or not _is_static(val):  # symbols for sizes: exact
+                continue
+            if 0 < val.numel() and val.numel() * val.element_size() >= self.options.min_bytes:
+                yield place, value
+
+    def is_input(self, n: fx.Node) -> bool:
+        """A parameter, the batch, or something that is quickly made of these alone, as a causal mask: the partitioner makes it anew."""
+        if n not in self.inputs:
+            made = n.op == "call_function" and n.target in _FREE and all(self.is_input(i) for i in n.all_input_nodes)
+            self.inputs[n] = n.op in ("placeholder", "get_attr") or made
+        return self.inputs[n]
+
+    def source(self, n: fx.Node) -> tuple[fx.Node, list[tuple[fx.Node, int]]]:
+        """The value of which n is a view, a cast or an affine map with exact coefficients, and the way back: one code serves a norm and the
+        linear layer behind it."""
+        chain = []
+        while (k := self.below(n)) is not None:
+            chain.append((n, k))
+            n = n.args[k]
+        return n, chain
+
+    def below(self, n: fx.Node) -> int | None:
+        if n.op != "call_function":
+            return None
+        k: int | None = 0 if n.target in _VIEWS else None
+        if n.target in (aten.add.Tensor, aten.mul.Tensor) and not n.kwargs:
+            k = next((i for i in (0, 1) if isinstance(n.args[1 - i], fx.Node) and self.is_input(n.args[1 - i])), None)
+        if k is None or not isinstance(n.args[k], fx.Node) or self.is_input(n.args[k]):
+            return None
+        inner, outer = n.args[k].meta["val"], n.meta["val"]
+        if not _is_static(inner) or not _is_static(outer):
+            return None
+        return k if inner.dtype in (*_FLOATS, torch.bool) and inner.numel() == outer.numel() else None
+
+    def name(self, n: Any) -> str:
+        """Equal for equal values: x − mean appears several times."""
+        if not isinstance(n, fx.Node):
+            return repr(n)
+        if n not in self.names:
+            pure = n.op == "call_function" and n.target in _PURE
+            parts = (str(n.target), [self.name(a) for a in n.args], sorted((k, self.name(v)) for k, v in n.kwargs.items()))
+            self.names[n] = hashlib.sha256(repr(parts).encode()).hexdigest() if pure else n.name
+        return self.names[n]
+
+    # ---- how many bits, how many draws -------------------------------------------------------------------------------------------
+
+    def values_per_statistic(self, n: fx.Node) -> int:
+        """N where n is x − mean, or that times 1/σ, of N values; 0 elsewhere."""
+        if n.op != "call_function":
+            return 0
+        if n.target == aten.mul.Tensor:
+            return max((self.values_per_statistic(a) for a in n.args if isinstance(a, fx.Node) and a.target == aten.sub.Tensor), default=0)
+        return 0 if self.statistic(n) is None else n.meta["val"].numel() // max(1, n.args[1].meta["val"].numel())
+
+    def statistic(self, n: fx.Node) -> fx.Node | None:
+        """The node that makes the mean where n is x − mean."""
+        if n.op != "call_function" or n.target != aten.sub.Tensor or not isinstance(n.args[1], fx.Node):
+            return None
+        made = _through(n.args[1], _VIEWS)
+        if made.target is operator.getitem:
+            made = made.args[0]
+        return made if made.target in (aten.var_mean.correction, aten.mean.dim) else None
+
+    def find_scales(self, nodes: list[fx.Node]) -> None:
+        """Norms that forward makes as (x − mean)·(1/σ). Backward may read x − mean; it is coded times 1/σ, since channels whose σ differ may
+        share a block."""
+        for n in nodes:
+            if n.op != "call_function" or n.target != aten.mul.Tensor or n in self.tangent or len(n.all_input_nodes) != 2:
+                continue
+            for a, scale in (n.args, n.args[::-1]):
+                mean = self.statistic(a)
+                if mean is not None and _through(scale, _VIEWS).target == aten.rsqrt.default:
+                    self.scales.setdefault(mean, scale)
+
+    def wanted(self, n: fx.Node, value: fx.Node) -> int:
+        bits = self.options.bits
+        if value.meta["val"].dtype is torch.bool:
+            return 1
+        role = self.linear[n.target].get("role")
+        if role is not None:
+            return bits.for_role(role)
+        source = self.source(value)[0]
+        if source.target in (aten.exp.default, aten.div.Tensor):  # probabilities
+            return bits.attention
+        if self.ends_outside(n) or self.values_per_statistic(source) >= _MANY:
+            return bits.local
+        return bits.flow
+
+    def ends_outside(self, n: fx.Node) -> bool:
+        """Is n's result summed up to outputs only, as a parameter's gradient is?"""
+        seen, stack = set(), [n]
+        while stack:
+            for user in stack.pop().users:
+                if user.op == "output" or user in seen:
+                    continue
+                if user.op != "call_function" or user.target not in _SUMS:
+                    return False
+                if user.target == aten.add.Tensor and len([a for a in user.args if isinstance(a, fx.Node)]) == 2:
+                    return False
+                seen.add(user)
+                stack.append(user)
+        return True
+
+    def draws(self, edges: list[tuple[fx.Node, int, fx.Node]]) -> list[int]:
+        """The draw of each edge. Readers of one value of which one lies on the other's gradient path take different draws: the product of
+        two reads of one draw has the code's variance in its mean. Exact masks, 8 bits and norms of many values need no second draw."""
+        readers: dict[str, list[int]] = {}
+        for i, (n, _, value) in enumerate(edges):
+            source = self.source(value)[0]
+            if value.meta["val"].dtype is not torch.bool and self.wanted(n, value) < 8 and self.values_per_statistic(source) < _SOME:
+                readers.setdefault(self.name(source), []).append(i)
+        draws = [0] * len(edges)
+        for group in readers.values():
+            group = [i for i in group if not self.ends_outside(edges[i][0])]
+            for position, i in enumerate(group):
+                above = self.ancestors(edges[i][0], {edges[j][0] for j in group[:position]})
+                taken = {draws[j] for j in group[:position] if edges[j][0] in above}
+                # Two arguments of one node, as in x·x of two tangent-free values, cannot be: it would not be linear.
+                draws[i] = next(d for d in range(len(group)) if d not in taken)
+        return draws
+
+    def ancestors(self, n: fx.Node, of: set[fx.Node]) -> set[fx.Node]:
+        """Which of these lie above n on a gradient path?"""
+        found, seen, stack = set(), set(), [n] if of else []
+        while stack:
+            for i in stack.pop().all_input_nodes:
+                if i in self.tangent and i not in seen:
+                    seen.add(i)
+                    stack.append(i)
+                    if i in of:
+                        found.add(i)
+        return found
+
+    # ---- nodes -------------------------------------------------------------------------------------------------------------------
+
+    def node(self, target: Any, args: tuple, kwargs: dict | None = None, policy: CheckpointPolicy | None = None) -> fx.Node:
+        n = self.graph.call_function(target, args, kwargs or {})
+        if policy is not None:
+            n.meta["recompute"] = policy
+        vals, options = fx.node.map_arg((args, kwargs or {}), lambda a: a.meta["val"])
+        with self.mode:
+            n.meta["val"] = target(*vals, **options)
+        return n
+
+    def line(self, policy: CheckpointPolicy | None, x: fx.Node, *steps: tuple) -> fx.Node:
+        for target, *rest in steps:
+            x = self.node(target, (x, *rest), None, policy)
+        return x
+
+    def iota(self, count: int, step: int, device: torch.device, policy: CheckpointPolicy | None) -> fx.Node:
+        kwargs = {"start": 0, "step": step, "dtype": torch.int32, "device": device, "requires_grad": False}
+        return self.node(prims.iota.default, (count,), kwargs, policy)
+
+    def seed(self, device: torch.device) -> fx.Node:
+        """One draw a step and device; every code adds a number of its own."""
+        if device not in self.base:
+            first = next(n for n in self.graph.nodes if n.op != "placeholder")
+            with self.graph.inserting_before(first):
+                kwargs = {"dtype": torch.int64, "device": device, "pin_memory": False}
+                self.base[device] = self.node(aten.randint.low, (0, 1 << 62, [1]), kwargs, _SAVE)
+        return self.base[device]
+
+    def coded(self, s: fx.Node, bits: int, draw: int, before: fx.Node) -> fx.Node:
+        """The decoded value, in front of its reader."""
+        val = s.meta["val"]
+        self.mode = val.fake_mode
+        key = (self.name(s), draw)
+        if key not in self.codes:
+            count = len(self.codes)
+            base = None if bits == 1 else self.seed(val.device)
+            mean = self.statistic(s)
+            scale = None if mean is None else self.scales.get(mean)
+            place = (s if scale is None else max(s, scale, key=self.places.__getitem__)).next
+            while place.op == "placeholder":
+                place = place.next
+            with self.graph.inserting_before(place):
+                coded = s if scale is None else self.node(aten.mul.Tensor, (s, scale))
+                if self.options.fused and val.numel() % BLOCK == 0:
+                    decode, saved = self.encode_bits(coded) if val.dtype is torch.bool else self.encode(coded, bits, base, count)
+                else:
+                    decode, saved = self.encode_by_ops(coded, bits, base, count)
+            self.codes[key] = decode if scale is None else lambda: self.line(_AGAIN, decode(), (aten.div.Tensor, scale), (_CAST, val.dtype))
+            after = sum(n.meta["val"].nbytes for n in saved)
+            dtype = str(val.dtype).removeprefix("torch.")
+            self.report.append(Packing(s.name, str(s.target), str(before.target), tuple(val.shape), dtype, bits, val.nbytes, after))
+        with self.graph.inserting_before(before):
+            return self.codes[key]()
+
+    def encode(self, s: fx.Node, bits: int, base: fx.Node, count: int) -> tuple[Callable[[], fx.Node], list[fx.Node]]:
+        """Blocks of 256 values in the order of memory, each with a low and a step in bf16; low is rounded down and step up before they are
+        used, so that codes and headers fit."""
+        val, top = s.meta["val"], float(2**bits - 1)
+        values, order = val.numel(), _order(val)
+        blocks, per = values // BLOCK, _per_byte(bits)
+        flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [blocks, BLOCK]), (_CAST, torch.float32))
+        least, most = self.node(aten.amin.default, (flat, [1], True)), self.node(aten.amax.default, (flat, [1], True))
+        slack = self.line(None, least, (aten.abs.default,), (aten.mul.Tensor, 2.0**-7))
+        low = self.node(_CAST, (self.node(aten.sub.Tensor, (least, slack)), torch.bfloat16))
+        exact_low = self.node(_CAST, (low, torch.float32))
+        step = self.line(None, self.node(aten.sub.Tensor, (most, exact_low)), (aten.mul.Tensor, (1 + 2.0**-7) / top),
+                         (aten.clamp_min.default, 2.0**-100), (_CAST, torch.bfloat16))  # fmt: skip
+        inverse = self.line(None, step, (_CAST, torch.float32), (aten.reciprocal.default,))
+        noise = self.line(None, self.noise(values, base, count, val.device), (aten.reshape.default, [blocks, BLOCK]))
+        scaled = self.node(aten.mul.Tensor, (self.node(aten.sub.Tensor, (flat, exact_low)), inverse))
+        code = self.line(None, self.node(aten.add.Tensor, (scaled, noise)), (aten.floor.default,), (aten.clamp_min.default, 0.0),
+                         (aten.clamp_max.default, top))  # fmt: skip
+        codes = self.line(None, code, (_CAST, torch.int32), (aten.reshape.default, [values // per, per]))
+        data = self.joined(codes, per, 8 // per)
+        for n in (data, low, step):
+            n.meta["recompute"] = _SAVE
+        shape = [val.shape[i] for i in order]
+        back = [order.index(i) for i in range(val.dim())]
+
+        def decode() -> fx.Node:
+            q = self.line(_AGAIN, self.parted(data, per, 8 // per, 2**bits - 1), (aten.reshape.default, [blocks, BLOCK]), (_CAST, torch.float32))
+            wide = [self.node(_CAST, (header, torch.float32), None, _AGAIN) for header in (step, low)]
+            x = self.node(aten.add.Tensor, (self.node(aten.mul.Tensor, (q, wide[0]), None, _AGAIN), wide[1]), None, _AGAIN)
+            return self.line(_AGAIN, x, (_CAST, val.dtype), (aten.reshape.default, shape), (aten.permute.default, back))
+
+        return decode, [data, low, step]
+
+    def noise(self, values: int, base: fx.Node, count: int, device: torch.device) -> fx.Node:
+        """Uniform numbers in [0, 1): a hash of (seed of this code, place). The seed moves the place by a random stretch."""
+        place = self.node(aten.mul.Tensor, (self.iota(values, 1, device, None), -1640531535))
+        own = self.line(None, self.node(aten.add.Tensor, (base, 0x51ED270B * (count + 1))), (aten.bitwise_and.Scalar, 0x7FFFFFFF), (_CAST, torch.int32))
+        h = self.node(aten.add.Tensor, (place, own))
+        for shift, factor in ((16, 0x7FEB352D), (15, -2073319797), (16, None)):
+            high = self.line(None, h, (aten.bitwise_right_shift.Tensor_Scalar, shift), (aten.bitwise_and.Scalar, (1 << 32 - shift) - 1))
+            h = self.node(aten.bitwise_xor.Tensor, (h, high))
+            if factor is not None:
+                h = self.node(aten.mul.Tensor, (h, factor))
+        return self.line(None, h, (aten.bitwise_and.Scalar, 0xFFFF), (_CAST, torch.float32), (aten.add.Tensor, 0.5), (aten.mul.Tensor, 2.0**-16))
+
+    def joined(self, codes: fx.Node, per: int, bits: int) -> fx.Node:
+        """`per` codes of a row in one byte."""
+        data: fx.Node | None = None
+        for j in range(per):
+            part = self.line(None, codes, (aten.select.int, 1, j), (aten.bitwise_left_shift.Tensor_Scalar, bits * j))
+            data = part if data is None else self.node(aten.bitwise_or.Tensor, (data, part))
+        assert data is not None
+        return self.node(_CAST, (data, torch.uint8))
+
+    def parted(self, data: fx.Node, per: int, bits: int, mask: int) -> fx.Node:
+        shifts = self.iota(per, bits, data.meta["val"].device, _AGAIN)
+        wide = self.line(_AGAIN, data, (aten.unsqueeze.default, 1), (_CAST, torch.int32))
+        moved = self.node(aten.bitwise_right_shift.Tensor, (wide, shifts), None, _AGAIN)
+        return self.node(aten.bitwise_and.Scalar, (moved, mask), None, _AGAIN)
+
+    def encode_bits(self, s: fx.Node) -> tuple[Callable[[], fx.Node], list[fx.Node]]:
+        """Booleans, eight a byte."""
+        val = s.meta["val"]
+        order = _order(val)
+        flags = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [val.numel() // 8, 8]), (_CAST, torch.int32))
+        data = self.joined(flags, 8, 1)
+        data.meta["recompute"] = _SAVE
+        shape, back = [val.shape[i] for i in order], [order.index(i) for i in range(val.dim())]
+
+        def decode() -> fx.Node:
+            flags = self.line(_AGAIN, self.parted(data, 8, 1, 1), (aten.ne.Scalar, 0))
+            return self.line(_AGAIN, flags, (aten.reshape.default, shape), (aten.permute.default, back))
+
+        return decode, [data]
+
+    def encode_by_ops(self, s: fx.Node, bits: int, base: fx.Node | None, count: int) -> tuple[Callable[[], fx.Node], list[fx.Node]]:
+        """By Satchel's own kernels, for any number of values; coded in the order of memory."""
+        val, order = s.meta["val"], _order(s.meta["val"])
+        back = [order.index(i) for i in range(val.dim())]
+        flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [val.numel()]))
+        if val.dtype is torch.bool:
+            data = self.node(ops.pack_mask.default, (flat,), None, _SAVE)
+        else:
+            own = self.node(aten.add.Tensor, (base, 0x51ED270B * (count + 1)))
+            data = self.node(ops.pack.default, (flat, own, None, 1, list(code_numbers(bits))), None, _SAVE)
+
+        def decode() -> fx.Node:
+            if val.dtype is torch.bool:
+                x = self.node(ops.unpack_mask.default, (data, [val.numel()], [1], torch.bool), None, _AGAIN)
+            else:
+                x = self.node(ops.unpack.default, (data, [val.numel()], [1], val.dtype, list(code_numbers(bits))), None, _AGAIN)
+            return self.line(_AGAIN, x, (aten.reshape.default, [val.shape[i] for i in order]), (aten.permute.default, back))
+
+        return decode, [data]
+
+    def forget(self, n: fx.Node, place: int) -> None:
+        """Only sizes and strides of this argument are read."""
+        value = n.args[place]
+        if not isinstance(value, fx.Node) or value in self.tangent or self.is_input(value) or not _is_static(value.meta["val"]):
+            return
+        val = value.meta["val"]
+        self.mode = val.fake_mode
+        with self.graph.inserting_before(n):
+            kwargs = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
+            empty = self.node(aten.empty_strided.default, (list(val.shape), list(val.stride())), kwargs, _AGAIN)
+        n.update_arg(place, empty)
+
+
+def _through(n: fx.Node, targets: set[Any]) -> fx.Node:
+    """What n is made of by these ops alone, first argument by first argument."""
+    while n.op == "call_function" and n.target in targets:
+        n = n.args[0]
+    return n
+
+
+def _per_byte(bits: int) -> int:
+    """Codes a byte: those of 3 bits take 4, those of 5 to 7 take 8."""
+    return 8 // (1 << (bits - 1).bit_length())
+
+
+def _order(val: Tensor) -> list[int]:
+    """The dimensions as they lie in memory, outermost first."""
+    return sorted(range(val.dim()), key=lambda d: (-val.stride(d), -val.size(d)))
+
+
+def _is_static(val: Any) -> bool:
+    return isinstance(val, Tensor) and all(isinstance(size, int) for size in (*val.shape, *val.stride()))
+
+
+def compile(  # noqa: A001
+    model: Any,
+    bits: str | int | tuple[int, ...] | Bits = "2/4/8",
+    *,
+    min_bytes: int = 16384,
+    fused: bool = True,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
+    **arguments: Any,
+) -> Any:
+    """torch.compile(model), with what crosses from forward to backward packed. The other arguments are torch.compile's.
+
+    Returns what torch.compile returns; its PackPass, with the report of the newest graph, is `satchel_pass` of it.
+    """
+    if not callable(model):
+        raise ValueError(f"[compile] model must be a module or a function, got {model!r}")
+    if arguments.get("backend", "inductor") != "inductor":
+        raise ValueError(f"[compile] backend must be inductor, got {arguments['backend']!r}")
+    if (options or {}).get("joint_custom_post_pass") is not None:
+        raise ValueError("[compile] options must leave joint_custom_post_pass to PackPass, got another pass")
+    pack = PackPass(bits, min_bytes=min_bytes, fused=fused)
+    given = dict(torch._inductor.list_mode_options(mode)) if mode is not None else {}
+    given.update(options or {})
+    compiled = torch.compile(model, options={**given, "joint_custom_post_pass": pack}, **arguments)
+    compiled.__dict__["satchel_pass"] = pack  # a compiled module would hand an attribute on to the model
+    return compiled

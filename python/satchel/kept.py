@@ -1,0 +1,252 @@
+"""Ways to keep a saved tensor. Each has `nbytes` and `restore()`.
+
+What restore() gives back need not be the saved value: it gives the same gradient, exactly (mask, inside, shape, index, flags) or in the
+mean (code, normed, slope, exp).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from ._ops import Numbers, ops, parse_spec
+
+__all__ = ["Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "inside", "slope_of", "smooth_kind"]
+
+
+@functools.lru_cache(maxsize=16)
+def code_numbers(bits: int) -> Numbers:
+    """The spec of an unbiased code: blocks of 256 values; levels for normal values up to 4 bits, even ones above."""
+    return parse_spec(f"bits={bits}" if bits <= 4 else f"bits={bits},levels=even")
+
+
+def _strides(x: Tensor, numbers: Numbers) -> tuple[int, ...]:
+    return x.stride() if x.is_contiguous() else tuple(ops.packed_strides.default(x, list(numbers)))
+
+
+class Code:
+    """An unbiased block code."""
+
+    __slots__ = ("bytes", "shape", "strides", "dtype", "numbers", "__weakref__")
+
+    def __init__(self, x: Tensor, bits: int, seed: Tensor) -> None:
+        self.numbers = code_numbers(bits)
+        self.shape, self.strides, self.dtype = x.shape, _strides(x, self.numbers), x.dtype
+        self.bytes = ops.pack.default(x, seed, None, 1, self.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes
+
+    def restore(self) -> Tensor:
+        return ops.unpack.default(self.bytes, self.shape, self.strides, self.dtype, self.numbers)
+
+
+def _beside(t: Tensor, shape: torch.Size) -> Tensor:
+    """A norm's statistics as they broadcast to its input: one a row, a channel, or a group of channels."""
+    t = t.float()
+    if t.dim() == len(shape) and all(a in (1, b) for a, b in zip(t.shape, shape)):
+        return t
+    if t.dim() == 1:
+        return t.view(1, -1, *(1,) * (len(shape) - 2))
+    return t.repeat_interleave(shape[1] // t.shape[1], 1).view(*shape[:2], *(1,) * (len(shape) - 2))
+
+
+class Normed:
+    """A code of (x − mean)·scale, the values that a norm makes. What the means and scales of the parts of a block are does not matter."""
+
+    __slots__ = ("code", "mean", "scale", "dtype")
+
+    def __init__(self, x: Tensor, mean: Tensor | None, scale: Tensor, bits: int, seed: Tensor) -> None:
+        self.dtype, self.mean, self.scale = x.dtype, mean, scale  # the node holds both anyway
+        mean, scale = (None if t is None else _beside(t, x.shape) for t in (mean, scale))
+        self.code = Code((x.float() if mean is None else torch.sub(x, mean)).mul(scale), bits, seed)
+
+    @property
+    def nbytes(self) -> int:
+        return self.code.nbytes
+
+    def restore(self) -> Tensor:
+        y = self.code.restore()
+        y.div_(_beside(self.scale, y.shape))
+        return (y if self.mean is None else y.add_(_beside(self.mean, y.shape))).to(self.dtype)
+
+
+class Mask:
+    """One bit a value; comes back as `on` and `off`."""
+
+    __slots__ = ("bits", "shape", "strides", "dtype", "on", "off")
+
+    def __init__(self, x: Tensor, dtype: torch.dtype, on: float = 1.0, off: float = 0.0) -> None:
+        self.shape, self.strides = x.shape, _strides(x, code_numbers(2))
+        self.bits, self.dtype, self.on, self.off = ops.pack_mask.default(x), dtype, on, off
+
+    @property
+    def nbytes(self) -> int:
+        return self.bits.nbytes
+
+    def restore(self) -> Tensor:
+        y = ops.unpack_mask.default(self.bits, self.shape, self.strides, self.dtype)
+        return y if (self.on, self.off) == (1.0, 0.0) else torch.where(y != 0, self.on, self.off).to(self.dtype)
+
+
+def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
+    """Where a hardtanh between these ends, or a hardsigmoid, has a slope. Backward itself says so: types and devices compare in ways of
+    their own. None where no number of the type lies between the ends."""
+    one = torch.ones((), dtype=x.dtype, device=x.device).expand_as(x)
+    if ends is None:
+        return Mask(torch.ops.aten.hardsigmoid_backward(one, x) != 0, x.dtype, 0.0, -math.inf)
+    low, high = ends
+    middle = max(low + 1, min(0.0, high - 1)) if math.isinf(low) or math.isinf(high) else (low + high) / 2
+    low_, middle, high_ = torch.tensor([low, middle, high]).to(x.dtype).double().tolist()
+    if not max(low, low_) < middle < min(high, high_):
+        return None
+    return Mask(torch.ops.aten.hardtanh_backward(one, x, low, high) != 0, x.dtype, middle, -math.inf)
+
+
+class Shape:
+    """Nothing at all: backward reads sizes, strides and type only."""
+
+    __slots__ = ("shape", "strides", "dtype", "device")
+    nbytes = 0
+
+    def __init__(self, x: Tensor) -> None:
+        self.shape, self.strides, self.dtype, self.device = x.shape, x.stride(), x.dtype, x.device
+
+    def restore(self) -> Tensor:
+        # One number seen at every place takes no memory; other strides than a row's are read too, so they are given.
+        if self.strides == torch.empty(self.shape, device="meta").stride():
+            return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
+class Index:
+    """Integers from 0 to `most` in the fewest bits."""
+
+    __slots__ = ("bytes", "shape", "strides", "bits")
+
+    def __init__(self, x: Tensor, most: int) -> None:
+        self.shape, self.strides, self.bits = x.shape, _strides(x, code_numbers(2)), most.bit_length()
+        self.bytes = ops.narrow.default(x, 0, most)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes
+
+    def restore(self) -> Tensor:
+        return ops.widen.default(self.bytes, self.shape, self.strides, 0, self.bits)
+
+
+class Slope:
+    """A code of a function of x, and on the way back an x' at which backward's formula gives the coded number."""
+
+    __slots__ = ("code", "dtype", "back")
+
+    def __init__(self, number: Tensor, dtype: torch.dtype, bits: int, seed: Tensor, back: Callable[[Tensor], Tensor]) -> None:
+        self.code, self.dtype, self.back = Code(number, bits, seed), dtype, back
+
+    @property
+    def nbytes(self) -> int:
+        return self.code.nbytes
+
+    def restore(self) -> Tensor:
+        return self.back(self.code.restore()).to(self.dtype)
+
+
+# ---- slopes: forward gives f'(x) of the saved tensor, back an x' with that slope -----------------------------------------------------
+
+def _gelu(x: Tensor) -> Tensor:
+    return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    k, c = math.sqrt(2 / math.pi), 0.044715
+    t = torch.tanh(k * (x + c * x * x * x))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * c * x * x)
+
+
+def _silu(x: Tensor) -> Tensor:
+    s = torch.sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
+def _mish(x: Tensor) -> Tensor:
+    t = torch.tanh(torch.nn.functional.softplus(x))
+    return t + x * torch.sigmoid(x) * (1 - t * t)
+
+
+_KINDS = {"gelu": (0, _gelu), "gelu_tanh": (1, _gelu_tanh), "silu": (2, _silu), "mish": (3, _mish)}  # numbers of core/slope.h
+
+
+@functools.lru_cache(maxsize=256)
+def _slope_tables(kind: str, bits: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """2^bits levels of slopes, 0 and 1 among them, and a value with each slope. A level is the slope of its value as the type holds it."""
+    curve = _KINDS[kind][1]
+    x = torch.linspace(-6, 6, 1_200_001, dtype=torch.float64)
+    d = curve(x)
+    least, most = int(d.argmin()), int(d.argmax())
+    x, d = x[least : most + 1], d[least : most + 1]  # here the slope rises
+    low, high, count = float(d[0]), float(d[-1]), 1 << bits
+    outside = max(1, round((count - 1) * -low / (high - low)))
+    if bits == 1:
+        levels = torch.tensor([low, high], dtype=torch.float64)
+    else:
+        below, above = (torch.linspace(a, b, outside + 1, dtype=torch.float64) for a, b in ((low, 0.0), (1.0, high)))
+        levels = torch.cat([below[:-1], torch.linspace(0, 1, count - 2 * outside, dtype=torch.float64), above[1:]])
+    at = torch.searchsorted(d, levels).clamp_(1, len(d) - 1)
+    share = ((levels - d[at - 1]) / (d[at] - d[at - 1])).clamp_(0, 1)
+    values = (x[at - 1] + share * (x[at] - x[at - 1])).to(dtype)
+    return curve(values.double()).float().to(device), values.float().to(device)
+
+
+class SlopeCode:
+    """Slopes of GELU, SiLU or Mish, rounded without bias to levels; comes back as values with these slopes."""
+
+    __slots__ = ("bytes", "shape", "strides", "dtype", "table")
+
+    def __init__(self, x: Tensor, kind: str, bits: int, seed: Tensor) -> None:
+        levels, self.table = _slope_tables(kind, bits, x.dtype, x.device)
+        self.shape, self.strides, self.dtype = x.shape, _strides(x, code_numbers(2)), x.dtype
+        self.bytes = ops.pack_slope.default(x, seed, levels, _KINDS[kind][0])
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes
+
+    def restore(self) -> Tensor:
+        return ops.unpack_table.default(self.bytes, self.table, self.shape, self.strides, self.dtype)
+
+
+def smooth_kind(node: Any, name: str) -> str | None:
+    """The activations whose slopes have kernels of their own."""
+    if name == "GeluBackward0":
+        return "gelu_tanh" if node._saved_approximate == "tanh" else "gelu"
+    return {"SiluBackward0": "silu", "MishBackward0": "mish"}.get(name)
+
+
+def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None:
+    """(slope of the saved value, a value with that slope) of other activations' nodes; None where there is no such value."""
+    if name == "HardswishBackward0":  # x/3 + 1/2 between −3 and 3 takes the values 0 and 1 of both ends too
+        end = 3 - 2 * torch.finfo(dtype).eps  # the last number of the type before 3
+        return (lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5))), lambda d: (d - 0.5).mul_(3).clamp_(-end, end)
+    if name == "EluBackward0":
+        alpha, scale, inside = float(node._saved_alpha), float(node._saved_scale), float(node._saved_input_scale)
+        most = alpha * scale * inside
+        if most < scale:  # no value has a slope between the two ends
+            return None
+        return (
+            lambda x: torch.where(x > 0, scale, most * torch.exp((x * inside).clamp(max=0))),
+            lambda d: torch.log((d / most).clamp_(0, 1)).div_(inside),
+        )
+    if name == "SoftplusBackward0":
+        beta = float(node._saved_beta)
+        return (lambda x: torch.sigmoid(x * beta)), lambda d: torch.logit(d.clamp_(0, 1)).div_(beta)
+    if name == "SigmoidBackward0":  # y(1 − y) = d, by the smaller root: it has the finer floats
+        return (lambda y: y * (1 - y)), lambda d: (1 - torch.sqrt((1 - 4 * d).clamp_(min=0))).mul_(0.5)
+    if name == "TanhBackward0":
+        return (lambda y: 1 - y * y), lambda d: torch.sqrt((1 - d).clamp_(0, 1))
+    return None

@@ -1,0 +1,164 @@
+"""pack, unpack, inspect: the C++ library's bytes, and ops that torch can trace."""
+
+import os
+import pathlib
+
+import pytest
+import torch
+
+import satchel
+from satchel._ops import ops, parse_spec
+
+SPECS = ["bits=2", "bits=1", "bits=3", "bits=8", "bits=4,levels=even", "exact", "blockwise", "blockwise,rows=8,hadamard=yes", "actnn",
+         "division", "gact", "satchel", "bits=32", "side=relu", "side=both,bits=3", "satchel,off=mean", "bits=2,block=map",
+         "bits=2,block=row,header=f32", "lowpass=8,part=low", "lowpass=8,part=high", "bits=2,round=nearest", "exact,bits=32"]
+LIBRARY = pathlib.Path(os.environ.get("SATCHEL_CPP_LIBRARY", "build/libsatchel.so"))
+
+
+def tensor(layout, dtype=torch.float32):
+    x = torch.randn(4, 6, 10, 16).to(dtype)
+    return {"contiguous": x, "channels_last": x.to(memory_format=torch.channels_last), "gaps": x[:, :, ::2]}[layout]
+
+
+@pytest.mark.skipif(not LIBRARY.is_file(), reason="the C++ library is not built")
+@pytest.mark.parametrize("spec", SPECS)
+def test_bytes_are_those_of_the_cpp_library(spec):
+    """Both libraries in one process: nothing is registered twice."""
+    torch.ops.load_library(str(LIBRARY.resolve()))
+    n = parse_spec(spec)
+    numbers = [*n[:2], bool(n[2]), *n[3:10], bool(n[10])]
+    seed = torch.tensor([1234567])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for layout in ("contiguous", "channels_last", "gaps"):
+            x = tensor(layout, dtype)
+            expected = torch.ops.satchel.pack(x, seed, *numbers)
+            strides = torch.ops.satchel.packed_strides(x, *numbers)
+            packed = satchel.pack(x, spec, seed)
+            assert torch.equal(packed.bytes, expected), (dtype, layout)
+            assert packed.strides == tuple(strides)
+            again = torch.ops.satchel.unpack(expected, seed if n[7] == 1 else None, x.shape, strides, dtype, *numbers, packed.channels, 1)
+            assert torch.equal(satchel.unpack(packed).nan_to_num(), again.nan_to_num()), (dtype, layout)
+
+
+@pytest.mark.skipif(not LIBRARY.is_file(), reason="the C++ library is not built")
+@pytest.mark.parametrize("spec", ["satchel", "satchel,bits=3", "side=both,bits=3"])
+def test_channels_are_those_of_the_cpp_library(spec):
+    torch.ops.load_library(str(LIBRARY.resolve()))
+    n = parse_spec(spec)
+    numbers = [*n[:2], bool(n[2]), *n[3:10], bool(n[10])]
+    gamma, beta, seed = torch.randn(6), torch.randn(6), torch.tensor([5])
+    gamma[2] = 0
+    for layout in ("contiguous", "channels_last", "gaps"):
+        x = tensor(layout)
+        packed = satchel.pack(x, spec, seed, gamma=gamma, beta=beta)
+        assert torch.equal(packed.bytes, torch.ops.satchel.pack_side(x, seed, gamma, beta, 1, *numbers))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_round_trip(spec):
+    for layout in ("contiguous", "channels_last", "gaps"):
+        x = tensor(layout)
+        x = x.relu() if "relu" in spec else x
+        packed = satchel.pack(x, spec, 3)
+        y = satchel.unpack(packed)
+        assert y.shape == x.shape and y.dtype == x.dtype
+        if spec == "bits=32":
+            assert torch.equal(x, y)
+        if "project" not in spec and packed.seed is None and "part" not in spec and "satchel" not in spec:
+            # one step of the coarsest code, 1 bit over the whole range, is the range
+            assert (x - y).abs().max() <= 1.02 * (x.max() - x.min())
+        about = satchel.inspect(packed)
+        assert about["bytes"] == packed.nbytes and satchel.pack(x, about["spec"], 3).bytes.equal(packed.bytes)
+        if packed.seed is None:
+            assert sum(about["parts"].values()) == packed.bytes.numel()
+
+
+def test_empty_and_single():
+    for shape in ((0,), (3, 0, 2), (), (1,)):
+        x = torch.randn(shape)
+        assert satchel.unpack(satchel.pack(x, "bits=2")).shape == x.shape
+
+
+def test_seeds():
+    x = torch.randn(1000)
+    assert satchel.pack(x, "bits=2", 7).bytes.equal(satchel.pack(x, "bits=2", 7).bytes)
+    assert not satchel.pack(x, "bits=2", 7).bytes.equal(satchel.pack(x, "bits=2", 8).bytes)
+    assert satchel.pack(x, "bits=2", -1).bytes.equal(satchel.pack(x, "bits=2", (1 << 64) - 1).bytes)
+
+
+def test_non_finite_blocks_decode_to_nan():
+    x = torch.randn(512)
+    x[3] = float("inf")
+    y = satchel.unpack(satchel.pack(x, "bits=2"))
+    assert y[:256].isnan().all() and y[256:].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(7,), (300,), (3, 5, 4)])
+def test_masks_and_integers(shape):
+    x = torch.randn(shape)
+    for value in (x, x.bfloat16(), x > 0):
+        back = ops.unpack_mask(ops.pack_mask(value), x.shape, x.stride(), torch.float32)
+        assert torch.equal(back, (x > 0).float())
+    n = torch.randint(-5, 900, shape)
+    assert torch.equal(ops.widen(ops.narrow(n, -5, 899), n.shape, n.stride(), -5, 10), n)
+
+
+def test_errors_say_the_rule():
+    with pytest.raises(RuntimeError, match=r"\[spec\] option must be one of"):
+        satchel.pack(torch.ones(4), "bit=2")
+    with pytest.raises(ValueError, match=r"\[pack\] tensor must be float32, float16 or bfloat16, got torch.float64"):
+        satchel.pack(torch.ones(4).double())
+    with pytest.raises(RuntimeError, match=r"\[unpack\] bytes must be 20 for this shape and spec, got 19"):
+        ops.unpack(torch.zeros(19, dtype=torch.uint8), (4,), (1,), torch.float32, list(parse_spec("bits=2")))
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "mish"])
+def test_slopes(kind, dtype, bits):
+    """Each level is the slope of its value, as torch's backward computes it; codes are a level beside the slope, right in the mean."""
+    from satchel.kept import SlopeCode, _slope_tables
+
+    function = {"gelu": torch.nn.functional.gelu, "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+                "silu": torch.nn.functional.silu, "mish": torch.nn.functional.mish}[kind]
+
+    def slopes(x):
+        x = x.double().requires_grad_()
+        return torch.autograd.grad(function(x).sum(), x)[0]
+
+    levels, values = _slope_tables(kind, bits, dtype, torch.device("cpu"))
+    assert torch.allclose(slopes(values), levels.double(), atol=1e-6) and (levels.diff() > 0).all()
+    x = (torch.randn(3, 1001) * 3).to(dtype)
+    x[0, :4] = torch.tensor([100.0, -100.0, float("inf"), -float("inf")])
+    exact = slopes(x.clamp(-100, 100))
+    near = torch.searchsorted(levels.double(), exact).clamp(1, len(levels) - 1)
+    low, high = levels[near - 1].double(), levels[near].double()
+    total = torch.zeros_like(exact)
+    for seed in range(50):
+        code = SlopeCode(x, kind, bits, torch.tensor([seed]))
+        got = slopes(code.restore())
+        assert ((got - low).abs() < 2e-6).logical_or((got - high).abs() < 2e-6).all()
+        total += got / 50
+    # Pooled: Σ(mean − exact)² has mean Σp(1 − p)·(high − low)²/50 over 3,000 values; 30 % is more than five of its deviations.
+    inside = (exact >= low) & (exact <= high)
+    variance = ((exact - low) * (high - exact))[inside].sum() / 50
+    assert (total - exact)[inside].square().sum() < 1.3 * variance + 1e-6
+
+
+def test_opcheck():
+    x, seed, spec = torch.randn(8, 300), torch.tensor([3]), list(parse_spec("bits=2"))
+    packed = ops.pack(x, seed, None, 1, spec)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(ops.pack.default, (x, seed, None, 1, spec), test_utils=tests)
+    torch.library.opcheck(ops.unpack.default, (packed, [8, 300], [300, 1], torch.float32, spec), test_utils=tests)
+    torch.library.opcheck(ops.pack_mask.default, (x,), test_utils=tests)
+    torch.library.opcheck(ops.unpack_mask.default, (ops.pack_mask(x), [8, 300], [300, 1], torch.float32), test_utils=tests)
+    n = torch.randint(0, 100, (77,))
+    torch.library.opcheck(ops.narrow.default, (n, 0, 99), test_utils=tests)
+    torch.library.opcheck(ops.widen.default, (ops.narrow(n, 0, 99), [77], [1], 0, 7), test_utils=tests)
+    levels = torch.linspace(-0.2, 1.2, 16)
+    torch.library.opcheck(ops.pack_slope.default, (x, seed, levels, 0), test_utils=tests)
+    codes = ops.pack_slope(x, seed, levels, 0)
+    torch.library.opcheck(ops.unpack_table.default, (codes, levels, [8, 300], [300, 1], torch.float32), test_utils=tests)
+    drawn = (seed, 64, 32, 0, 1, list(parse_spec("exact")))
+    torch.library.opcheck(ops.draw_projection.default, drawn, test_utils=("test_schema", "test_faketensor"))

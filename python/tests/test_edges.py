@@ -1,0 +1,300 @@
+"""What goes wrong in practice: bad arguments, odd tensors, interrupted forwards, norms of few values."""
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import _len_torch_function_stack
+
+import satchel
+from satchel._ops import ops, parse_spec
+
+X = torch.randn(64, 64)
+INF = float("inf")
+
+
+def raises(rule, call, error=ValueError):
+    """The message is `[op] rule, got value`."""
+    with pytest.raises(error) as caught:
+        call()
+    text = str(caught.value).splitlines()[0]
+    assert text.startswith(rule), text
+    assert ", got " in text, text
+
+
+@pytest.mark.parametrize(
+    "rule, call",
+    [
+        ("[pack] x must be a tensor", lambda: satchel.pack(None)),
+        ("[pack] x must be a tensor", lambda: satchel.pack([1.0, 2.0])),
+        ("[pack] tensor must be float32, float16 or bfloat16", lambda: satchel.pack(X.double())),
+        ("[pack] tensor must be float32, float16 or bfloat16", lambda: satchel.pack(X.to(torch.complex64))),
+        ("[pack] tensor must be strided", lambda: satchel.pack(X.to_sparse())),
+        ("[pack] spec must be text", lambda: satchel.pack(X, 2)),
+        ("[pack] seed must be an integer", lambda: satchel.pack(X, "bits=2", 1.5)),
+        ("[pack] seed must be an integer", lambda: satchel.pack(X, "bits=2", None)),
+        ("[pack] gamma and beta must come together", lambda: satchel.pack(X, "satchel", beta=torch.ones(64))),
+        ("[pack] gamma must be a tensor", lambda: satchel.pack(X, "satchel", gamma=[1.0], beta=[1.0])),
+        ("[pack] beta must hold 64 values", lambda: satchel.pack(X, "satchel", gamma=torch.ones(64), beta=torch.ones(3))),
+        ("[pack] gamma must hold 64 values", lambda: satchel.pack(X, "satchel", gamma=torch.ones(64, 1), beta=torch.ones(64, 1))),
+        ("[pack] dim must be a dimension of x", lambda: satchel.pack(X, "satchel", gamma=torch.ones(64), beta=torch.ones(64), dim=9)),
+        ("[unpack] packed must be what pack() gives", lambda: satchel.unpack(b"abc")),
+        ("[inspect] packed must be what pack() gives", lambda: satchel.inspect(None)),
+        ("[packing] bits must be", lambda: satchel.packing(None)),
+        ("[packing] bits must be", lambda: satchel.packing(2.5)),
+        ("[packing] bits must be", lambda: satchel.packing((2.5, 4, 8))),
+        ("[packing] bits must be", lambda: satchel.packing(True)),
+        ("[packing] min_bytes must be", lambda: satchel.packing(min_bytes="a")),
+        ("[packing] min_bytes must be", lambda: satchel.packing(min_bytes=-1)),
+        ("[packing] include and exclude must be", lambda: satchel.packing(include=None)),
+        ("[packing] include and exclude must be", lambda: satchel.packing(exclude=[1])),
+        ("[packing] seed must be", lambda: satchel.packing(seed="a")),
+        ("[packing] model must be", lambda: satchel.packing(model=3)),
+        ("[attach] model must be", lambda: satchel.attach(None)),
+        ("[attach] options must be", lambda: satchel.attach(nn.Linear(2, 2), bitz=2)),
+        ("[detach] model must be", lambda: satchel.detach(None)),
+        ("[compile] model must be", lambda: satchel.compile(None)),
+        ("[compile] bits must be", lambda: satchel.compile(nn.Linear(2, 2), bits=9)),
+        ("[compile] min_bytes must be", lambda: satchel.compile(nn.Linear(2, 2), min_bytes=None)),
+        ("[compile] backend must be inductor", lambda: satchel.compile(nn.Linear(2, 2), backend="eager")),
+        ("[compile] options must leave", lambda: satchel.compile(nn.Linear(2, 2), options={"joint_custom_post_pass": print})),
+        ("[meter] by must be", lambda: satchel.Meter().table("layer")),
+    ],
+)
+def test_bad_arguments(rule, call):
+    raises(rule, call)
+
+
+def test_bad_bytes():
+    plain, kept, projected = (satchel.pack(X, spec) for spec in ("bits=2", "bits=32", "exact"))
+
+    def changed(packed, **fields):
+        return lambda: satchel.unpack(dataclasses.replace(packed, **fields))
+
+    raises("[unpack] bytes must be", changed(plain, bytes=plain.bytes[:-1]), RuntimeError)
+    raises("[unpack] bytes must be a tensor of uint8", changed(plain, bytes=None))
+    raises("[unpack] bytes must be a tensor of uint8", changed(plain, bytes=plain.bytes.float()))
+    raises("[unpack] seed must be there for projections alone", changed(plain, seed=torch.zeros(1, dtype=torch.int64)))
+    raises("[unpack] seed must be there for projections alone", changed(projected, seed=None))
+    raises("[unpack] bytes must be 16384", changed(kept, bytes=kept.bytes[:3]))
+    raises("[unpack] strides must fill memory", changed(kept, strides=(0, 0)))
+    raises("[unpack] strides must fill memory", changed(kept, strides=(1,)))
+    table = torch.zeros((), dtype=torch.uint8)
+    seed, numbers = torch.zeros(1, dtype=torch.int64), list(parse_spec("satchel"))
+    raises("[pack] channels must be rows of 16 bytes", lambda: ops.pack(X, seed, table, 1, numbers), RuntimeError)
+    assert plain != kept and plain == plain, "packed tensors compare by identity"
+
+
+@pytest.mark.parametrize("spec", ["bits=2", "satchel", "division", "gact", "actnn", "side=both,bits=3"])
+def test_garbage_decodes_to_something(spec):
+    packed = satchel.pack(X, spec)
+    for _ in range(8):
+        noise = torch.randint(0, 256, packed.bytes.shape, dtype=torch.uint8)
+        assert satchel.unpack(dataclasses.replace(packed, bytes=noise)).shape == X.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("low, high", [(0.1, 0.9), (-0.3, 0.3), (-INF, 0.5), (0.5, INF), (-INF, -0.5), (-INF, INF), (1.0, 1.001), (0.7, 0.9)])
+def test_hardtanh_is_exact_for_any_range(low, high, dtype):
+    x = (2 * torch.randn(64, 64)).to(dtype).requires_grad_()
+    expected = torch.autograd.grad(F.hardtanh(x * 1, low, high).sum(), x)[0]
+    with satchel.packing(min_bytes=0):
+        y = F.hardtanh(x * 1, low, high)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+NORMS = {
+    "channels with means far apart": (lambda: nn.BatchNorm1d(64), lambda: torch.randn(512, 64) + 50 * torch.randn(64)),
+    "few values a channel": (lambda: nn.BatchNorm1d(64), lambda: torch.randn(16, 64)),
+    "rows of other sizes in one block": (lambda: nn.LayerNorm(64), lambda: torch.randn(128, 64) * torch.tensor([0.01, 100.0]).repeat(64)[:, None]),
+    "groups of other sizes": (lambda: nn.GroupNorm(4, 16), lambda: torch.randn(8, 16, 4, 4) * torch.logspace(-2, 2, 16).view(1, 16, 1, 1)),
+    "groups without maps": (lambda: nn.GroupNorm(4, 64), lambda: torch.randn(64, 64) * torch.logspace(-2, 2, 64)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_uneven_values(name):
+    """The noise is a share of each statistic's own σ: the gradient along the exact one is right, row by row and channel by channel."""
+    norm, x = NORMS[name][0](), NORMS[name][1]().requires_grad_()
+    weights = torch.randn(x.shape)
+
+    def gradient(y):
+        return torch.autograd.grad((y * weights).sum(), x)[0]
+
+    expected, draws = gradient(norm(x)), []
+    for seed in range(100):
+        with satchel.packing("2/4/8", min_bytes=0, seed=seed):
+            y = norm(x * 1)
+        draws.append(gradient(y))
+    mean = torch.stack(draws).mean(0)
+    along = (mean * expected).flatten(1).sum(1) / expected.square().flatten(1).sum(1)
+    assert (along - 1).abs().mean() < 0.01, along
+    assert (torch.stack(draws) - expected).norm() < 0.2 * 10 * expected.norm()
+
+
+def test_a_batch_norm_of_many_values_takes_local_bits():
+    with satchel.packing("2/4/8", min_bytes=0, meter=True) as p:
+        for size in (4096, 2048):
+            nn.BatchNorm1d(8)(torch.randn(size, 8, requires_grad=True) * 1)
+    assert [line.kept for line in p.meter.lines if line.field == "input"] == ["2 bits", "4 bits"]
+
+
+def test_a_batch_norm_with_running_statistics():
+    norm = nn.BatchNorm1d(64).eval()
+    x = torch.randn(512, 64, requires_grad=True)
+    with satchel.packing(min_bytes=0, meter=True) as p:
+        norm(x * 1).sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(norm(x).sum(), x)[0])
+    assert [line.kept for line in p.meter.lines if line.field == "input"] == ["2 bits"]
+
+
+def test_expanded_tensors_and_buffers_stay_exact():
+    x, y = torch.randn(1, 1, requires_grad=True), torch.randn(512, 512, requires_grad=True)
+    with satchel.packing(min_bytes=0, meter=True) as p:
+        (x * 1).expand(512, 512) * (y * 1)
+    assert p.meter.after < 150_000, p.meter.by_op()
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            self.register_buffer("factor", torch.randn(64, 64))
+
+        def forward(self, x):
+            return self.linear(x) * self.factor
+
+    model = Scaled()
+    p = satchel.attach(model, meter=True)
+    model(X).sum().backward()
+    assert not [line for line in p.meter.lines if line.node == "MulBackward0"], "the model holds it anyway"
+
+
+def test_function_transforms():
+    w = torch.randn(64, 64)
+
+    def loss(a):
+        return (a @ w).relu().square().sum()
+
+    with satchel.packing(min_bytes=0):
+        got = torch.func.grad(loss)(X)
+    assert torch.equal(got, torch.func.grad(loss)(X))
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.linear, self.error = nn.Linear(64, 64), nn.Linear(64, 64), None
+
+    def forward(self, x):
+        y = self.inner(x)
+        if self.error is not None:
+            raise self.error
+        return F.gelu(self.linear(y))
+
+
+def test_an_interrupted_forward_is_left_by_the_next():
+    """torch calls no forward hook after KeyboardInterrupt."""
+    model = Failing()
+    p = satchel.attach(model, min_bytes=0, meter=True)
+    model.error = KeyboardInterrupt()
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            model(X)
+    model.error = None
+    with torch.device("cpu"):  # a mode above the abandoned one stays
+        model(X).sum().backward()
+        assert _len_torch_function_stack() == 1
+    assert _len_torch_function_stack() == 0 and p.step is None
+    assert {line.module for line in p.meter.lines} == {"", "linear"}
+
+
+def test_a_module_whose_error_is_caught_gives_its_name_back():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bad, self.linear = Failing(), nn.Linear(64, 64)
+
+        def forward(self, x):
+            try:
+                self.bad(x)
+            except ValueError:
+                pass
+            y = self.linear(x)
+            return y * y
+
+    model = Outer()
+    model.bad.error = ValueError()
+    p = satchel.attach(model, min_bytes=0, meter=True)
+    model(X)
+    assert {line.module for line in p.meter.lines if line.node == "MulBackward0"} == {""}
+    assert {line.module for line in p.meter.lines} <= {"", "bad", "bad.inner"}
+
+
+def test_a_root_that_calls_itself_is_not_abandoned():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, x, again=True):
+            y = F.gelu(self.linear(x))
+            return self(y, False) * y if again else y
+
+    model = Twice()
+    p = satchel.attach(model, min_bytes=0, meter=True)
+    model(X).sum().backward()
+    assert sum(line.node == "GeluBackward0" for line in p.meter.lines) == 2 and p.step is None
+
+
+def test_threads_draw_apart():
+    p, numbers = satchel.packing(min_bytes=0), []
+
+    def run():
+        for _ in range(200):
+            with p:
+                numbers.append(p.step.number)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(numbers)) == len(numbers) == 800
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_other_types_stay_exact(dtype):
+    x = torch.randn(64, 64, dtype=dtype, requires_grad=True)
+    with satchel.packing(min_bytes=0):
+        y = ((x * x) @ x).abs().sum()
+    got = torch.autograd.grad(y, x)[0]
+    assert torch.equal(got, torch.autograd.grad(((x * x) @ x).abs().sum(), x)[0])
+
+
+def test_inference_mode_and_devices_without_data():
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.BatchNorm1d(64))
+    satchel.attach(model, min_bytes=0)
+    with torch.inference_mode():
+        assert model(X).is_inference()
+    model.to("meta")
+    model(X.to("meta")).sum().backward()
+    assert model[0].weight.grad.shape == (64, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh())
+
+    def gradients(context):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype), context:
+            loss = model(X).float().square().mean()
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    expected = gradients(satchel.packing(32))
+    got = torch.stack([gradients(satchel.packing("4/8/8", min_bytes=0, seed=i)) for i in range(32)]).mean(0)
+    assert not torch.equal(got, expected) and (got - expected).norm() < 0.05 * expected.norm()

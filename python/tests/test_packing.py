@@ -1,0 +1,360 @@
+"""packing() and attach(): what is packed, what must stay exact, and that models stay what they are."""
+
+import copy
+import gc
+import io
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+
+import satchel
+
+
+def net():
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def gradients(loss, model):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def kept(meter):
+    return {f"{line.node}.{line.field}": line.kept for line in meter.lines}
+
+
+def test_originals_are_freed():
+    x = torch.randn(64, 64, requires_grad=True)
+    with satchel.packing():
+        h = torch.exp(x * 1.0)
+        storage = StorageWeakRef(h.untyped_storage())
+        y = h + 1
+        del h
+        assert storage.expired()
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_memory_is_the_meters():
+    model, x = net(), torch.randn(512, 64)
+    with satchel.packing(meter=True, model=model) as p:
+        loss = model(x).sum()
+    assert p.meter.before > 7 * p.meter.after
+    lines = json.loads(p.meter.to_json())
+    assert lines["before"] == p.meter.before and len(lines["lines"]) == len(p.meter.lines)
+    assert set(p.meter.by_module()) >= {"0", "1", "2", "3", "4"} and "in all" in str(p.meter)
+    # What torch keeps: input, GELU's and LayerNorm's inputs, LayerNorm's and ReLU's outputs, and its statistics.
+    assert p.meter.before == 512 * (64 + 4 * 128 + 2) * 4
+    loss.backward()
+
+
+def test_in_place_change_between_op_and_registration_raises():
+    x = torch.randn(64, 64, requires_grad=True)
+    with satchel.packing(meter=True) as p:
+        with torch._C.DisableTorchFunction():  # as inside a composite function
+            h = (x * 2).exp()
+            y = h * 1.0
+            h.add_(1)
+        y = y + 1
+    assert kept(p.meter)["ExpBackward0.result"] == "exact: changed in place"
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_in_place_change_after_registration_is_harmless():
+    x = torch.randn(64, 64, requires_grad=True)
+    with satchel.packing("8/8/8"):
+        h = (x * 2).exp()
+        y = h.sum() + 0
+        h.add_(1)
+    y.backward()
+    expected = 2 * (2 * x).exp()
+    assert (x.grad - expected).abs().max() <= 2 * expected.max() / 255
+
+
+def test_in_place_functions():
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(inplace=True), nn.Linear(128, 8))
+    x = torch.randn(64, 64)
+    expected = gradients(model(x).square().sum(), model)
+    with satchel.packing("8/8/8", meter=True) as p:
+        loss = model(x).square().sum()
+    assert kept(p.meter)["ReluBackward0.result"] == "mask"
+    assert (gradients(loss, model) - expected).norm() < 0.02 * expected.norm()
+
+
+def test_parameters_their_views_and_casts_stay_exact():
+    model, x = nn.Linear(128, 128), torch.randn(64, 128)
+    scale = nn.Parameter(torch.randn(64, 128))
+    with satchel.packing(meter=True) as p, torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+        z = (x @ model.weight.t()[:, :64]) + (y * scale)[:, :64]
+    packed = [line for line in p.meter.lines if not line.kept.startswith("exact")]
+    assert {(line.node, line.field) for line in packed} == {("AddmmBackward0", "mat1"), ("MmBackward0", "self"), ("MulBackward0", "self")}
+    assert all(line.kept == "2 bits" for line in packed), "their noise stays in a parameter's gradient"
+    z.float().sum().backward()
+
+
+def test_frozen_weights_stay_exact():
+    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 128))
+    model[1].requires_grad_(False)
+    x = torch.randn(64, 64)
+    expected = torch.autograd.grad(model(x).sin().sum(), model[0].weight)[0]
+    with satchel.packing("32/2/8", meter=True) as p:
+        loss = model(x).sin().sum()
+    assert "AddmmBackward0.mat2" not in kept(p.meter)
+    assert torch.equal(torch.autograd.grad(loss, model[0].weight)[0], expected)
+
+
+def test_none_fields_and_hooked_fields_are_skipped():
+    x = torch.randn(64, 64, requires_grad=True)
+    seen = []
+    with satchel.packing(meter=True) as p:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t.shape), t)[1], lambda t: t):
+            y = torch.exp(x * 2)  # MulBackward0.self is None: nobody needs it
+        y = torch.exp(y * 0.1)
+    assert len(seen) >= 1
+    assert [line.kept for line in p.meter.lines if line.node == "ExpBackward0"] == ["4 bits"]
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_inside(reentrant):
+    model, x = net(), torch.randn(256, 64, requires_grad=True)
+    expected = gradients(model(x).square().sum(), model)
+
+    def forward():
+        h = checkpoint(model[:3], x, use_reentrant=reentrant)
+        return model[3:](h).square().sum()
+
+    with satchel.packing("8/8/8"):
+        loss = forward()
+    loss.backward()
+    got = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+def test_hidden_and_unknown_nodes_stay_exact_and_are_reported():
+    class Triple(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x * 3)
+            return x * 3
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0]
+
+    x = torch.randn(64, 64, requires_grad=True)
+
+    def forward():
+        y = Triple.apply(x * 1)
+        z = torch.zeros(64, 64)
+        z[:32] = y[:32]
+        z[:16].exp_()  # CopySlices
+        a, b = torch._foreach_mul([y, z], [z, y])
+        return (torch.sin(y) + z + a + b).sum()
+
+    expected = torch.autograd.grad(forward(), x)[0]
+    with satchel.packing(meter=True, exclude=["MulBackward0"]) as p:
+        loss = forward()
+    assert p.meter.hidden["CopySlices"] >= 2 and "CopySlices" in str(p.meter)
+    lines = kept(p.meter)
+    assert lines["TripleBackward.tensors[0]"] == "exact: unknown op"
+    assert lines["SinBackward0.self"] == "exact: no row"
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+
+
+def test_reenter_nest_and_no_grad():
+    model, x = net(), torch.randn(64, 64)
+    p = satchel.packing(seed=1)
+    losses = []
+    for _ in range(3):
+        with p:
+            with p, torch.no_grad():
+                model(x)
+            losses.append(model(x).square().sum())
+    assert p.step is None
+    draws = [gradients(loss, model) for loss in losses]
+    assert not torch.equal(draws[0], draws[1])  # every entry draws anew
+    again = satchel.packing(seed=1)
+    with again:
+        loss = model(x).square().sum()
+    assert torch.equal(gradients(loss, model), draws[0])
+    with torch.inference_mode(), p:
+        model(x)
+
+
+def test_every_save_has_a_seed_of_its_own():
+    with satchel.packing(seed=1) as p:
+        seeds = [int(p.step.seed(torch.device("cpu"))) for _ in range(1000)]
+    with p:
+        seeds += [int(p.step.seed(torch.device("cpu"))) for _ in range(1000)]
+    assert len(set(seeds)) == 2000
+
+
+def test_torchs_generator_is_not_touched():
+    model, x = net(), torch.randn(64, 64)
+    state = torch.get_rng_state()
+    with satchel.packing():
+        model(x).sum().backward()
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_retain_graph_and_gradients_of_gradients():
+    x = torch.randn(64, 64, requires_grad=True)
+    with satchel.packing():
+        loss = (x * 2).exp().sum()
+    first = torch.autograd.grad(loss, x, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(loss, x, retain_graph=True)[0])
+    with pytest.raises(RuntimeError, match=r"\[packing\] a gradient of a gradient needs exact saves"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_readers_whose_noise_is_local_share_a_code():
+    x, layers = torch.randn(64, 128), nn.ModuleList([nn.Linear(128, 128, bias=False) for _ in range(3)])
+    first = nn.Linear(128, 128, bias=False)
+    with satchel.packing(meter=True) as p:
+        h = first(x)
+        loss = sum(layer(h).square().sum() for layer in layers)
+    lines = [line for line in p.meter.lines if line.node == "MmBackward0" and line.field == "self"]
+    assert len(lines) == 4 and sum(line.after > 0 for line in lines) == 2
+    loss.backward()
+
+
+def test_options():
+    model, x = net(), torch.randn(64, 64)
+
+    def run(**options):
+        with satchel.packing(meter=True, model=model, **options) as p:
+            model(x)
+        return kept(p.meter)
+
+    assert run()["GeluBackward0.self"] == "slope, 4 bits"
+    assert run(bits=(2, 3, 8))["GeluBackward0.self"] == "slope, 3 bits"
+    assert run(bits="2/32/8")["GeluBackward0.self"] == "exact: this case"
+    assert run(exclude=["GeluBackward0"])["GeluBackward0.self"] == "exact: excluded"
+    assert run(exclude=["1"])["GeluBackward0.self"] == "exact: excluded"
+    assert run(include=["ReluBackward0.result"])["NativeLayerNormBackward0.input"] == "exact: excluded"
+    assert run(min_bytes=1 << 20)["GeluBackward0.self"] == "exact: small"
+    for bits in ("2/4", "9", "a", (0, 1, 2)):
+        with pytest.raises(ValueError, match=r"\[packing\] bits must be local/flow/attention"):
+            satchel.packing(bits)
+    with pytest.raises(ValueError, match=r"\[packing\] include and exclude must be lists"):
+        satchel.packing(exclude="GeluBackward0")
+
+
+def test_elu_without_an_inverse_stays_exact():
+    x = torch.randn(64, 64, requires_grad=True)
+    with satchel.packing(meter=True) as p:
+        F.elu(x * 2, alpha=0.5)
+        torch.pow(x * 2, 3)
+    assert kept(p.meter)["EluBackward0.self"] == kept(p.meter)["PowBackward0.self"] == "exact: this case"
+
+
+def test_attach_and_detach():
+    model, x = net(), torch.randn(256, 64)
+    expected = gradients(model(x).square().sum(), model)
+    names = list(model.state_dict())
+    p = satchel.attach(model, "8/8/8", meter=True)
+    got = gradients(model(x).square().sum(), model)
+    assert not torch.equal(got, expected) and (got - expected).norm() < 0.02 * expected.norm()
+    lines = {(line.module, line.node, line.field) for line in p.meter.lines}
+    assert ("1", "GeluBackward0", "self") in lines and ("3", "AddmmBackward0", "mat1") in lines
+    assert ("0", "AddmmBackward0", "mat1") not in lines, "the caller holds the batch"
+    assert list(model.state_dict()) == names
+    with pytest.raises(ValueError, match=r"\[attach\] model must not be attached yet, got one that is"):
+        satchel.attach(model)
+    assert satchel.detach(model) is model
+    assert torch.equal(gradients(model(x).square().sum(), model), expected)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    satchel.attach(model)
+
+
+def test_attached_models_are_copied_and_stored():
+    model, x = net(), torch.randn(256, 64)
+    satchel.attach(model, "8/8/8", meter=True)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        owner = next(iter(other._forward_pre_hooks.values())).owner
+        assert owner is not next(iter(model._forward_pre_hooks.values())).owner
+        other(x).sum().backward()
+        assert kept(owner.meter)["GeluBackward0.self"] == "slope, 8 bits"
+        assert model[0].weight.grad is None
+        satchel.detach(other)
+
+
+def test_an_error_in_forward_leaves_the_context():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ValueError("here")
+
+    model = nn.Sequential(nn.Linear(64, 64), Fails())
+    p = satchel.attach(model)
+    with pytest.raises(ValueError, match="here"):
+        model(torch.randn(4, 64))
+    assert p.step is None
+    with pytest.raises(ValueError, match="here"):
+        model(torch.randn(4, 64))
+
+
+def test_grad_scaler_and_training():
+    torch.manual_seed(3)
+    x, y = torch.randn(512, 64), torch.randint(0, 10, (512,))
+    losses = []
+    for attached in (False, True):
+        torch.manual_seed(4)
+        model = net()
+        if attached:
+            satchel.attach(model, "8/8/8")  # its noise is below a hundredth
+        optimizer, scaler = torch.optim.Adam(model.parameters(), 1e-3), torch.amp.GradScaler("cpu")
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        losses.append(loss.item())
+    assert abs(losses[1] - losses[0]) < 0.02 * losses[0], losses
+
+
+def test_nothing_is_left_over_many_steps():
+    model, x = net(), torch.randn(64, 64)
+
+    def alive():
+        gc.collect()
+        return sum(1 for o in gc.get_objects() if type(o) in (torch.Tensor, satchel.kept.Code))
+
+    with satchel.packing() as p:  # one context around all steps
+        for step in range(600):
+            model(x).sum().backward()
+            model.zero_grad()
+            if step == 20:
+                before = alive()
+        assert alive() <= before
+        assert len(p.step.shared) <= 512 and len(p.step.visited) < 1 << 16
+
+
+def test_threads_have_contexts_of_their_own():
+    import threading
+
+    model, x = net(), torch.randn(256, 64)
+    p = satchel.attach(model)
+    failures = []
+
+    def work():
+        try:
+            for _ in range(5):
+                torch.autograd.grad(model(x).sum(), model[0].weight)
+        except Exception as e:  # noqa: BLE001
+            failures.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not failures and p.step is None
