@@ -2,6 +2,7 @@
 #include "satchel/models/image_model.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/image_plan.h"
 #include "satchel/train/memory.h"
+#include "tests/one_thread.h"
 #include "tests/support.h"
 
 namespace satchel {
@@ -203,6 +205,28 @@ double relative_error(const std::vector<at::Tensor>& expected, const std::vector
     all += expected[i].square().sum().item<double>();
   }
   return std::sqrt(off / all);
+}
+
+// The branches of a block meet in its input's gradient: again where the graph is kept, and where nothing else is asked for.
+TEST(ImageModel, BlocksAddBothBranchesEveryTime) {
+  const test::OneThread one;  // sums in one order
+  for (const char* name : {"resnet18", "resnet50"}) {
+    ImageModel model = make_image_model(options_of(name, "satchel"));
+    const at::Tensor x = images(32).requires_grad_();
+    const at::Tensor loss = model->forward(x).square().sum();
+    const auto passes = [&] {
+      model->zero_grad();
+      x.mutable_grad() = at::Tensor();
+      loss.backward({}, /*retain_graph=*/true);
+      std::vector<at::Tensor> all = {x.grad().clone()};
+      for (const at::Tensor& p : model->parameters()) all.push_back(p.grad().clone());
+      return all;
+    };
+    const std::vector<at::Tensor> first = passes(), second = passes();
+    for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(at::equal(first[i], second[i])) << name << ' ' << i;
+    const at::Tensor alone = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
+    EXPECT_TRUE(at::equal(alone, first[0])) << name << ": the images' gradient alone";
+  }
 }
 
 TEST(ImageModel, ThirtyTwoBitsGiveTorchsGradients) {
