@@ -143,6 +143,7 @@ void ImageSteps::forward(size_t i) {
 
 /// Is layer i a norm with a sum whose input never stands whole?
 bool ImageSteps::is_sum_by_parts(size_t i) const {
+  if (i >= model_.layers.size()) return false;
   const ImageLayer& layer = model_.layers[i];
   return layer.kind == LayerKind::norm && layer.inputs.size() > 1 && adds_by_parts(i) && bytes(layer.output) >= kConvByPartsFrom;
 }
