@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "satchel/autograd/image_rows.h"
@@ -158,7 +159,7 @@ class ConvNode : public SavingNode {
   bool begin_parts() override {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (needs(2) || (needs(1) && !input.has_parts()) || meets() || geometry.line) return false;
-    parts = Parts{torch::autograd::get_current_graph_task_id(), {}, {}};
+    parts[torch::autograd::get_current_graph_task_id()] = {};
     return true;
   }
 
@@ -166,10 +167,11 @@ class ConvNode : public SavingNode {
     const std::lock_guard<std::mutex> lock(mutex_);
     const NoAutocast guard;
     const at::Tensor g = in_channels_last(given);
-    if (needs(1)) add_weight_gradient(g, first, parts->weight);
+    Parts& made = parts.at(torch::autograd::get_current_graph_task_id());
+    if (needs(1)) add_weight_gradient(g, first, made.weight);
     if (!needs(0)) return;
-    if (!parts->x.defined()) parts->x = empty_channels_last(input_sizes, g.options().dtype(input_type));
-    const at::Tensor to = parts->x.narrow(0, first, g.size(0));
+    if (!made.x.defined()) made.x = empty_channels_last(input_sizes, g.options().dtype(input_type));
+    const at::Tensor to = made.x.narrow(0, first, g.size(0));
     if (is_product(g) && to.scalar_type() == g.scalar_type()) {
       at::Tensor rows = rows_of_image(to);
       at::mm_out(rows, rows_of_image(g), weight_matrix(g));
@@ -183,10 +185,9 @@ class ConvNode : public SavingNode {
   variable_list back(at::Tensor given) override {
     const NoAutocast guard;
     variable_list gradients(3);
-    if (parts && parts->pass == torch::autograd::get_current_graph_task_id()) {
-      if (needs(0)) gradients[0] = parts->x;
-      if (needs(1)) gradients[1] = geometry.out(parts->weight).to(weight_type);
-      parts.reset();
+    if (auto made = parts.extract(torch::autograd::get_current_graph_task_id())) {  // `given` has no memory then
+      if (needs(0)) gradients[0] = made.mapped().x;
+      if (needs(1)) gradients[1] = geometry.out(made.mapped().weight).to(weight_type);
       return gradients;
     }
     if (needs(1)) input.fetch();
@@ -201,16 +202,26 @@ class ConvNode : public SavingNode {
     input.release();
     weight.reset_data();
     x_gradient.reset();
-    parts.reset();
+    parts.clear();
+  }
+
+  /// The other branch's gradient goes on alone.
+  variable_list back_of_nothing() override {
+    variable_list gradients(num_outputs());
+    if (!meets() || !needs(0)) return gradients;
+    if (const auto other = x_gradient->take())
+      gradients[0] = *other;
+    else
+      x_gradient->leave({});
+    return gradients;
   }
 
  private:
   /// What take_part() has made.
   struct Parts {
-    int pass;  // the backward pass that they are of
     at::Tensor x, weight;
   };
-  std::optional<Parts> parts;
+  std::unordered_map<int, Parts> parts;  // by backward pass: threads may share a graph
 
   /// Are the gradients of x and of the weight matrix products of rows? Those of a 1×1 kernel on CUDA are, where torch's products are as
   /// precise as its convolutions.
@@ -230,11 +241,13 @@ class ConvNode : public SavingNode {
   bool meets() const { return x_gradient != nullptr && x_gradient->is_shared(); }
   /// The sum with what the block's other function has left, or nothing, where that one is still to come.
   at::Tensor met_gradient(const at::Tensor& g) const {
-    const at::Tensor other = x_gradient->take();
-    if (!other.defined()) {
+    const std::optional<at::Tensor> left = x_gradient->take();
+    if (!left) {
       x_gradient->leave(input_gradient(g));
       return {};
     }
+    const at::Tensor& other = *left;
+    if (!other.defined()) return input_gradient(g);
     if (is_product(g) && other.scalar_type() == g.scalar_type() && is_channels_last(other)) {
       rows_of_image(other).addmm_(rows_of_image(g), weight_matrix(g));
     } else {
@@ -353,9 +366,22 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   return attach(run(), node);
 }
 
-ConvParts conv_parts(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef out_sizes, const ConvOptions& options,
-                     const SavePolicy& saving) {
+std::vector<int64_t> conv_sizes(const at::Tensor& x, const at::Tensor& weight, const ConvOptions& options) {
   check_conv(x, weight, {}, options);
+  const Geometry g = geometry_of(options, static_cast<size_t>(x.dim()) - 2);
+  check_reach(g.in(x).sizes(), g.in(weight).sizes(), g);
+  if (g.transposed) fail(kOp, "a convolution in parts must not be transposed");
+  const size_t before = g.line ? 1 : 0;  // the dimension that stands for none
+  std::vector<int64_t> sizes = {x.size(0), weight.size(0)};
+  for (size_t d = before; d < g.stride.size(); ++d) {
+    const auto at = static_cast<int64_t>(d - before) + 2;
+    sizes.push_back((x.size(at) + 2 * g.padding[d] - g.dilation[d] * (weight.size(at) - 1) - 1) / g.stride[d] + 1);
+  }
+  return sizes;
+}
+
+ConvParts conv_parts(const at::Tensor& x, const at::Tensor& weight, const ConvOptions& options, const SavePolicy& saving) {
+  const std::vector<int64_t> out_sizes = conv_sizes(x, weight, options);
   const Geometry geometry = geometry_of(options, static_cast<size_t>(x.dim()) - 2);
   const at::ScalarType type = layer_type(x);
   const NoAutocast guard;

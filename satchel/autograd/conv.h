@@ -34,7 +34,8 @@ struct ConvParts {
   at::Tensor out;
   std::function<at::Tensor(int64_t first, int64_t last)> samples = {};
 };
-ConvParts conv_parts(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef out_sizes, const ConvOptions& options,
-                     const SavePolicy& saving);
+ConvParts conv_parts(const at::Tensor& x, const at::Tensor& weight, const ConvOptions& options, const SavePolicy& saving);
+/// The sizes of such a convolution's result.
+std::vector<int64_t> conv_sizes(const at::Tensor& x, const at::Tensor& weight, const ConvOptions& options);
 
 }  // namespace satchel

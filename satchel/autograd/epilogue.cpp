@@ -245,7 +245,7 @@ variable_list EpilogueNode::back(at::Tensor given) {
     return {{}, {}, {}, in_map(g)};
   }
   EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
-  if (wants.x) wants.x_parts = only_reader_of(next_edge(0));
+  if (wants.x && post_hooks().empty()) wants.x_parts = only_reader_of(next_edge(0));
   const bool unpacked = deferred || (claimer_save != nullptr && !saves.norm.defined());
   EpilogueGradients made = unpacked && saves.reads_values ? unfused_back(saves, g, wants, unpacked_norm()) : kernel->back(saves, g, wants);
   variable_list gradients{in_map(made.x), made.gamma, made.beta};

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -103,7 +104,7 @@ at::Tensor back_by_parts(const EpilogueSaves& saves, const at::Tensor& g, const 
     norm_back_rows_(g, dx, first * rows, save, gamma, sums);
     to.take_part(first, image_of_rows(dx, sizes));
   }
-  return sizes_only(g.sizes(), g.options());
+  return at::zeros({1}, g.options()).expand(g.sizes());  // torch's anomaly mode looks for NaN in it
 }
 
 template <FusedNorm pass>

@@ -63,7 +63,7 @@ variable_list SavingNode::apply(variable_list&& gradients) {
   if (at::GradMode::is_enabled()) fail(op_, "gradients of gradients are not offered: create_graph must be false");
   at::Tensor gradient = std::move(gradients.at(0));
   gradients.clear();
-  if (!gradient.defined()) return variable_list(num_outputs());
+  if (!gradient.defined()) return back_of_nothing();
   const NoAutocast no_autocast;
   return back(std::move(gradient));
 }

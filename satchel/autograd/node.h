@@ -44,6 +44,8 @@ class SavingNode : public torch::autograd::Node {
   virtual std::vector<SavedTensor> lines() const = 0;
   /// Gradients of the inputs, in their order. Runs without recording.
   virtual variable_list back(at::Tensor gradient) = 0;
+  /// … where no gradient came: none.
+  virtual variable_list back_of_nothing() { return variable_list(num_outputs()); }
   /// Lets go of everything that was kept.
   virtual void release() = 0;
   /// Packs what is deferred, if anything is. The caller holds one pointer to the node.

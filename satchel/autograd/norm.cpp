@@ -143,6 +143,7 @@ at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptio
   if (!(options.alpha >= 0) || !std::isfinite(options.alpha)) fail(op, "alpha must be finite and at least 0", options.alpha);
   if (options.only_added && options.activation != Activation::none)
     fail(op, "the activation must be none where only_added is set", "another");
+  if (options.only_added && options.dropout != 0) fail(op, "dropout must be 0 where only_added is set", options.dropout);
   const bool empty = options.norm == Norm::none && options.activation == Activation::none;
   // The fused norms of images that keep each function's own know no ELU.
   const bool own_elu = options.activation == Activation::elu && is_image(x) && !reads_producer(saving.method);
@@ -153,7 +154,10 @@ at::Tensor norm_act(at::Tensor x, const NormWeights& weights, const NormActOptio
   call.next_reads = !options.only_added;
   if (options.only_added && x.is_cuda() && reads_producer(saving.method)) {
     const EpilogueKernel& kernel = epilogue_kernel(call, keeps_of(saving.method, call.site()), call.as_rows(x));
-    if (std::string_view(kernel.name) == "unfused") return norm_alone(std::move(call));  // fewer maps of float32 at once
+    if (std::string_view(kernel.name) == "unfused") {
+      call.spare.reset();
+      return norm_alone(std::move(call));  // fewer maps of float32 at once
+    }
   }
   const double p = options.training() ? options.dropout : 0;
   // The fused kernels of images that keep each function's own know no dropout.
@@ -211,8 +215,9 @@ at::Tensor conv_norm_add_act(ConvOfSum given, const NormWeights& weights, at::Te
   const bool large = skip.defined() && skip.is_cuda() && skip.nbytes() >= kConvByPartsFrom && is_image(skip) && is_image(x);
   const bool fits = large && options.training() && options.norm == Norm::batch && options.activation == Activation::relu &&
                     options.dropout == 0 && layer_type(x) == skip.scalar_type() && needs_grad(x, weight) &&
-                    !is_baseline(conv_saving.method) && !is_baseline(saving.method);
-  if (fits) {
+                    !is_baseline(conv_saving.method) && !is_baseline(saving.method) && !how.transposed && x.dim() == weight.dim() &&
+                    x.device() == skip.device();
+  if (fits && at::IntArrayRef(conv_sizes(x, weight, how)) == skip.sizes()) {  // else norm_add_act() says what is wrong
     EpilogueCall call = norm_call(sizes_only(skip.sizes(), skip.options()).variable_data().requires_grad_(), weights, Norm::batch, 0,
                                   options.statistics, saving);
     call.spare = spare_memory(skip);
@@ -221,7 +226,7 @@ at::Tensor conv_norm_add_act(ConvOfSum given, const NormWeights& weights, at::Te
     call.skip = skip;
     if (sums_by_parts(call)) {
       check_norm(call.x, weights, Norm::batch, options.statistics, "norm_add_act");
-      ConvParts parts = conv_parts(x, weight, skip.sizes(), how, conv_saving);
+      ConvParts parts = conv_parts(x, weight, how, conv_saving);
       call.x = parts.out;
       call.samples = std::move(parts.samples);
       if (skip.requires_grad()) call.skip_gradient = options.skip_gradient;

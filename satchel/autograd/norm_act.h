@@ -21,7 +21,7 @@ struct NormActOptions {
   double alpha = 1;     // ELU's
   double dropout = 0;   // none unless training
   NormOptions statistics;
-  bool only_added = false;  // without activation: nothing but a sum reads the result, so the norm keeps its own at once
+  bool only_added = false;                             // without activation: nothing but a sum reads the result, so the norm keeps its own
   std::shared_ptr<SharedGradient> skip_gradient = {};  // norm_add_act: the skip is a block's input, whose gradients meet here
   bool training() const { return statistics.training; }
 };

@@ -7,26 +7,27 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
 namespace satchel {
 
-/// Both functions read one tensor, and a backward pass that reaches one of them reaches the other: a block's own module sees to that.
+/// A backward pass that reaches one of the two reaches the other: both have an edge to the same node, and a block's own module makes both.
+/// Hooks of their nodes see what they hand on: nothing, and the sum. What a pass that fails has left goes with the graph.
 class SharedGradient {
  public:
   /// A function has recorded a node that leaves and takes here. Unless both have, each hands on its own.
   void join() { ++joined_; }
   bool is_shared() const { return joined_ == 2; }
 
-  /// What the other function has left in this backward pass, to be written over; undefined: this one is the first.
-  at::Tensor take() {
+  /// What the other function has left in this backward pass, to be written over; undefined: it had no gradient; none: this one is the
+  /// first.
+  std::optional<at::Tensor> take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = left_.find(torch::autograd::get_current_graph_task_id());
-    if (found == left_.end()) return {};
-    at::Tensor g = std::move(found->second);
-    left_.erase(found);
-    return g;
+    auto found = left_.extract(torch::autograd::get_current_graph_task_id());
+    if (!found) return std::nullopt;
+    return std::move(found.mapped());
   }
   void leave(at::Tensor g) {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -53,7 +53,8 @@ at::Tensor ResNetBlockImpl::forward(at::Tensor x) {
     h = norms_[i - 1]->forward_act(std::move(h), Activation::relu);
     if (i + 1 < convs_.size()) h = convs_[i]->forward(h);
   }
-  // Before the last convolution, forward and backward: the long branch's maps are small here, and the block's input is not read again.
+  // Between the last convolution and the rest, forward and backward: the long branch's maps are small here, and the block's input is not
+  // read again.
   if (skip_conv_) x = skip_norm_->forward_to_sum(skip_conv_->forward_in_block(x, x_gradient));
   const nn::Conv2d& last = convs_.back();
   const int64_t border = (*last->options.kernel_size())[0] / 2;

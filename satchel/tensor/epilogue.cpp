@@ -357,9 +357,10 @@ NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const Co
   code.norm_seed = seed_pointer(norm.seed);
   code.sum_seed = seed_pointer(sum.seed);
   const int64_t rows = in.x.size(0);
-  for (int64_t first = 0; first < rows; first += each) {
+  for (int64_t first = 0, last = 0; first < rows; first = last) {
+    last = (rows - first - each) * in.x.size(1) < kRangeBlock ? rows : first + each;  // less than a block goes with the part before
     NormInput part = in;
-    part.x = for_kernels(x(first, std::min(first + each, rows)));
+    part.x = for_kernels(x(first, last));
     cuda::NormPass pass = pass_of(part, result.z);
     pass.first_row = first;
     pass.rows = part.x.size(0);
