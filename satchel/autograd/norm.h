@@ -2,7 +2,8 @@
 // out, but for layer_norm, rms_norm and group_norm under CUDA's autocast: float32, as torch's. Weights and statistics are float32.
 //
 // In shared methods a norm packs when it is known who reads its output: a relu() that comes next keeps one save for both, which the layer
-// after it shares (theory.md 10), a conv() or linear() shares the norm's own, and anything else makes the norm pack for itself alone.
+// after it shares (theory.md 10), a gelu() and its like keep what a norm by row needs beside their derivative, a conv() or linear() shares
+// the norm's own, and anything else makes the norm pack for itself alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
