@@ -96,8 +96,8 @@ bool is_heard(torch::autograd::Node& norm) {
   return found != wanted->end() && found->second.captures_ != nullptr;
 }
 
-/// The node of this library that made an input, where nobody else reads the gradient of that input; else null.
-SavingNode* only_reader_of(const torch::autograd::Edge& edge) {
+/// The node of this library that made an input, where nobody else reads that input, nor its gradient; else null.
+SavingNode* maker_for_us_alone(const torch::autograd::Edge& edge) {
   auto* maker = dynamic_cast<SavingNode*>(edge.function.get());
   return maker != nullptr && edge.function.use_count() == 1 && !is_heard(*maker) ? maker : nullptr;
 }
@@ -245,7 +245,7 @@ variable_list EpilogueNode::back(at::Tensor given) {
     return {{}, {}, {}, in_map(g)};
   }
   EpilogueWants wants{needs(0), saves.adds_skip && needs(3), needs(2)};
-  if (wants.x && post_hooks().empty()) wants.x_parts = only_reader_of(next_edge(0));
+  if (wants.x && post_hooks().empty()) wants.x_parts = maker_for_us_alone(next_edge(0));
   const bool unpacked = deferred || (claimer_save != nullptr && !saves.norm.defined());
   EpilogueGradients made = unpacked && saves.reads_values ? unfused_back(saves, g, wants, unpacked_norm()) : kernel->back(saves, g, wants);
   variable_list gradients{in_map(made.x), made.gamma, made.beta};
