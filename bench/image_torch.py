@@ -219,7 +219,7 @@ def methods(text):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    models = ("resnet18", "resnet34", "resnet50", "resnet152", "vgg16", "vgg16_bn", "densenet121")
+    models = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "vgg16", "vgg16_bn", "densenet121")
     parser.add_argument("--model", choices=models, default="resnet50")
     parser.add_argument("--batch", type=at_least(1), default=256)
     parser.add_argument("--image", type=at_least(1), default=224, help="height and width of the images")

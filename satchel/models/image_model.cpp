@@ -21,7 +21,7 @@ constexpr const char* kOp = "image_model";
 enum class Family : uint8_t { resnet, vgg, densenet };
 
 Family family_of(const std::string& name) {
-  return name.starts_with("resnet") ? Family::resnet : name.starts_with("vgg") ? Family::vgg : Family::densenet;
+  return is_resnet(name) ? Family::resnet : name.starts_with("vgg") ? Family::vgg : Family::densenet;
 }
 
 std::shared_ptr<ImageModelImpl> made(const ImageModelOptions& options) {

@@ -5,20 +5,22 @@
 #include <memory>
 #include <utility>
 
+#include "satchel/autograd/pool.h"
 #include "satchel/autograd/shared_gradient.h"
+#include "satchel/core/error.h"
 
 namespace satchel {
 namespace {
 
-torch::nn::Conv2dOptions square(int64_t in, int64_t out, int64_t window, int64_t stride = 1) {
-  return torch::nn::Conv2dOptions(in, out, window).stride(stride).padding(window / 2).bias(false);
+torch::nn::Conv2dOptions square(int64_t in, int64_t out, int64_t window, int64_t stride = 1, int64_t dilation = 1) {
+  return torch::nn::Conv2dOptions(in, out, window).stride(stride).padding(window / 2 * dilation).dilation(dilation).bias(false);
 }
 
 }  // namespace
 
 ResNetBlockImpl::ResNetBlockImpl(const Sizes& s, const SavePolicy& saving) : saving_(saving) {
   if (s.bottleneck) {
-    convs_ = {add_conv("conv1", square(s.in, s.planes, 1)), add_conv("conv2", square(s.planes, s.planes, 3, s.stride)),
+    convs_ = {add_conv("conv1", square(s.in, s.planes, 1)), add_conv("conv2", square(s.planes, s.planes, 3, s.stride, s.dilation)),
               add_conv("conv3", square(s.planes, s.out, 1))};
     norms_ = {add_norm("bn1", s.planes), add_norm("bn2", s.planes), add_norm("bn3", s.out)};
   } else {
@@ -62,39 +64,69 @@ at::Tensor ResNetBlockImpl::forward(at::Tensor x) {
                                     skip_conv_ ? nullptr : x_gradient);
 }
 
-ResNetImpl::ResNetImpl(const ImageModelOptions& o)
-    : ImageModelImpl(o),
-      conv1_(
-          register_module("conv1", nn::Conv2d(square(o.channels, o.width, o.small_stem ? 3 : 7, o.small_stem ? 1 : 2), saving("conv1")))),
-      bn1_(register_module("bn1", nn::BatchNorm2d(torch::nn::BatchNormOptions(o.width), saving("bn1")))) {
+ResNetBodyImpl::ResNetBodyImpl(const ResNetBodyOptions& o)
+    : options_(o),
+      conv1_(register_module("conv1", nn::Conv2d(square(o.channels, o.width, o.small_stem ? 3 : 7, o.small_stem ? 1 : 2), named("conv1")))),
+      bn1_(register_module("bn1", nn::BatchNorm2d(torch::nn::BatchNormOptions(o.width), named("bn1")))) {
   add_stages();
 }
 
-void ResNetImpl::add_stages() {
-  const ImageModelOptions& o = options();
+SavePolicy ResNetBodyImpl::named(const std::string& name) const {
+  return {options_.saving.method, options_.saving.name + name, options_.saving.allocator};
+}
+
+void ResNetBodyImpl::add_stages() {
+  const ResNetBodyOptions& o = options_;
   const bool bottleneck = has_bottleneck(o.name);
-  const auto stages = stages_of(o.name);
-  int64_t in = o.width;
-  for (size_t s = 0; s < stages.size(); ++s) {
+  if (!bottleneck && (o.dilate[0] || o.dilate[1] || o.dilate[2])) fail("resnet", "only a ResNet with bottlenecks may be dilated", o.name);
+  const auto depths = stages_of(o.name);
+  int64_t in = o.width, dilation = 1;
+  for (size_t s = 0; s < depths.size(); ++s) {
     const std::string name = "layer" + std::to_string(s + 1);
     const auto stage = register_module(name, torch::nn::Sequential());
-    const int64_t planes = o.width << s, out = bottleneck ? planes * kExpansion : planes;
-    for (int64_t b = 0; b < stages[s]; ++b) {
-      const ResNetBlockImpl::Sizes sizes = {in, planes, out, b == 0 && s > 0 ? 2 : 1, bottleneck};
-      blocks_.emplace_back(sizes, saving(name + "." + std::to_string(b)));
-      stage->push_back(blocks_.back());
+    const int64_t planes = (o.width << s) * widening_of(o.name), out = (o.width << s) * (bottleneck ? kExpansion : 1);
+    const int64_t before = dilation;  // the first block still reads places that stand close
+    const bool dilated = s > 0 && o.dilate[s - 1];
+    if (dilated) dilation *= 2;
+    stages_.emplace_back();
+    for (int64_t b = 0; b < depths[s]; ++b) {
+      const int64_t stride = b == 0 && s > 0 && !dilated ? 2 : 1;
+      const ResNetBlockImpl::Sizes sizes = {in, planes, out, stride, b == 0 ? before : dilation, bottleneck};
+      stages_.back().emplace_back(sizes, named(name + "." + std::to_string(b)));
+      stage->push_back(stages_.back().back());
       in = out;
     }
+    channels_.push_back(out);
   }
-  fc_ = register_module("fc", nn::Linear(torch::nn::LinearOptions(in, o.classes), saving("fc")));
+}
+
+std::vector<at::Tensor> ResNetBodyImpl::stages(const at::Tensor& images, std::span<const int> wanted) {
+  at::Tensor x = bn1_->forward_act(conv1_->forward(images), Activation::relu);
+  if (!options_.small_stem) x = max_pool(x, {.kernel = {3}, .stride = {2}, .padding = {1}}, named("maxpool"));
+  std::vector<at::Tensor> maps;
+  for (size_t s = 0, next = 0; s < stages_.size() && next < wanted.size(); ++s) {
+    for (ResNetBlock& block : stages_[s]) x = block->forward(std::move(x));
+    if (wanted[next] != static_cast<int>(s) + 1) continue;
+    maps.push_back(x);
+    ++next;
+  }
+  return maps;
+}
+
+at::Tensor ResNetBodyImpl::forward(const at::Tensor& images) {
+  const std::array last = {static_cast<int>(stages_.size())};
+  return std::move(stages(images, last).front());
+}
+
+ResNetImpl::ResNetImpl(const ImageModelOptions& o)
+    : ImageModelImpl(o), body_(ResNetBodyOptions{o.name, o.channels, o.width, o.small_stem, {}, saving("")}) {
+  for (const auto& layer : body_->named_children()) register_module(layer.key(), layer.value());
+  fc_ = register_module("fc", nn::Linear(torch::nn::LinearOptions(body_->channels_of(4), o.classes), saving("fc")));
 }
 
 at::Tensor ResNetImpl::forward(const at::Tensor& images) {
   check_images(images);
-  at::Tensor x = bn1_->forward_act(conv1_->forward(images), Activation::relu);
-  x = pool_stem(x, "maxpool");
-  for (ResNetBlock& block : blocks_) x = block->forward(std::move(x));
-  return fc_->forward(drop(average(x, 1)));
+  return fc_->forward(drop(average(body_->forward(images), 1)));
 }
 
 }  // namespace satchel

@@ -1,6 +1,9 @@
-// ResNet-18, 34, 50 and 152, as torchvision builds them.
+// ResNets, as torchvision builds them: the body, which other models read by stages, and the classifier.
 #pragma once
 
+#include <array>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "satchel/models/image_model.h"
@@ -14,7 +17,7 @@ namespace satchel {
 class ResNetBlockImpl : public torch::nn::Module {
  public:
   struct Sizes {
-    int64_t in, planes, out, stride;
+    int64_t in, planes, out, stride, dilation;  // dilation: of a bottleneck's 3×3 convolution
     bool bottleneck;
   };
   /// `saving.name` is the block's own: "layer1.0".
@@ -35,17 +38,43 @@ class ResNetBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ResNetBlock);
 
+struct ResNetBodyOptions {
+  std::string name = "resnet50";  // of a ResNet, plan/image_shape.h
+  int64_t channels = 3, width = 64;
+  bool small_stem = false;
+  std::array<bool, 3> dilate = {};  // stages 2, 3 and 4: windows spread out instead of every second place left out
+  SavePolicy saving = {};           // `name` is a prefix: "backbone." gives "backbone.layer1.0.conv1"
+};
+
+/// Stem and stages: conv1, bn1, layer1 … layer4.
+class ResNetBodyImpl : public torch::nn::Module {
+ public:
+  explicit ResNetBodyImpl(const ResNetBodyOptions& options);
+  /// The last stage's map of images batch × channels × height × width.
+  at::Tensor forward(const at::Tensor& images);
+  /// The maps of some stages, 1 to 4 and rising; stages after the last of them do not run.
+  std::vector<at::Tensor> stages(const at::Tensor& images, std::span<const int> wanted);
+  int64_t channels_of(int stage) const { return channels_.at(static_cast<size_t>(stage - 1)); }
+
+ private:
+  void add_stages();
+  SavePolicy named(const std::string& name) const;
+
+  ResNetBodyOptions options_;
+  nn::Conv2d conv1_;
+  nn::BatchNorm2d bn1_;
+  std::vector<std::vector<ResNetBlock>> stages_;
+  std::vector<int64_t> channels_;  // that a stage gives
+};
+TORCH_MODULE(ResNetBody);
+
 class ResNetImpl : public ImageModelImpl {
  public:
   explicit ResNetImpl(const ImageModelOptions& options);
   at::Tensor forward(const at::Tensor& x) override;
 
  private:
-  void add_stages();
-
-  nn::Conv2d conv1_;
-  nn::BatchNorm2d bn1_;
-  std::vector<ResNetBlock> blocks_;
+  ResNetBody body_;  // its layers are this module's own, so that names are torchvision's
   nn::Linear fc_ = nullptr;
 };
 

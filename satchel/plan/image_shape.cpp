@@ -16,10 +16,12 @@ struct Known {
   std::string_view name;
   std::array<int64_t, 5> stages;  // 0: no such stage
 };
-constexpr std::array<Known, 7> kModels = {{{"resnet18", {2, 2, 2, 2}},
+constexpr std::array<Known, 9> kModels = {{{"resnet18", {2, 2, 2, 2}},
                                            {"resnet34", {3, 4, 6, 3}},
                                            {"resnet50", {3, 4, 6, 3}},
+                                           {"resnet101", {3, 4, 23, 3}},
                                            {"resnet152", {3, 8, 36, 3}},
+                                           {"wide_resnet50_2", {3, 4, 6, 3}},
                                            {"vgg16", {2, 2, 3, 3, 3}},
                                            {"vgg16_bn", {2, 2, 3, 3, 3}},
                                            {"densenet121", {6, 12, 24, 16}}}};
@@ -40,7 +42,7 @@ class Layers {
  public:
   Layers(const ImageShape& shape, int64_t height, int64_t width) : shape_(shape) {
     list_.maps.push_back({shape.channels, height, width});
-    if (shape.name.starts_with("resnet")) {
+    if (is_resnet(shape.name)) {
       resnet();
     } else if (shape.name.starts_with("vgg")) {
       vgg();
@@ -112,9 +114,9 @@ class Layers {
     linear("fc", dropout("dropout", average("avgpool", x, 1)), shape_.classes);
   }
 
-  int block(const std::string& at, int x, int64_t planes, int64_t stride) {
+  int block(const std::string& at, int x, int64_t width, int64_t stride) {
     const bool narrow = has_bottleneck(shape_.name);
-    const int64_t out = narrow ? planes * kExpansion : planes;
+    const int64_t planes = width * widening_of(shape_.name), out = narrow ? width * kExpansion : width;
     int h = conv(at + "conv1", x, narrow ? Conv{planes, 1} : Conv{planes, 3, stride});
     list_.layers.back().meets = true;
     h = norm(at + "bn1", h);
@@ -206,7 +208,11 @@ std::span<const int64_t> stages_of(std::string_view name) {
   return {found->stages.begin(), std::ranges::find(found->stages, 0)};
 }
 
-bool has_bottleneck(std::string_view name) { return name == "resnet50" || name == "resnet152"; }
+bool is_resnet(std::string_view name) { return name.starts_with("resnet") || name.starts_with("wide_resnet"); }
+
+bool has_bottleneck(std::string_view name) { return is_resnet(name) && name != "resnet18" && name != "resnet34"; }
+
+int64_t widening_of(std::string_view name) { return name == "wide_resnet50_2" ? 2 : 1; }
 
 double dropout_of(const ImageShape& shape) { return shape.dropout.value_or(shape.name.starts_with("vgg") ? kVggDropout : 0); }
 
@@ -215,7 +221,7 @@ bool wants_small_stem(int64_t height, int64_t width) { return height <= kSmall &
 int64_t least_side(const ImageShape& shape) {
   const auto stages = static_cast<int64_t>(stages_of(shape.name).size());
   if (shape.name.starts_with("vgg")) return int64_t{1} << stages;  // halved after each stage
-  if (shape.name.starts_with("resnet")) return 1;                  // every window is padded
+  if (is_resnet(shape.name)) return 1;                             // every window is padded
   const int64_t first = int64_t{1} << (stages - 1);                // DenseNet: halved between stages
   return shape.small_stem ? first : 4 * (first - 1) + 1;           // its large stem halves twice, and rounds up
 }

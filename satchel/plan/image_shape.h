@@ -20,7 +20,7 @@ struct ImageShape {
   bool operator==(const ImageShape&) const = default;
 };
 
-/// resnet18, resnet34, resnet50, resnet152, vgg16, vgg16_bn, densenet121.
+/// resnet18, resnet34, resnet50, resnet101, resnet152, wide_resnet50_2, vgg16, vgg16_bn, densenet121.
 std::span<const std::string_view> image_model_names();
 bool is_image_model(std::string_view name);
 
@@ -45,8 +45,11 @@ constexpr int64_t kExpansion = 4;     // of a ResNet's bottleneck, and of a dens
 constexpr int64_t kVggHidden = 4096;  // of VGG's classifier
 constexpr int64_t kVggPooled = 7;     // side of what it reads
 constexpr double kVggDropout = 0.5;
+bool is_resnet(std::string_view name);
 /// ResNets from 50 layers on narrow a block's 3×3 convolution by two of 1×1.
 bool has_bottleneck(std::string_view name);
+/// Of that 3×3 convolution: how many times as many channels as a ResNet of the same depth.
+int64_t widening_of(std::string_view name);
 
 /// What flows from layer to layer, of one image: a map, or after the last pool a row of features.
 struct ImageMap {

@@ -34,13 +34,13 @@ void add_linear(State& state, const std::string& name, int64_t in, int64_t out) 
 }
 
 /// BasicBlock: two 3×3. Bottleneck: 1×1, 3×3, and 1×1 to four times the planes.
-State resnet(const std::vector<int64_t>& blocks, bool bottleneck) {
+State resnet(const std::vector<int64_t>& blocks, bool bottleneck, int64_t widening = 1) {
   State state;
   add_conv(state, "conv1", 3, 64, 7);
   add_norm(state, "bn1", 64);
-  int64_t in = 64, planes = 64;
-  for (size_t layer = 0; layer < blocks.size(); ++layer, planes *= 2) {
-    const int64_t out = bottleneck ? 4 * planes : planes;
+  int64_t in = 64, width = 64;
+  for (size_t layer = 0; layer < blocks.size(); ++layer, width *= 2) {
+    const int64_t planes = width * widening, out = bottleneck ? 4 * width : width;
     for (int64_t block = 0; block < blocks[layer]; ++block) {
       const std::string name = "layer" + std::to_string(layer + 1) + "." + std::to_string(block) + ".";
       add_conv(state, name + "conv1", in, planes, bottleneck ? 1 : 3);
@@ -137,6 +137,8 @@ struct Published {
 TEST(Torchvision, EveryNameAndShape) {
   const Published models[] = {{"resnet18", resnet({2, 2, 2, 2}, false), 11689512},
                               {"resnet50", resnet({3, 4, 6, 3}, true), 25557032},
+                              {"resnet101", resnet({3, 4, 23, 3}, true), 44549160},
+                              {"wide_resnet50_2", resnet({3, 4, 6, 3}, true, 2), 68883240},
                               {"vgg16", vgg16(false), 138357544},
                               {"vgg16_bn", vgg16(true), 138365992},
                               {"densenet121", densenet121(), 7978856}};

@@ -42,9 +42,9 @@ Lines lines_of(const Lines& lines, const std::string& name) {
 }
 
 TEST(ImageShape, ParametersAreTorchvisions) {
-  const std::vector<std::pair<std::string, int64_t>> counts = {{"resnet18", 11689512},  {"resnet34", 21797672}, {"resnet50", 25557032},
-                                                               {"resnet152", 60192808}, {"vgg16", 138357544},   {"vgg16_bn", 138365992},
-                                                               {"densenet121", 7978856}};
+  const std::vector<std::pair<std::string, int64_t>> counts = {
+      {"resnet18", 11689512},        {"resnet34", 21797672}, {"resnet50", 25557032},  {"resnet101", 44549160}, {"resnet152", 60192808},
+      {"wide_resnet50_2", 68883240}, {"vgg16", 138357544},   {"vgg16_bn", 138365992}, {"densenet121", 7978856}};
   ASSERT_EQ(counts.size(), image_model_names().size());
   for (const auto& [name, count] : counts) {
     int64_t parameters = 0;
@@ -211,7 +211,7 @@ TEST(ImageShape, LeastSides) {
       ImageShape shape = shape_named(std::string(name), 10);
       shape.small_stem = small;
       // VGG halves five times; DenseNet three times, its large stem twice before that, rounding up: 29 → 15 → 8. ResNet pads.
-      const int64_t least = name.starts_with("vgg") ? 32 : name.starts_with("resnet") ? 1 : small ? 8 : 29;
+      const int64_t least = name.starts_with("vgg") ? 32 : is_resnet(name) ? 1 : small ? 8 : 29;
       EXPECT_EQ(least_side(shape), least) << name;
       for (const ImageMap& map : layers_of(shape, least, least + 1).maps) EXPECT_GT(map.values(), 0) << name;
       if (least == 1) continue;
@@ -231,7 +231,8 @@ TEST(ImagePlan, BadSizes) {
   const auto same = [](ImageShape&) {};
   EXPECT_EQ(error(same), "accepted");
   EXPECT_EQ(error([](ImageShape& s) { s.name = "resnet19"; }),
-            "[plan] an image model must be one of resnet18, resnet34, resnet50, resnet152, vgg16, vgg16_bn, densenet121, got 'resnet19'");
+            "[plan] an image model must be one of resnet18, resnet34, resnet50, resnet101, resnet152, wide_resnet50_2, vgg16, vgg16_bn, "
+            "densenet121, got 'resnet19'");
   EXPECT_EQ(error([](ImageShape& s) { s.classes = 0; }), "[plan] classes must be 1 to 2^24, got 0");
   EXPECT_EQ(error([](ImageShape& s) { s.channels = -1; }), "[plan] channels must be 1 to 4096, got -1");
   EXPECT_EQ(error([](ImageShape& s) { s.width = 0; }), "[plan] width must be 1 to 4096, got 0");
