@@ -128,6 +128,7 @@ if(SATCHEL_TORCH)
   satchel_test(test_nn satchel
     tests/autograd/gradient.cpp
     tests/models/image_model_test.cpp
+    tests/models/segmentation_test.cpp
     tests/models/torchvision_names_test.cpp
     tests/nn/conv_test.cpp
     tests/nn/convert_test.cpp

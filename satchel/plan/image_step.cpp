@@ -180,7 +180,7 @@ void ImageSteps::forward_plain(size_t i) {
   const int in = layer.inputs[0], out = layer.output;
   const auto hold = [&](int held) { kept_[i].push_back(map(held)); };
   const ImageMap &read = model_.maps[static_cast<size_t>(in)], &made = model_.maps[static_cast<size_t>(out)];
-  const bool averages = layer.kind == average_pool && !(made.row && made.channels == read.channels);  // to more than one value a map
+  const bool averages = layer.kind == average_pool && made.values() != read.channels;  // to more than one value a map
   if (in == 0) {
     if (batch_.half) kept_[i].push_back(take_map(0));  // autocast's copy of the images
   } else if (layer.kind == conv || layer.kind == linear || layer.kind == norm || layer.kind == max_pool || averages) {
