@@ -150,6 +150,7 @@ class Layers {
     }
     const int out = shape_.name.starts_with("fcn") ? fcn_head("classifier.", x) : deeplab_head("classifier.", x);
     if (shape_.aux) joined("logits", {out, fcn_head("aux_classifier.", third)});
+    list_.large_logits = shape_.classes * map(0).height * map(0).width;
   }
 
   int fcn_head(const std::string& at, int x) {
@@ -294,7 +295,6 @@ void validate(const ImageShape& shape, const char* op) {
   if (!is_image_model(shape.name) && !is_segmentation_model(shape.name)) {
     std::string names;
     for (const std::string_view name : kNames) names += (names.empty() ? "" : ", ") + std::string(name);
-    for (const std::string_view name : kSegmentation) names += ", " + std::string(name);
     fail(op, "an image model must be one of " + names, "'" + shape.name + "'");
   }
   check_within(op, "classes", shape.classes, kMostClasses, "2^24");

@@ -93,6 +93,7 @@ struct ImageLayers {
   std::vector<ImageMap>
       maps;  // 0: the images, last: the logits (segmentation, in training: at an eighth of the images' size, of all heads)
   std::vector<ImageLayer> layers;
+  int64_t large_logits = 0;  // segmentation: values of one head's logits of an image at its own size, which the loss reads
 };
 
 /// The layers of a model for images of this size. Throws `[plan] rule, got value` as check_side() does.

@@ -27,7 +27,7 @@ TEST(Segmentation, LayersAreThoseOfThePlan) {
   for (const char* name : {"fcn_resnet50", "deeplabv3_resnet50"}) {
     for (const bool aux : {false, true}) {
       const ImageModelOptions o = segmentation_of(name, "satchel", aux);
-      const ImageModel model = make_image_model(o);
+      ImageModel model = make_image_model(o);
       int64_t planned = 0, made = 0;
       std::set<std::string> layers, prefixes;
       const ImageLayers list = layers_of(shape_of(o), 33, 47);
