@@ -264,5 +264,6 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/torch_rules_cuda_test.cpp)
   satchel_cuda_test(train
     tests/cuda/image_train_cuda_test.cpp
+    tests/cuda/segment_cuda_test.cpp
     tests/cuda/train_cuda_test.cpp)
 endif()

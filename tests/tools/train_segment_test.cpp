@@ -68,7 +68,7 @@ TEST_F(TrainSegment, TableJsonAndMasks) {
 TEST_F(TrainSegment, BadUse) {
   expect_refused(training("--hidden 8"), 2, "[train] --hidden is not for this model, got fcn_resnet50");
   expect_refused(training("--label-smoothing 0.1"), 2, "[train] segmentation takes no label smoothing, got 0.1");
-  expect_refused(training("--class-weights 1,2"), 1, "[train] class weights must be one a class, 3, got 2");
+  expect_refused(training("--class-weights 1,2 --quiet"), 1, "[train] class weights must be one a class, 3, got 2");
   expect_refused("train --data synthetic-images:count=40 --model resnet18 --no-aux", 2,
                  "[train] --no-aux is not for this model, got resnet18");
   expect_refused("train --data " + path("nowhere") + " --model fcn_resnet50", 1, "[load] folder must exist, got");
