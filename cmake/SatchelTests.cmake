@@ -52,6 +52,8 @@ satchel_test(test_data satchel_core
   tests/data/image_synthetic_test.cpp
   tests/data/npy_test.cpp
   tests/data/npz_test.cpp
+  tests/data/scene_loader_test.cpp
+  tests/data/scenes_test.cpp
   tests/data/split_test.cpp
   tests/data/synthetic_test.cpp
   tests/train/safetensors_test.cpp)
@@ -126,6 +128,7 @@ if(SATCHEL_TORCH)
   satchel_test(test_nn satchel
     tests/autograd/gradient.cpp
     tests/models/image_model_test.cpp
+    tests/models/segmentation_test.cpp
     tests/models/torchvision_names_test.cpp
     tests/nn/conv_test.cpp
     tests/nn/convert_test.cpp
@@ -150,6 +153,7 @@ if(SATCHEL_TORCH)
     tests/train/metrics_test.cpp
     tests/train/optimizer_test.cpp
     tests/train/schedule_test.cpp
+    tests/train/segment_train_test.cpp
     tests/train/step_test.cpp
     tests/train/threads_test.cpp
     tests/train/train_checkpoint_test.cpp
@@ -171,6 +175,7 @@ if(SATCHEL_TORCH)
     tests/tools/predict_command_test.cpp
     tests/tools/train_command_test.cpp
     tests/tools/train_images_test.cpp
+    tests/tools/train_segment_test.cpp
     tests/tools/words_test.cpp)
   target_link_libraries(test_tools PRIVATE nlohmann_json::nlohmann_json PkgConfig::libturbojpeg PkgConfig::libzip ZLIB::ZLIB)
   target_compile_definitions(test_tools PRIVATE SATCHEL_TOOL="$<TARGET_FILE:satchel_tool>")
@@ -259,5 +264,6 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/torch_rules_cuda_test.cpp)
   satchel_cuda_test(train
     tests/cuda/image_train_cuda_test.cpp
+    tests/cuda/segment_cuda_test.cpp
     tests/cuda/train_cuda_test.cpp)
 endif()

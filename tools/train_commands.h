@@ -10,6 +10,7 @@
 #include "tools/arguments.h"
 #include "tools/train_images.h"
 #include "tools/train_runs.h"
+#include "tools/train_segment.h"
 
 namespace satchel::tool {
 
@@ -19,7 +20,8 @@ struct TrainCommand : RunsCommand {
   std::optional<double> checkpoint_every;  // minutes
   std::string cache;                       // as bench graph's
   bool no_cache = false, unweighted = false;
-  ImageTrainCommand images;  // of image models: what they have of their own
+  ImageTrainCommand images;      // of image models: what they have of their own
+  SegmentTrainCommand segments;  // … and what models of segmentation have beside that
 };
 
 struct PredictCommand {

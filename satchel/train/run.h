@@ -75,8 +75,9 @@ struct RunResult {
   std::string eager_because;         // why they were not, where nothing was said and the device is CUDA
   std::vector<SavedTensor> tensors;  // read from the autograd graph (fp32: from the plan)
   std::vector<CurvePoint> curve;     // one an epoch, earlier sessions included
-  std::string options, data;         // JSON: what defines the run, and sizes and digest of its data
-  bool interrupted = false;          // the report said stop before all was done
+  std::vector<std::pair<std::string, double>> class_scores;  // segmentation: the last evaluation's IoU by class, percent; NaN: absent
+  std::string options, data;                                 // JSON: what defines the run, and sizes and digest of its data
+  bool interrupted = false;                                  // the report said stop before all was done
 };
 
 /// The run ended well, but its last checkpoint could not be written: the result is here.
