@@ -24,10 +24,10 @@ struct Part {
   const char* name;
   std::array<const char*, 4> kinds;
 };
-constexpr std::array<Part, 7> kParts = {{{"inputs", {"input"}},
+constexpr std::array<Part, 7> kParts = {{{"inputs", {"input", "gate"}},
                                          {"norms", {"norm"}},
                                          {"shared", {"shared", "extra bit"}},
-                                         {"activations", {"activation"}},
+                                         {"activations", {"activation", "derivative"}},
                                          {"masks", {"mask", "dropout"}},
                                          {"pools", {"indices", "offsets"}},
                                          {"other", {"statistics", "affine", "seed", "weight"}}}};
@@ -76,8 +76,8 @@ bool is_published(const ImagePlanOptions& o) { return o.shape == published_image
 std::string model_text(const ImagePlanOptions& o) {
   const ImageShape& s = o.shape;
   const double dropout = dropout_of(s);
-  return fmt::format("{}{}, width {}, {} classes{}; images of {} × {} × {}{}\n", s.name, s.small_stem ? " with a small stem" : "", s.width,
-                     grouped(s.classes), dropout > 0 ? fmt::format(", dropout {}", dropout) : "", s.channels, o.image, o.image,
+  return fmt::format("{}{}, width {}, {} classes{}; images of {} × {} × {}{}\n", s.name, s.small_stem ? " with a small stem" : "", width_of(s),
+                     grouped(s.classes), (dropout > 0 ? fmt::format(", dropout {}", dropout) : "") + (s.freeze.empty() ? "" : ", frozen up to " + s.freeze), s.channels, o.image, o.image,
                      is_half(o) ? ", autocast to " + o.amp : "");
 }
 
@@ -201,7 +201,7 @@ ordered_json fit_json(const ImagePlanOptions& o, int64_t budget) {
 ordered_json model_json(const ImagePlanOptions& o) {
   const ImageShape& s = o.shape;
   return {{"name", s.name},   {"classes", s.classes}, {"channels", s.channels},         {"small_stem", s.small_stem},
-          {"width", s.width}, {"image", o.image},     {"dropout", dropout_of(o.shape)}, {"amp", o.amp}};
+          {"width", width_of(s)}, {"image", o.image},     {"dropout", dropout_of(o.shape)}, {"amp", o.amp}, {"freeze", s.freeze}};
 }
 
 }  // namespace
@@ -216,7 +216,8 @@ std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOption
   return {add_count(plan, "--batch", o.batch, "Images a step")->capture_default_str(),
           add_count(plan, "--image", o.image, "Side of an image")->capture_default_str(),
           add_count(plan, "--channels", o.shape.channels, "Channels of an image")->capture_default_str(),
-          add_count(plan, "--width", o.shape.width, "Channels of the first stage")->capture_default_str(),
+          add_count(plan, "--width", o.shape.width, "Channels of the first stage")->default_str(kWidthDefault),
+          plan.add_option("--freeze", o.shape.freeze, "A stage that is frozen with all before it, as train's: layer2, features.4")->type_name("STAGE"),
           small,
           plan.add_flag("--large-stem", o.large_stem, "First convolution 7×7 of stride 2, then a pool")->excludes(small),
           plan.add_option("--amp", o.amp, "Autocast to this type")->check(CLI::IsMember({"none", "bf16", "fp16"}))->capture_default_str(),

@@ -16,7 +16,7 @@ class Option;
 namespace satchel::tool {
 
 struct ImagePlanOptions {
-  ImageShape shape = {"", 1000, 3, false, 64, {}};
+  ImageShape shape = {"", 1000, 3, false, 0, {}};
   int64_t batch = 256;
   int64_t image = 224;                          // side
   bool small_stem = false, large_stem = false;  // neither: as `train` chooses for images of this size

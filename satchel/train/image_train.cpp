@@ -21,6 +21,7 @@
 #include "satchel/train/image_step.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/options.h"
+#include "satchel/train/pretrained.h"
 #include "satchel/train/trainer.h"
 
 namespace satchel {
@@ -70,8 +71,13 @@ class ImageTraining : public TrainTask {
   }
 
   const ImageTrainOptions& options() const { return options_; }
+  /// Starts from the weights that the options name, where they name any.
+  void load_pretrained() {
+    if (!options_.weights.empty()) load_weights(*model_, shape_, options_.weights);
+  }
 
   std::string describe() const override { return describe_options(options_, shape_); }
+  std::string read_options(const std::string& json) const override { return with_later_options(json); }
   std::string describe_own_data() const override { return describe_data(data_); }
   const char* format() const override { return kImageFormat; }
 
@@ -162,6 +168,7 @@ RunResult train_images(const ImageSets& data, const ImageTrainOptions& options, 
     const ConvolutionSettings settings(device_of(options.device), {options.tf32, true, wants_growing_segments(options.method)});
     const std::optional<Checkpoint> from = checkpoint_to_resume(options, kImageFormat);
     ImageTraining task(data, options);
+    if (!from) task.load_pretrained();
     return run_task(task, task.options(), from, progress);
   } catch (const c10::Error& e) {
     if (!out_of_memory(e)) throw;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/plan/mobile_shape.h"
 #include "satchel/plan/published_images.h"
 #include "tests/support.h"
 
@@ -43,8 +44,21 @@ Lines lines_of(const Lines& lines, const std::string& name) {
 
 TEST(ImageShape, ParametersAreTorchvisions) {
   const std::vector<std::pair<std::string, int64_t>> counts = {
-      {"resnet18", 11689512},        {"resnet34", 21797672}, {"resnet50", 25557032},  {"resnet101", 44549160}, {"resnet152", 60192808},
-      {"wide_resnet50_2", 68883240}, {"vgg16", 138357544},   {"vgg16_bn", 138365992}, {"densenet121", 7978856}};
+      {"resnet18", 11689512},
+      {"resnet34", 21797672},
+      {"resnet50", 25557032},
+      {"resnet101", 44549160},
+      {"resnet152", 60192808},
+      {"wide_resnet50_2", 68883240},
+      {"vgg16", 138357544},
+      {"vgg16_bn", 138365992},
+      {"densenet121", 7978856},
+      {"densenet161", 28681000},
+      {"mobilenet_v2", 3504872},
+      {"efficientnet_b0", 5288548},
+      // Not torchvision's: counted by hand in tests/models/torchvision_names_test.cpp.
+      {"preresnet56", 919928},
+      {"preresnet164", 1957688}};
   ASSERT_EQ(counts.size(), image_model_names().size());
   for (const auto& [name, count] : counts) {
     int64_t parameters = 0;
@@ -211,7 +225,7 @@ TEST(ImageShape, LeastSides) {
       ImageShape shape = shape_named(std::string(name), 10);
       shape.small_stem = small;
       // VGG halves five times; DenseNet three times, its large stem twice before that, rounding up: 29 → 15 → 8. ResNet pads.
-      const int64_t least = name.starts_with("vgg") ? 32 : is_resnet(name) ? 1 : small ? 8 : 29;
+      const int64_t least = name.starts_with("vgg") ? 32 : is_resnet(name) || is_preresnet(name) || is_mobile(name) ? 1 : small ? 8 : 29;
       EXPECT_EQ(least_side(shape), least) << name;
       for (const ImageMap& map : layers_of(shape, least, least + 1).maps) EXPECT_GT(map.values(), 0) << name;
       if (least == 1) continue;
@@ -232,10 +246,16 @@ TEST(ImagePlan, BadSizes) {
   EXPECT_EQ(error(same), "accepted");
   EXPECT_EQ(error([](ImageShape& s) { s.name = "resnet19"; }),
             "[plan] an image model must be one of resnet18, resnet34, resnet50, resnet101, resnet152, wide_resnet50_2, vgg16, vgg16_bn, "
-            "densenet121, got 'resnet19'");
+            "densenet121, densenet161, mobilenet_v2, efficientnet_b0, preresnet56, preresnet164, got 'resnet19'");
   EXPECT_EQ(error([](ImageShape& s) { s.classes = 0; }), "[plan] classes must be 1 to 2^24, got 0");
   EXPECT_EQ(error([](ImageShape& s) { s.channels = -1; }), "[plan] channels must be 1 to 4096, got -1");
-  EXPECT_EQ(error([](ImageShape& s) { s.width = 0; }), "[plan] width must be 1 to 4096, got 0");
+  EXPECT_EQ(error([](ImageShape& s) { s.width = -1; }), "[plan] width must be 1 to 4096, got -1");
+  EXPECT_EQ(error([](ImageShape& s) { s.stochastic_depth = 1; }), "[plan] stochastic depth must be at least 0 and less than 1, got 1");
+  EXPECT_EQ(error([](ImageShape& s) { s.stochastic_depth = 0.1; }), "[plan] stochastic depth must be 0 for resnet18, got 0.1");
+  EXPECT_EQ(error([](ImageShape& s) { s.freeze = "layer5"; }),
+            "[plan] a stage of resnet18 to freeze must be one of conv1, bn1, layer1, layer2, layer3, layer4, got 'layer5'");
+  EXPECT_EQ(error([](ImageShape& s) { s.freeze = "fc"; }),
+            "[plan] a stage of resnet18 to freeze must be one of conv1, bn1, layer1, layer2, layer3, layer4, got 'fc'");
   EXPECT_EQ(error([](ImageShape& s) { s.dropout = 1; }), "[plan] dropout must be at least 0 and less than 1, got 1");
   EXPECT_EQ(error([](ImageShape& s) { s.dropout = NAN; }).rfind("[plan] dropout must be", 0), 0u);
   EXPECT_EQ(error(same, {0, 32, 32}), "[plan] a batch must have 1 to 2^20 images, got 0");
