@@ -149,6 +149,7 @@ if(SATCHEL_TORCH)
     tests/train/memory_test.cpp
     tests/train/metrics_test.cpp
     tests/train/optimizer_test.cpp
+    tests/train/pretrained_test.cpp
     tests/train/schedule_test.cpp
     tests/train/step_test.cpp
     tests/train/threads_test.cpp

@@ -36,4 +36,8 @@ CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, cons
 std::string image_plan_text(const ImagePlanOptions& options);
 nlohmann::ordered_json image_plan_json(const ImagePlanOptions& options);
 
+/// The whole of the DIVISION paper's table of activation memory beside the byte model and what this library keeps.
+std::string division_table_text(const std::vector<Method>& methods);
+nlohmann::ordered_json division_table_json(const std::vector<Method>& methods);
+
 }  // namespace satchel::tool

@@ -14,6 +14,7 @@
 #include "satchel/train/image_options.h"
 #include "satchel/train/options.h"
 #include "satchel/train/pretrained.h"
+#include "tools/arguments.h"
 #include "tools/progress.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
@@ -77,7 +78,8 @@ void skip_broken(ImageSets& data) {
 /// The weights that the runs start from, unless they go on from a checkpoint, and what of them is left out.
 void print_weights(const ImageTrainOptions& o, const ImageSets& data) {
   if (o.weights.empty()) return;
-  const ClassifierFit fit = classifier_fit(shape_of(o, data.train.classes, data.train.channels, data.train.height, data.train.width), o.weights);
+  const ClassifierFit fit =
+      classifier_fit(shape_of(o, data.train.classes, data.train.channels, data.train.height, data.train.width), o.weights);
   if (!fit.is_left_out()) return;
   fmt::print("{}: {} of {} classes is left out; that of the data's {} starts anew\n", o.weights, fit.layer, grouped(fit.stored),
              grouped(fit.classes));
@@ -129,9 +131,10 @@ void add_image_options(CLI::App& train, ImageTrainCommand& c) {
                        "Start from these weights: torchvision's state dict as safetensors, or a checkpoint of this command. A classifier\n"
                        "of another number of classes is left out"))
       ->transform(file_name());
-  own(train.add_option("--freeze", o.freeze,
-                       "Freeze a stage and all before it, the stem too: they do not learn, their BatchNorm runs as in evaluation, nothing is\n"
-                       "kept for them. Names as in the weights: layer2, features.4, features.denseblock2"))
+  own(train.add_option(
+          "--freeze", o.freeze,
+          "Freeze a stage and all before it, the stem too: they do not learn, their BatchNorm runs as in evaluation, nothing is\n"
+          "kept for them. Names as in the weights: layer2, features.4, features.denseblock2"))
       ->type_name("STAGE");
   own(train.add_option("--stochastic-depth", o.stochastic_depth, "efficientnet_b0: the chance that a sample skips the last block"))
       ->transform(real_number())
@@ -161,7 +164,8 @@ const char* image_train_help() {
   return "\nImages: a folder (CIFAR-10 or CIFAR-100 in its binary version, IDX files such as Fashion-MNIST's, train/CLASS/*.jpg with\n"
          "  val/CLASS/*.jpg), or generated:\n"
          "  synthetic-images:classes=10,size=32,count=50000        needs no file\n"
-         "Fine-tuning: --weights FILE --freeze STAGE; in Python save_file(torchvision.models.resnet50(weights=\"DEFAULT\").state_dict(), FILE)\n"
+         "Fine-tuning: --weights FILE --freeze STAGE; in Python save_file(torchvision.models.resnet50(weights=\"DEFAULT\").state_dict(), "
+         "FILE)\n"
          "  of safetensors.torch writes such a file.\n"
          "Trained by SGD with Nesterov momentum; --amp fp16 with a loss scale. Options under \"Graph models\" are refused with an image\n"
          "model, those under \"Image models\" with graphs; of the others images have defaults of their own where \"images\" says so.\n";

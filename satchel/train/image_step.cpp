@@ -48,7 +48,8 @@ AutocastGuard::~AutocastGuard() {
 ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape, at::Device device,
                       const std::shared_ptr<BitAllocator>& allocator) {
   const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
-  ImageModelOptions o{shape.name, shape.classes, shape.channels, shape.small_stem, shape.width, shape.dropout, {}, shape.stochastic_depth, shape.freeze};
+  ImageModelOptions o{shape.name, shape.classes,          shape.channels, shape.small_stem, shape.width, shape.dropout,
+                      {},         shape.stochastic_depth, shape.freeze};
   o.saving.method = options.method;
   o.saving.allocator = allocator;
   ImageModel model = make_image_model(o);

@@ -125,7 +125,8 @@ ClassifierFit load_weights(torch::nn::Module& model, const ImageShape& shape, co
     copies.emplace_back(tensor, values_of(t, counter, at));
   }
   for (const auto& [name, t] : state) {
-    if (!own.contains(name)) fail(kWeightsOp, path + " must hold the tensors of " + shape.name + " alone", name + " of " + sizes_text(t.shape));
+    if (!own.contains(name))
+      fail(kWeightsOp, path + " must hold the tensors of " + shape.name + " alone", name + " of " + sizes_text(t.shape));
   }
   for (auto& [to, from] : copies) to.copy_(from);
   return fit;

@@ -1,6 +1,6 @@
 // State dicts are torchvision's: every name and shape, from what torchvision's own sources build (pytorch/vision, torchvision/models/
-// resnet.py, vgg.py, densenet.py, mobilenetv2.py, efficientnet.py), written down here apart from our models. The pre-activation ResNets have
-// the names of ActNN's program (ucbrise/actnn, image_classification/preact_resnet.py).
+// resnet.py, vgg.py, densenet.py, mobilenetv2.py, efficientnet.py), written down here apart from our models. The pre-activation ResNets
+// have the names of ActNN's program (ucbrise/actnn, image_classification/preact_resnet.py).
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
