@@ -156,7 +156,7 @@ class Lines {
     site.adds_skip = layer_->inputs.size() > 1;
     site.drops = layer_->kind == LayerKind::dropout || (layer_->dropout && !normed);
     site.next_reads = layer_->relu;
-    site.count = normed ? rows_of(in_)[0] : 0;
+    site.count = normed && !map_of(in_).constant ? rows_of(in_)[0] : 0;
     std::vector<Keep> keeps = keeps_of(method_, site);
     const bool read_alone = normed && !layer_->relu && !site.adds_skip && weighed_.contains(out_) && reads_producer(method_);
     if (read_alone && serves_weights(method_, keeps.front().spec, /*after_relu=*/false)) keeps = shared_with_reader(std::move(keeps));
