@@ -25,12 +25,13 @@ class GateNode : public SavingNode {
   explicit GateNode(const std::string& layer) : SavingNode(kGateOp, layer) {}
   InputSave x;
   std::optional<SavedVariable> scale;  // changing it in place before backward is an error, as in torch; none where x needs no gradient
+  bool stands_anyway = false;          // a leaf: somebody else's, as parameters are
   std::vector<int64_t> scale_sizes;
 
   std::vector<SavedTensor> lines() const override {
     std::vector<SavedTensor> kept;
     x.report(layer(), "input", kept);
-    if (scale) kept.push_back(saved_line(layer(), "gate", scale->unpack()));
+    if (scale && !stands_anyway) kept.push_back(saved_line(layer(), "gate", scale->unpack()));
     return kept;
   }
 
@@ -86,6 +87,7 @@ at::Tensor gate(const at::Tensor& x, const at::Tensor& scale, const SavePolicy& 
   // No layer with weights: samples that have bits of their own get them by their ranges alone.
   if (needs_grad(scale)) node->x = InputSave(x, {saving.method, saving.name, {}}, {Reads::samples});
   if (needs_grad(x)) node->scale.emplace(scale, /*is_output=*/false);
+  node->stands_anyway = scale.is_leaf();
   node->scale_sizes = scale.sizes().vec();
   return attach(in_channels_last(at::mul(x.detach(), scale.detach())), node);
 }
