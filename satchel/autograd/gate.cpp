@@ -1,6 +1,6 @@
 #include "satchel/autograd/gate.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 
@@ -20,43 +20,50 @@ namespace {
 
 constexpr const char* kGateOp = "gate";
 
-class GateNode : public SavingNode {
+class GateNode : public ScalingNode {
  public:
-  explicit GateNode(const std::string& layer) : SavingNode(kGateOp, layer) {}
-  InputSave x;
-  std::optional<SavedVariable> scale;  // changing it in place before backward is an error, as in torch; none where x needs no gradient
+  explicit GateNode(const std::string& layer) : ScalingNode(kGateOp, layer) {}
+  std::optional<SavedVariable> scale;  // changing it in place before backward is an error, as in torch
   bool stands_anyway = false;          // a leaf: somebody else's, as parameters are
-  std::vector<int64_t> scale_sizes;
+
+  /// Keeps x and `given` for backward, and for who reads `out`, untouched from here on.
+  void keep(InputSave x, const at::Tensor& given, const Method& method, const at::Tensor& out) {
+    scale.emplace(given, /*is_output=*/false);
+    stands_anyway = given.is_leaf();
+    scaled_ = std::make_shared<const ScaledInput>(ScaledInput{std::move(x), given.detach(), method});
+    version_ = out._version();
+  }
 
   std::vector<SavedTensor> lines() const override {
     std::vector<SavedTensor> kept;
-    x.report(layer(), "input", kept);
-    if (scale && !stands_anyway) kept.push_back(saved_line(layer(), "gate", scale->unpack()));
+    if (scaled_ == nullptr) return kept;
+    scaled_->x.report(layer(), "input", kept);
+    if (!stands_anyway) kept.push_back(saved_line(layer(), "gate", scale->unpack()));
     return kept;
   }
 
  protected:
   variable_list back(at::Tensor given) override {
     const NoAutocast guard;
-    const at::Tensor g = in_channels_last(given);
+    const at::Tensor g = in_channels_last(given), factors = scale->unpack().detach();
     variable_list gradients(2);
-    if (needs(1)) gradients[1] = scale_gradient(g);
-    if (needs(0)) gradients[0] = at::mul(g, scale->unpack().detach());
+    if (needs(1)) gradients[1] = scale_gradient(g, factors);
+    if (needs(0)) gradients[0] = at::mul(g, factors);
     return gradients;
   }
   void release() override {
-    x.release();
+    scaled_.reset();
     scale.reset();
   }
 
  private:
   /// Some samples at a time; sums in float32.
-  at::Tensor scale_gradient(const at::Tensor& g) const {
+  at::Tensor scale_gradient(const at::Tensor& g, const at::Tensor& factors) const {
     std::vector<int64_t> spatial(static_cast<size_t>(g.dim()) - 2);
     std::iota(spatial.begin(), spatial.end(), 2);
-    at::Tensor sums = at::empty(scale_sizes, g.options().memory_format(c10::nullopt));
-    x.fetch();
-    x.for_samples(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& part) {
+    at::Tensor sums = at::empty_like(factors);
+    scaled_->x.fetch();
+    scaled_->x.for_samples(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& part) {
       const at::Tensor products = at::mul(g.narrow(0, first, last - first), part);
       sums.narrow(0, first, last - first).copy_(at::sum(products, spatial, /*keepdim=*/true, at::kFloat));
     });
@@ -85,11 +92,11 @@ at::Tensor gate(const at::Tensor& x, const at::Tensor& scale, const SavePolicy& 
   const NoAutocast no_autocast;
   const auto node = make_node<GateNode>(saving.name, x, scale);
   // No layer with weights: samples that have bits of their own get them by their ranges alone.
-  if (needs_grad(scale)) node->x = InputSave(x, {saving.method, saving.name, {}}, {Reads::samples});
-  if (needs_grad(x)) node->scale.emplace(scale, /*is_output=*/false);
-  node->stands_anyway = scale.is_leaf();
-  node->scale_sizes = scale.sizes().vec();
-  return attach(in_channels_last(at::mul(x.detach(), scale.detach())), node);
+  InputSave kept;
+  if (needs_grad(scale)) kept = InputSave(x, {saving.method, saving.name, {}}, {Reads::samples});
+  const at::Tensor out = attach(in_channels_last(at::mul(x.detach(), scale.detach())), node);
+  node->keep(std::move(kept), scale, saving.method, out);
+  return out;
 }
 
 }  // namespace satchel

@@ -8,7 +8,8 @@
 namespace satchel {
 
 /// x is N×C×spatial, `scale` N×C×1×1 … of x's type. The gradient of `scale` is a sum of g·x, linear in x, which is kept as the method keeps
-/// inputs of layers: it is right on average. That of x is g·scale; `scale` is small and is kept as it is.
+/// inputs of layers: it is right on average. That of x is g·scale; `scale` is small and is kept as it is. In methods whose layers share, a
+/// convolution that reads the product rebuilds it from both, and keeps nothing.
 at::Tensor gate(const at::Tensor& x, const at::Tensor& scale, const SavePolicy& saving = {});
 
 }  // namespace satchel

@@ -130,6 +130,7 @@ class Lines {
     for (const Keep& keep : keeps_of(method_, {Role::weight_input})) add(kept_line(layer_->name, keep, {shape_of(in_), {}, 0, type_}));
     const int scale = layer_->inputs[1];
     add("gate", shape_of(scale), width(), width() / 8 * values(scale), width() / 8 * values(scale));
+    if (reads_producer(method_)) rebuilt_.insert(out_);  // the convolution behind it makes the product again
   }
 
   /// What a norm keeps for itself, where the layer with weights that reads its output can be served from that: with γ and β beside it.

@@ -269,6 +269,23 @@ void add_value_cases(std::vector<GradientCase>& cases, at::Device device) {
   cases.push_back(skipped);
 }
 
+/// A convolution that may rebuild its input from what the gate keeps.
+GradientCase gated_conv_case(at::Device device) {
+  return {device,
+          "gate + conv",
+          fixed(device,
+                [] {
+                  return Inputs{values_around({6, 8, 5, 3}), values_around({6, 8, 1, 1}, 0.5), values_around({4, 8, 3, 3})};
+                }),
+          [](const Inputs& in, const SavePolicy& s) {
+            return conv(gate(in[0], in[1], s), in[2], {}, {{1}, {1}}, s);
+          },
+          [](const Inputs& in, const at::Tensor&) { return at::conv2d(in[0] * in[1], in[2], {}, 1, 1); },
+          kKeep,
+          both(),
+          {}};
+}
+
 /// Both factors want gradients.
 GradientCase gate_case(at::Device device, const std::string& name, bool channels_last, const std::vector<int64_t>& sizes) {
   std::vector<int64_t> scale(sizes.size(), 1);
@@ -326,6 +343,7 @@ std::vector<GradientCase> map_cases(at::Device device) {
        {relus, next, dropped, residual, parts, apart, flat, volume, leaky, none, elus, group, groups, whole, whole_sum, whole_norm}) {
     cases.push_back(map_case(device, k));
   }
+  cases.push_back(gated_conv_case(device));
   cases.push_back(gate_case(device, "gate", false, {6, 8, 5, 3}));
   cases.push_back(gate_case(device, "gate of channels_last, whole blocks", true, {4, 16, 8, 4}));
   cases.push_back(layer_case(device, {5}, true));
