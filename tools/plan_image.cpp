@@ -83,7 +83,7 @@ const PublishedImageSetting* published_setting(const ImagePlanOptions& o) {
 
 std::string figure(const std::optional<double>& gb) { return gb ? fmt::format("{:.2f}", *gb) : "-"; }
 std::string off_by(int64_t bytes, const std::optional<double>& gb) {
-  return gb ? fmt::format("{:+.1f}%", 100 * (static_cast<double>(bytes) / kGiB / *gb - 1)) : "-";
+  return gb ? fmt::format("{:+.1f}%", std::round(1000 * (static_cast<double>(bytes) / kGiB / *gb - 1)) / 10 + 0.0) : "-";  // no −0
 }
 
 std::string model_text(const ImagePlanOptions& o) {
