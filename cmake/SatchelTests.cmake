@@ -129,6 +129,7 @@ if(SATCHEL_TORCH)
     tests/models/torchvision_names_test.cpp
     tests/nn/conv_test.cpp
     tests/nn/convert_test.cpp
+    tests/nn/gate_test.cpp
     tests/nn/linear_test.cpp
     tests/nn/mlp_bytes_test.cpp
     tests/nn/norm_test.cpp
