@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Training steps of whole models through the Python package, beside PyTorch's own ways to save memory. Needs a GPU.
 
-  bench/python_models.py gpt|resnet50|vit_b_16 [--ways eager,packing,…] [--bf16|--tf32] [--batch N] [--draws N] [--json FILE]
+  bench/python_models.py gpt|resnet50|vit_b_16 [--ways eager,packing,…] [--bf16|--tf32] [--batch N] [--draws N] [--json FILE] [--profile FILE]
 
 Ways: eager · packing (satchel.packing) · checkpoint (each block, non-reentrant) · save_on_cpu · compile · budget:0.5 (torch.compile with an
 activation memory budget) · satchel (satchel.compile) · satchel-ops (the same with Satchel's own kernels, not fused). Bits after a colon:
 packing:2/4/8, satchel:2/4/8. Printed: median step in ms; GiB kept between forward and backward; peak in GiB, most allocated in a step minus
 allocated before it; the gradient's relative distance to eager's; with --draws the error of the mean of N draws beside what one draw's
-error/√N says (1 means unbiased).
+error/√N says (1 means unbiased). --profile writes each way's slowest kernels of a step to a file.
 """
 import argparse
 import contextlib
@@ -119,7 +119,16 @@ def way_of(name, model, stack):
     raise SystemExit(f"[bench] no way '{name}'")
 
 
-def measure(model, args, name, bf16, steps, draws, expected):
+def write_profile(path, name, step):
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiled:
+        step()
+        torch.cuda.synchronize()
+    with open(path, "a", encoding="utf-8") as file:
+        print(name, profiled.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=110), sep="\n", file=file)
+
+
+def measure(model, args, name, bf16, steps, draws, expected, profile=None):
     with contextlib.ExitStack() as stack:
         f, context = way_of(name, model, stack)
 
@@ -158,6 +167,8 @@ def measure(model, args, name, bf16, steps, draws, expected):
             b.record()
         torch.cuda.synchronize()
         ms = statistics.median(a.elapsed_time(b) for a, b in events)
+        if profile:
+            write_profile(profile, name, step)
         got = gradient()
         row = {"way": name, "ms": round(ms, 2), "saved_gib": round(saved / 2**30, 3), "peak_gib": round(peak / 2**30, 3), "first_s": round(first, 1)}
         if expected is not None:
@@ -183,6 +194,7 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--draws", type=int, default=0)
     parser.add_argument("--json")
+    parser.add_argument("--profile")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
@@ -196,12 +208,12 @@ def main():
         torch._dynamo.reset()
         torch.cuda.empty_cache()
         try:
-            row, got = measure(model, args, name, bf16, options.steps, options.draws, expected)
+            row, got = measure(model, args, name, bf16, options.steps, options.draws, expected, options.profile)
             expected = got if name == "eager" else expected
         except Exception as e:  # one way that fails leaves the others
-            row = {"way": name, "failed": f"{type(e).__name__}: {str(e)[:300]}"}
+            row = {"way": name, "failed": f"{type(e).__name__}: {e}"}
         rows.append({"model": options.model, "type": kind, **row})
-        print(" · ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+        print(" · ".join(f"{k} {str(v)[:300]}" for k, v in row.items()), flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)

@@ -5,31 +5,34 @@ and where the node is a product (policy.json, "compiled") an unbiased code of th
 GELU's slope is such a coefficient, computed in forward. The pass puts decode(encode(value)) on these edges. What encode gives out is marked as
 saved and decode as recomputed; torch's partitioner then keeps the codes and nothing else.
 
-Encode and decode are written in aten, so that Inductor fuses them into the value's producer and reader.
+Encode is written in aten, so that Inductor fuses it into the value's producer; so is decode where the reader is pointwise. Matrix products and
+convolutions read memory: there one of Satchel's kernels decodes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import operator
 import pathlib
 from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor, fx
+from torch._inductor import inductor_prims
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _policy
-from ._ops import ops
+from ._ops import ops, parse_spec
 from ._policy import Bits, checked_size
-from .kept import code_numbers
+from .kept import BLOCK, code_numbers
 
 __all__ = ["PackPass", "compile"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
-BLOCK = 256
 _SAVE, _AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CAST = prims.convert_element_type.default
@@ -47,8 +50,12 @@ _FREE = _VIEWS | {
     aten.bitwise_and.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten.full.default,
     aten.scalar_tensor.default, aten.arange.start_step, aten.scatter.value, prims.iota.default,
 }  # fmt: skip
+_POINTWISE = {aten.mul.Tensor, aten.where.self}  # readers that Inductor fuses decoding into
 _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
 _SOME = 256  # from here on a norm may read one code twice: it errs by a code's variance / values
+
+
+_Decode = Callable[[fx.Node], fx.Node]  # the decoded value for a reader, in front of it
 
 
 def _target(name: str) -> Any:
@@ -73,8 +80,9 @@ class Packing:
 class PackPass(CustomGraphPass):
     """Give it to torch.compile as options={"joint_custom_post_pass": PackPass()}, or call satchel.compile().
 
-    bits, min_bytes: as packing()'s. fused: codes in aten; else by Satchel's own ops, one kernel each. `.report` lists what the newest graph
-    packs; it is empty where that came from torch's cache, which knows the pass by its uuid. Values whose sizes are symbols (dynamic shapes) stay exact.
+    bits, min_bytes: as packing()'s. fused: codes in aten, as above; else by Satchel's own ops, one kernel each. `.report` lists what the newest graph
+    packs; it is empty where that came from torch's cache, which knows the pass by its uuid. Sizes may be symbols (dynamic shapes); the report
+    then counts bytes of the shapes that the graph was made from. Values whose size the data decide (nonzero) stay exact.
     """
 
     def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384, fused: bool = True) -> None:
@@ -101,9 +109,10 @@ class _Rewrite:
         self.tangent: set[fx.Node] = set()  # what depends on a tangent
         self.names: dict[fx.Node, str] = {}
         self.inputs: dict[fx.Node, bool] = {}
-        self.codes: dict[tuple[str, int], Callable[[], fx.Node]] = {}
+        self.stops: set[fx.Node] = set()  # sources that are casts
+        self.codes: dict[tuple[str, int], _Decode] = {}
         self.report: list[Packing] = []
-        self.base: dict[torch.device, fx.Node] = {}
+        self.seeds: dict[torch.device, tuple[fx.Node, list[fx.Node]]] = {}  # the vector, and what was taken of it
         self.scales: dict[fx.Node, fx.Node] = {}  # 1/σ by the node that makes the mean
         self.places: dict[fx.Node, int] = {}  # of the nodes in the graph
 
@@ -116,13 +125,15 @@ class _Rewrite:
             if n.op == "call_function" and any(i in self.tangent for i in n.all_input_nodes):
                 self.tangent.add(n)
         self.places = {n: i for i, n in enumerate(nodes)}
+        self.make_casts_again(nodes)
         self.find_scales(nodes)
         edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
+        self.find_stops(edges)
         draws = self.draws(edges)
         most: dict[tuple[str, int], int] = {}  # one code a value and draw, with the most bits that a reader wants
         for (n, place, value), draw in zip(edges, draws):
             key = (self.name(self.source(value)[0]), draw)
-            most[key] = max(most.get(key, 0), self.wanted(n, value))
+            most[key] = max(most.get(key, 0), self.wanted(n, place, value))
         for (n, place, value), draw in zip(edges, draws):
             source, chain = self.source(value)
             bits = most[(self.name(source), draw)]
@@ -139,8 +150,15 @@ class _Rewrite:
         for n in nodes:
             for place in self.shape_only.get(n.target, ()) if n in self.tangent else ():
                 self.forget(n, place)
+        self.number_seeds()
         self.graph.lint()
         return self.report
+
+    def make_casts_again(self, nodes: list[fx.Node]) -> None:
+        """Casts of parameters and of the batch: what they are made of is in memory anyway."""
+        for n in nodes:
+            if n.op == "call_function" and n.target == _CAST and n.args[0].op == "placeholder" and n not in self.tangent:
+                n.meta["recompute"] = _AGAIN
 
     # ---- what may be coded -------------------------------------------------------------------------------------------------------
 
@@ -155,9 +173,9 @@ class _Rewrite:
             val = value.meta.get("val")
             if not isinstance(val, Tensor) or self.is_input(value) or (val.dtype not in _FLOATS and val.dtype is not torch.bool):
                 continue
-            if not _is_static(self.source(value)[0].meta["val"]) or not _is_static(val):  # symbols for sizes: exact
+            if not _has_sizes(self.source(value)[0].meta["val"]) or not _has_sizes(val):
                 continue
-            if 0 < val.numel() and val.numel() * val.element_size() >= self.options.min_bytes:
+            if _bytes(val) >= max(1, self.options.min_bytes):
                 yield place, value
 
     def is_input(self, n: fx.Node) -> bool:
@@ -171,10 +189,27 @@ class _Rewrite:
         """The value of which n is a view, a cast or an affine map with exact coefficients, and the way back: one code serves a norm and the
         linear layer behind it."""
         chain = []
-        while (k := self.below(n)) is not None:
+        while n not in self.stops and (k := self.below(n)) is not None:
             chain.append((n, k))
             n = n.args[k]
         return n, chain
+
+    def origin(self, n: fx.Node) -> fx.Node:
+        """The source, were there no stops: what kind of value it is."""
+        while (k := self.below(n)) is not None:
+            n = n.args[k]
+        return n
+
+    def find_stops(self, edges: list[tuple[fx.Node, int, fx.Node]]) -> None:
+        """Where all that is read of a float32 value went through one cast to 16 bits, the cast's result is coded: forward writes it anyway, and
+        the float32 value need not be written for the code alone."""
+        casts: dict[str, dict[str, fx.Node | None]] = {}
+        for _, _, value in edges:
+            source, chain = self.source(value)
+            narrow = [n for n, _ in chain if n.target == _CAST and n.meta["val"].element_size() == 2 and n.args[0].meta["val"].dtype is torch.float32]
+            cast = narrow[0] if narrow else None
+            casts.setdefault(self.name(source), {})["" if cast is None else self.name(cast)] = cast
+        self.stops = {cast for readers in casts.values() if len(readers) == 1 for cast in readers.values() if cast is not None}
 
     def below(self, n: fx.Node) -> int | None:
         if n.op != "call_function":
@@ -182,12 +217,31 @@ class _Rewrite:
         k: int | None = 0 if n.target in _VIEWS else None
         if n.target in (aten.add.Tensor, aten.mul.Tensor) and not n.kwargs:
             k = next((i for i in (0, 1) if isinstance(n.args[1 - i], fx.Node) and self.is_input(n.args[1 - i])), None)
+        if k is None and n.target in (aten.sub.Tensor, aten.mul.Tensor) and not n.kwargs:
+            k = self.normed_row(n)
         if k is None or not isinstance(n.args[k], fx.Node) or self.is_input(n.args[k]):
             return None
         inner, outer = n.args[k].meta["val"], n.meta["val"]
-        if not _is_static(inner) or not _is_static(outer):
+        if not _has_sizes(inner) or not _has_sizes(outer) or inner.dtype not in (*_FLOATS, torch.bool):
             return None
-        return k if inner.dtype in (*_FLOATS, torch.bool) and inner.numel() == outer.numel() else None
+        return k if statically_known_true(inner.numel() == outer.numel()) else None
+
+    def normed_row(self, n: fx.Node) -> int | None:
+        """0 where n is x − mean, 0 or 1 where it is that times 1/σ, of whole blocks that lie within one row: a code of x has the same noise,
+        measured by the row's σ, and x is in memory anyway. Mean and 1/σ are kept: two numbers a row."""
+        if n.target == aten.sub.Tensor:
+            if self.statistic(n) is None:
+                return None
+            x, mean = n.args[0].meta["val"], n.args[1].meta["val"]
+            row = next((d for d in range(x.dim()) if mean.dim() == x.dim() and all(s == 1 for s in mean.shape[d:])), x.dim())
+            inner = math.prod(_hint(size) for size in x.shape[row:])
+            known = all(isinstance(size, int) for size in x.shape[row:])
+            return 0 if known and inner > 1 and inner % BLOCK == 0 and _order(x) == list(range(x.dim())) else None
+        for k in (0, 1):
+            a, scale = n.args[k], n.args[1 - k]
+            if isinstance(a, fx.Node) and isinstance(scale, fx.Node) and a.target == aten.sub.Tensor and self.normed_row(a) is not None:
+                return k if _through(scale, _VIEWS).target == aten.rsqrt.default else None
+        return None
 
     def name(self, n: Any) -> str:
         """Equal for equal values: x − mean appears several times."""
@@ -202,12 +256,16 @@ class _Rewrite:
     # ---- how many bits, how many draws -------------------------------------------------------------------------------------------
 
     def values_per_statistic(self, n: fx.Node) -> int:
-        """N where n is x − mean, or that times 1/σ, of N values; 0 elsewhere."""
-        if n.op != "call_function":
-            return 0
-        if n.target == aten.mul.Tensor:
-            return max((self.values_per_statistic(a) for a in n.args if isinstance(a, fx.Node) and a.target == aten.sub.Tensor), default=0)
-        return 0 if self.statistic(n) is None else n.meta["val"].numel() // max(1, n.args[1].meta["val"].numel())
+        """N where n is made, by views and exact coefficients, of x − mean, or that times 1/σ, of N values; 0 elsewhere."""
+        found = 0
+        while True:
+            parts = [a for a in n.args if isinstance(a, fx.Node)] if n.op == "call_function" and n.target == aten.mul.Tensor else [n]
+            for part in parts:
+                if self.statistic(part) is not None:
+                    found = max(found, _values(part.meta["val"]) // max(1, _values(part.args[1].meta["val"])))
+            if found or (k := self.below(n)) is None:
+                return found
+            n = n.args[k]
 
     def statistic(self, n: fx.Node) -> fx.Node | None:
         """The node that makes the mean where n is x − mean."""
@@ -229,17 +287,15 @@ class _Rewrite:
                 if mean is not None and _through(scale, _VIEWS).target == aten.rsqrt.default:
                     self.scales.setdefault(mean, scale)
 
-    def wanted(self, n: fx.Node, value: fx.Node) -> int:
-        bits = self.options.bits
+    def wanted(self, n: fx.Node, place: int, value: fx.Node) -> int:
+        bits, row = self.options.bits, self.linear[n.target]
         if value.meta["val"].dtype is torch.bool:
             return 1
-        role = self.linear[n.target].get("role")
-        if role is not None:
-            return bits.for_role(role)
-        source = self.source(value)[0]
-        if source.target in (aten.exp.default, aten.div.Tensor):  # probabilities
+        if "role" in row:
+            return bits.for_role("flow" if place in row.get("flow", ()) else row["role"])
+        if self.origin(value).target in (aten.exp.default, aten.div.Tensor):  # probabilities
             return bits.attention
-        if self.ends_outside(n) or self.values_per_statistic(source) >= _MANY:
+        if self.ends_outside(n) or self.values_per_statistic(value) >= _MANY:
             return bits.local
         return bits.flow
 
@@ -262,10 +318,9 @@ class _Rewrite:
         """The draw of each edge. Readers of one value of which one lies on the other's gradient path take different draws: the product of
         two reads of one draw has the code's variance in its mean. Exact masks, 8 bits and norms of many values need no second draw."""
         readers: dict[str, list[int]] = {}
-        for i, (n, _, value) in enumerate(edges):
-            source = self.source(value)[0]
-            if value.meta["val"].dtype is not torch.bool and self.wanted(n, value) < 8 and self.values_per_statistic(source) < _SOME:
-                readers.setdefault(self.name(source), []).append(i)
+        for i, (n, place, value) in enumerate(edges):
+            if value.meta["val"].dtype is not torch.bool and self.wanted(n, place, value) < 8 and self.values_per_statistic(value) < _SOME:
+                readers.setdefault(self.name(self.source(value)[0]), []).append(i)
         draws = [0] * len(edges)
         for group in readers.values():
             group = [i for i in group if not self.ends_outside(edges[i][0])]
@@ -304,18 +359,46 @@ class _Rewrite:
             x = self.node(target, (x, *rest), None, policy)
         return x
 
-    def iota(self, count: int, step: int, device: torch.device, policy: CheckpointPolicy | None) -> fx.Node:
+    def sizes(self, n: fx.Node) -> list[int | fx.Node]:
+        """Numbers, or where a size is a symbol the node that reads it."""
+        return [self.symbol(size, aten.sym_size.int, n, i) for i, size in enumerate(n.meta["val"].shape)]
+
+    def symbol(self, size: Any, target: Any, n: fx.Node, i: int) -> int | fx.Node:
+        if isinstance(size, int):
+            return size
+        read = self.graph.call_function(target, (n, i))
+        read.meta["val"] = size
+        return read
+
+    def product(self, sizes: list[int | fx.Node]) -> int | fx.Node:
+        result: int | fx.Node = math.prod(size for size in sizes if isinstance(size, int))
+        for size in sizes:
+            if isinstance(size, fx.Node):
+                result = size if result == 1 else self.node(operator.mul, (result, size))
+        return result
+
+    def iota(self, count: int | fx.Node, step: int, device: torch.device, policy: CheckpointPolicy | None) -> fx.Node:
         kwargs = {"start": 0, "step": step, "dtype": torch.int32, "device": device, "requires_grad": False}
         return self.node(prims.iota.default, (count,), kwargs, policy)
 
     def seed(self, device: torch.device) -> fx.Node:
-        """One draw a step and device; every code adds a number of its own."""
-        if device not in self.base:
+        """The seed of the next code: one of a vector that is drawn once a step and device. Its place there is an argument of Inductor's kernels,
+        so that equal layers share one kernel."""
+        if device not in self.seeds:
             first = next(n for n in self.graph.nodes if n.op != "placeholder")
             with self.graph.inserting_before(first):
-                kwargs = {"dtype": torch.int64, "device": device, "pin_memory": False}
-                self.base[device] = self.node(aten.randint.low, (0, 1 << 62, [1]), kwargs, _SAVE)
-        return self.base[device]
+                self.seeds[device] = (self.node(inductor_prims.seeds, (1, device), None, _SAVE), [])
+        vector, drawn = self.seeds[device]
+        drawn.append(self.node(inductor_prims.lookup_seed, (vector, 0)))
+        return drawn[-1]
+
+    def number_seeds(self) -> None:
+        for device, (vector, drawn) in self.seeds.items():
+            vector.args = (len(drawn), device)
+            with self.mode:
+                vector.meta["val"] = inductor_prims.seeds(*vector.args)
+            for i, n in enumerate(drawn):
+                n.args = (vector, i)
 
     def coded(self, s: fx.Node, bits: int, draw: int, before: fx.Node) -> fx.Node:
         """The decoded value, in front of its reader."""
@@ -323,33 +406,33 @@ class _Rewrite:
         self.mode = val.fake_mode
         key = (self.name(s), draw)
         if key not in self.codes:
-            count = len(self.codes)
-            base = None if bits == 1 else self.seed(val.device)
             mean = self.statistic(s)
             scale = None if mean is None else self.scales.get(mean)
             place = (s if scale is None else max(s, scale, key=self.places.__getitem__)).next
             while place.op == "placeholder":
                 place = place.next
             with self.graph.inserting_before(place):
+                seed = None if val.dtype is torch.bool else self.seed(val.device)
                 coded = s if scale is None else self.node(aten.mul.Tensor, (s, scale))
-                if self.options.fused and val.numel() % BLOCK == 0:
-                    decode, saved = self.encode_bits(coded) if val.dtype is torch.bool else self.encode(coded, bits, base, count)
+                if self.options.fused and statically_known_true(val.numel() % BLOCK == 0):
+                    decode, saved = self.encode_bits(coded) if val.dtype is torch.bool else self.encode(coded, bits, seed)
                 else:
-                    decode, saved = self.encode_by_ops(coded, bits, base, count)
-            self.codes[key] = decode if scale is None else lambda: self.line(_AGAIN, decode(), (aten.div.Tensor, scale), (_CAST, val.dtype))
-            after = sum(n.meta["val"].nbytes for n in saved)
+                    narrow = self.narrow_reader(before) if val.dtype is torch.float32 else None
+                    coded = coded if narrow is None else self.node(_CAST, (coded, narrow))
+                    decode, saved = self.encode_by_ops(coded, bits, seed, val.dtype)
+            self.codes[key] = decode if scale is None else lambda n: self.line(_AGAIN, decode(n), (aten.div.Tensor, scale), (_CAST, val.dtype))
+            after = sum(_bytes(n.meta["val"]) for n in saved)
             dtype = str(val.dtype).removeprefix("torch.")
-            self.report.append(Packing(s.name, str(s.target), str(before.target), tuple(val.shape), dtype, bits, val.nbytes, after))
+            self.report.append(Packing(s.name, str(s.target), str(before.target), tuple(val.shape), dtype, bits, _bytes(val), after))
         with self.graph.inserting_before(before):
-            return self.codes[key]()
+            return self.codes[key](before)
 
-    def encode(self, s: fx.Node, bits: int, base: fx.Node, count: int) -> tuple[Callable[[], fx.Node], list[fx.Node]]:
+    def encode(self, s: fx.Node, bits: int, seed: fx.Node) -> tuple[_Decode, list[fx.Node]]:
         """Blocks of 256 values in the order of memory, each with a low and a step in bf16; low is rounded down and step up before they are
         used, so that codes and headers fit."""
         val, top = s.meta["val"], float(2**bits - 1)
-        values, order = val.numel(), _order(val)
-        blocks, per = values // BLOCK, _per_byte(bits)
-        flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [blocks, BLOCK]), (_CAST, torch.float32))
+        order, sizes, per = _order(val), self.sizes(s), _per_byte(bits)
+        flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [-1, BLOCK]), (_CAST, torch.float32))
         least, most = self.node(aten.amin.default, (flat, [1], True)), self.node(aten.amax.default, (flat, [1], True))
         slack = self.line(None, least, (aten.abs.default,), (aten.mul.Tensor, 2.0**-7))
         low = self.node(_CAST, (self.node(aten.sub.Tensor, (least, slack)), torch.bfloat16))
@@ -357,30 +440,35 @@ class _Rewrite:
         step = self.line(None, self.node(aten.sub.Tensor, (most, exact_low)), (aten.mul.Tensor, (1 + 2.0**-7) / top),
                          (aten.clamp_min.default, 2.0**-100), (_CAST, torch.bfloat16))  # fmt: skip
         inverse = self.line(None, step, (_CAST, torch.float32), (aten.reciprocal.default,))
-        noise = self.line(None, self.noise(values, base, count, val.device), (aten.reshape.default, [blocks, BLOCK]))
+        noise = self.line(None, self.noise(self.product(sizes), seed, val.device), (aten.reshape.default, [-1, BLOCK]))
         scaled = self.node(aten.mul.Tensor, (self.node(aten.sub.Tensor, (flat, exact_low)), inverse))
         code = self.line(None, self.node(aten.add.Tensor, (scaled, noise)), (aten.floor.default,), (aten.clamp_min.default, 0.0),
                          (aten.clamp_max.default, top))  # fmt: skip
-        codes = self.line(None, code, (_CAST, torch.int32), (aten.reshape.default, [values // per, per]))
+        codes = self.line(None, code, (_CAST, torch.int32), (aten.reshape.default, [-1, per]))
         data = self.joined(codes, per, 8 // per)
-        for n in (data, low, step):
+        headers = self.node(aten.cat.default, ([low, step], 1))
+        for n in (data, headers):
             n.meta["recompute"] = _SAVE
-        shape = [val.shape[i] for i in order]
-        back = [order.index(i) for i in range(val.dim())]
+        shape, back = [sizes[i] for i in order], [order.index(i) for i in range(val.dim())]
 
-        def decode() -> fx.Node:
-            q = self.line(_AGAIN, self.parted(data, per, 8 // per, 2**bits - 1), (aten.reshape.default, [blocks, BLOCK]), (_CAST, torch.float32))
-            wide = [self.node(_CAST, (header, torch.float32), None, _AGAIN) for header in (step, low)]
+        def decode(reader: fx.Node) -> fx.Node:
+            if reader.target not in _POINTWISE and bits in (1, 2, 4, 8):  # it reads memory: one kernel, where the codes are those of the op
+                numbers = list(parse_spec(f"bits={bits},levels=even"))
+                x = self.node(ops.unpack_parts.default, (data, headers, [self.product(sizes)], val.dtype, numbers), None, _AGAIN)
+                return self.line(_AGAIN, x, (aten.reshape.default, shape), (aten.permute.default, back))
+            q = self.line(_AGAIN, self.parted(data, per, 8 // per, 2**bits - 1), (aten.reshape.default, [-1, BLOCK]), (_CAST, torch.float32))
+            wide = [self.line(_AGAIN, headers, (aten.slice.Tensor, 1, k, k + 1), (_CAST, torch.float32)) for k in (1, 0)]
             x = self.node(aten.add.Tensor, (self.node(aten.mul.Tensor, (q, wide[0]), None, _AGAIN), wide[1]), None, _AGAIN)
             return self.line(_AGAIN, x, (_CAST, val.dtype), (aten.reshape.default, shape), (aten.permute.default, back))
 
-        return decode, [data, low, step]
+        return decode, [data, headers]
 
-    def noise(self, values: int, base: fx.Node, count: int, device: torch.device) -> fx.Node:
-        """Uniform numbers in [0, 1): a hash of (seed of this code, place). The seed moves the place by a random stretch."""
-        place = self.node(aten.mul.Tensor, (self.iota(values, 1, device, None), -1640531535))
-        own = self.line(None, self.node(aten.add.Tensor, (base, 0x51ED270B * (count + 1))), (aten.bitwise_and.Scalar, 0x7FFFFFFF), (_CAST, torch.int32))
-        h = self.node(aten.add.Tensor, (place, own))
+    def noise(self, values: int | fx.Node, seed: fx.Node, device: torch.device) -> fx.Node:
+        """Uniform numbers in [0, 1): a hash of (seed of this code, place). The seed comes in by exclusive or: Inductor would fold a product of
+        the place into its index, where it does not fit 32 bits."""
+        place = self.iota(values, 1, device, None)
+        own = self.line(None, seed, (aten.bitwise_and.Scalar, 0x7FFFFFFF), (_CAST, torch.int32))
+        h = self.node(aten.mul.Tensor, (self.node(aten.bitwise_xor.Tensor, (place, own)), -1640531535))
         for shift, factor in ((16, 0x7FEB352D), (15, -2073319797), (16, None)):
             high = self.line(None, h, (aten.bitwise_right_shift.Tensor_Scalar, shift), (aten.bitwise_and.Scalar, (1 << 32 - shift) - 1))
             h = self.node(aten.bitwise_xor.Tensor, (h, high))
@@ -403,51 +491,66 @@ class _Rewrite:
         moved = self.node(aten.bitwise_right_shift.Tensor, (wide, shifts), None, _AGAIN)
         return self.node(aten.bitwise_and.Scalar, (moved, mask), None, _AGAIN)
 
-    def encode_bits(self, s: fx.Node) -> tuple[Callable[[], fx.Node], list[fx.Node]]:
+    def encode_bits(self, s: fx.Node) -> tuple[_Decode, list[fx.Node]]:
         """Booleans, eight a byte."""
         val = s.meta["val"]
-        order = _order(val)
-        flags = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [val.numel() // 8, 8]), (_CAST, torch.int32))
+        order, sizes = _order(val), self.sizes(s)
+        flags = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [-1, 8]), (_CAST, torch.int32))
         data = self.joined(flags, 8, 1)
         data.meta["recompute"] = _SAVE
-        shape, back = [val.shape[i] for i in order], [order.index(i) for i in range(val.dim())]
+        shape, back = [sizes[i] for i in order], [order.index(i) for i in range(val.dim())]
 
-        def decode() -> fx.Node:
+        def decode(_: fx.Node) -> fx.Node:
             flags = self.line(_AGAIN, self.parted(data, 8, 1, 1), (aten.ne.Scalar, 0))
             return self.line(_AGAIN, flags, (aten.reshape.default, shape), (aten.permute.default, back))
 
         return decode, [data]
 
-    def encode_by_ops(self, s: fx.Node, bits: int, base: fx.Node | None, count: int) -> tuple[Callable[[], fx.Node], list[fx.Node]]:
-        """By Satchel's own kernels, for any number of values; coded in the order of memory."""
-        val, order = s.meta["val"], _order(s.meta["val"])
-        back = [order.index(i) for i in range(val.dim())]
-        flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [val.numel()]))
+    def narrow_reader(self, n: fx.Node) -> torch.dtype | None:
+        """The type of 16 bits to which a product is rounded and nothing else is done with it; its float32 coefficient may be rounded so too,
+        which halves what is written for the code."""
+        if n.target != aten.mul.Tensor or not n.users:
+            return None
+        types = {user.meta["val"].dtype if user.target == _CAST else None for user in n.users}
+        found = types.pop()
+        return found if not types and found in (torch.float16, torch.bfloat16) else None
+
+    def encode_by_ops(
+        self, s: fx.Node, bits: int, seed: fx.Node | None, dtype: torch.dtype
+    ) -> tuple[_Decode, list[fx.Node]]:
+        """By Satchel's own kernels, for any number of values; coded in the order of memory, decoded to a type."""
+        val, order, sizes = s.meta["val"], _order(s.meta["val"]), self.sizes(s)
+        shape, back, values = [sizes[i] for i in order], [order.index(i) for i in range(val.dim())], self.product(sizes)
+        flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [-1]))
         if val.dtype is torch.bool:
             data = self.node(ops.pack_mask.default, (flat,), None, _SAVE)
         else:
-            own = self.node(aten.add.Tensor, (base, 0x51ED270B * (count + 1)))
+            own = self.line(None, seed, (aten.reshape.default, [1]))
             data = self.node(ops.pack.default, (flat, own, None, 1, list(code_numbers(bits))), None, _SAVE)
 
-        def decode() -> fx.Node:
+        def decode(_: fx.Node) -> fx.Node:
             if val.dtype is torch.bool:
-                x = self.node(ops.unpack_mask.default, (data, [val.numel()], [1], torch.bool), None, _AGAIN)
+                x = self.node(ops.unpack_mask.default, (data, [values], [1], torch.bool), None, _AGAIN)
             else:
-                x = self.node(ops.unpack.default, (data, [val.numel()], [1], val.dtype, list(code_numbers(bits))), None, _AGAIN)
-            return self.line(_AGAIN, x, (aten.reshape.default, [val.shape[i] for i in order]), (aten.permute.default, back))
+                x = self.node(ops.unpack.default, (data, [values], [1], val.dtype, list(code_numbers(bits))), None, _AGAIN)
+                x = x if val.dtype == dtype else self.node(_CAST, (x, dtype), None, _AGAIN)
+            return self.line(_AGAIN, x, (aten.reshape.default, shape), (aten.permute.default, back))
 
         return decode, [data]
 
     def forget(self, n: fx.Node, place: int) -> None:
         """Only sizes and strides of this argument are read."""
         value = n.args[place]
-        if not isinstance(value, fx.Node) or value in self.tangent or self.is_input(value) or not _is_static(value.meta["val"]):
+        if not isinstance(value, fx.Node) or value in self.tangent or self.is_input(value) or not _has_sizes(value.meta["val"]):
             return
         val = value.meta["val"]
         self.mode = val.fake_mode
+        with self.graph.inserting_before(value.next):
+            shape = self.sizes(value)
+            strides = [self.symbol(stride, aten.sym_stride.int, value, i) for i, stride in enumerate(val.stride())]
         with self.graph.inserting_before(n):
             kwargs = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
-            empty = self.node(aten.empty_strided.default, (list(val.shape), list(val.stride())), kwargs, _AGAIN)
+            empty = self.node(aten.empty_strided.default, (shape, strides), kwargs, _AGAIN)
         n.update_arg(place, empty)
 
 
@@ -465,11 +568,25 @@ def _per_byte(bits: int) -> int:
 
 def _order(val: Tensor) -> list[int]:
     """The dimensions as they lie in memory, outermost first."""
-    return sorted(range(val.dim()), key=lambda d: (-val.stride(d), -val.size(d)))
+    return sorted(range(val.dim()), key=lambda d: (-_hint(val.stride(d)), -_hint(val.size(d))))
 
 
-def _is_static(val: Any) -> bool:
-    return isinstance(val, Tensor) and all(isinstance(size, int) for size in (*val.shape, *val.stride()))
+def _hint(size: Any) -> int:
+    """A size, or what a symbol stands for in the shapes that the graph was made from."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _values(val: Tensor) -> int:
+    return math.prod(_hint(size) for size in val.shape)
+
+
+def _bytes(val: Tensor) -> int:
+    return _values(val) * val.element_size()
+
+
+def _has_sizes(val: Any) -> bool:
+    """Are all sizes numbers, or symbols that stand for one?"""
+    return isinstance(val, Tensor) and all(isinstance(n, int) or n.node.hint is not None for n in (*val.shape, *val.stride()))
 
 
 def compile(  # noqa: A001

@@ -15,7 +15,10 @@ from torch import Tensor
 
 from ._ops import Numbers, ops, parse_spec
 
-__all__ = ["Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "inside", "slope_of", "smooth_kind"]
+__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "inside", "slope_of", "smooth_kind"]
+
+
+BLOCK = 256  # values of a code that share a header
 
 
 @functools.lru_cache(maxsize=16)
@@ -44,6 +47,22 @@ class Code:
 
     def restore(self) -> Tensor:
         return ops.unpack.default(self.bytes, self.shape, self.strides, self.dtype, self.numbers)
+
+
+class Cast:
+    """Nothing: a parameter in another type, of some strides, is made of the parameter again."""
+
+    __slots__ = ("parameter", "version", "dtype", "shape", "strides", "offset")
+    nbytes = 0
+
+    def __init__(self, x: Tensor, parameter: Tensor) -> None:
+        self.parameter, self.version, self.dtype = parameter, parameter._version, x.dtype
+        self.shape, self.strides, self.offset = x.shape, x.stride(), x.storage_offset()
+
+    def restore(self) -> Tensor:
+        if self.parameter._version != self.version:
+            raise RuntimeError("[packing] a parameter must stay as it is until backward, got one changed in place after autocast read it")
+        return self.parameter.detach().to(self.dtype).as_strided(self.shape, self.strides, self.offset)
 
 
 def _beside(t: Tensor, shape: torch.Size) -> Tensor:

@@ -64,7 +64,7 @@ def _newest_node() -> int:
 
 
 def _is_parameter(t: Tensor) -> bool:
-    """A parameter or a leaf that needs a gradient, or a view or cast of one: it is in memory anyway."""
+    """A parameter or a leaf that needs a gradient, or a view or cast of one."""
     if t.is_leaf:
         return t.requires_grad or isinstance(t, nn.Parameter) or isinstance(t._base, nn.Parameter)
     return _ends_in_parameter(t.grad_fn)
@@ -75,6 +75,22 @@ def _ends_in_parameter(node: Any) -> bool:
     while node is not None and type(node).__name__ in _VIEWS:
         node = node.next_functions[0][0]
     return node is not None and type(node).__name__ == "AccumulateGrad"
+
+
+def _parameter_below(t: Tensor) -> Tensor | None:
+    """The parameter of which t is a cast, or a view of a cast; None where t is a view of the parameter itself."""
+    node, casts = t.grad_fn, 0
+    while node is not None and type(node).__name__ in _VIEWS:
+        casts += type(node).__name__ == "ToCopyBackward0"
+        # Views after the cast alone: they are t's strides.
+        if casts and type(node).__name__ != "ToCopyBackward0":
+            return None
+        node = node.next_functions[0][0]
+    if casts != 1 or type(node).__name__ != "AccumulateGrad":
+        return None
+    parameter = node.variable
+    plain = type(parameter) in (Tensor, nn.Parameter) and parameter.is_contiguous() and parameter.device == t.device
+    return parameter if plain and t.untyped_storage().nbytes() == parameter.numel() * t.element_size() else None
 
 
 def _restore(kept: Any) -> Tensor:
@@ -173,7 +189,9 @@ class _Step(TorchFunctionMode):
             return self.report(raw, name, field, "exact: no kernels for this device")
         if any(step == 0 and size > 1 for size, step in zip(t.shape, t.stride())):  # its storage may be smaller than a code
             return self.report(raw, name, field, "exact: expanded")
-        if _is_parameter(t) or (row.weight and not t.requires_grad) or (self.inputs and t.untyped_storage()._cdata in self.inputs):
+        if _is_parameter(t):
+            return self.keep_cast(raw, name, field, t)
+        if (row.weight and not t.requires_grad) or (self.inputs and t.untyped_storage()._cdata in self.inputs):
             return None
         made = self.make(node, name, row, t.detach())
         if made is None:
@@ -183,6 +201,16 @@ class _Step(TorchFunctionMode):
             self.owner.meter.add(self.paths[-1], name, field, t, text, bytes_)
         raw.register_hooks(lambda _: form, _restore)
         return None
+
+    def keep_cast(self, raw: Any, name: str, field: str, t: Tensor) -> None:
+        """Parameters are in memory anyway; autocast's casts of them are not, and are made anew."""
+        parameter = _parameter_below(t)
+        if parameter is None:
+            return
+        form = forms.Cast(t, parameter)
+        if self.owner.meter is not None:
+            self.owner.meter.add(self.paths[-1], name, field, t, "cast again", 0)
+        raw.register_hooks(lambda _: form, _restore)
 
     def in_memory_anyway(self, node: Any, field: str) -> bool:
         try:
@@ -282,6 +310,10 @@ class _Step(TorchFunctionMode):
         wanted = bits.local if row.role == "local" and t.numel() // scale.numel() >= _MANY else bits.flow
         if wanted == 32:
             return None
+        if t.is_contiguous() and scale.dim() > 1 and t.numel() // scale.numel() % forms.BLOCK == 0:
+            # Every block lies within one statistic's values: a code of these has the same noise, measured by their σ, as a code of the normed.
+            code = forms.Code(t, wanted, self.seed(t.device))
+            return code, f"{wanted} bits", code.nbytes
         mean = getattr(node, "_saved_" + row.mean).detach() if row.mean else None
         form = forms.Normed(t, mean, scale.detach(), wanted, self.seed(t.device))
         return form, f"{wanted} bits", form.nbytes

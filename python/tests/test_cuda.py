@@ -66,8 +66,8 @@ def test_another_stream():
     assert torch.equal(packed.bytes, expected)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_model(compiled):
+@pytest.mark.parametrize("way", ["packing", "compile", "dynamic"])
+def test_a_model(way):
     model = nn.Sequential(nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3), nn.GELU(),
                           nn.Flatten(), nn.Dropout(0.0), nn.Linear(32 * 13 * 13, 64), nn.LayerNorm(64), nn.Linear(64, 10))
     model = model.cuda().to(memory_format=torch.channels_last)
@@ -78,9 +78,10 @@ def test_a_model(compiled):
             loss = F.cross_entropy(f(x), y)
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
+    torch._dynamo.reset()
     expected = gradients(model)
-    f = satchel.compile(model, min_bytes=4096) if compiled else model
-    draws = [gradients(f, None if compiled else satchel.packing(seed=s)) for s in range(64)]
+    f = model if way == "packing" else satchel.compile(model, min_bytes=4096, dynamic=way == "dynamic")
+    draws = [gradients(f, satchel.packing(seed=s) if way == "packing" else None) for s in range(64)]
     one = torch.stack([(g - expected).square().sum() for g in draws]).mean().sqrt()
     # bf16 products differ by a few thousandths between eager and compiled code; noise is far above that.
     assert float((sum(draws) / 64 - expected).norm() * 8 / one) < 1.5

@@ -1,5 +1,6 @@
 """packing() and attach(): what is packed, what must stay exact, and that models stay what they are."""
 
+import contextlib
 import copy
 import gc
 import io
@@ -96,6 +97,29 @@ def test_parameters_their_views_and_casts_stay_exact():
     assert {(line.node, line.field) for line in packed} == {("AddmmBackward0", "mat1"), ("MmBackward0", "self"), ("MulBackward0", "self")}
     assert all(line.kept == "2 bits" for line in packed), "their noise stays in a parameter's gradient"
     z.float().sum().backward()
+
+
+def test_casts_of_parameters_are_made_again():
+    """Autocast's bf16 weights: nothing is kept of them, their gradients are exact, and a weight that was changed is not taken for the old one."""
+    layer, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(32, 64, requires_grad=True)
+
+    def loss(context):
+        with context, torch.autocast("cpu", torch.bfloat16):
+            return layer(x).float().sum()
+
+    def gradient(context):
+        return torch.autograd.grad(loss(context), [x])[0]
+
+    p = satchel.packing(32, min_bytes=1024, meter=True)
+    assert torch.equal(gradient(p), gradient(contextlib.nullcontext()))
+    again = [line for line in p.meter.lines if line.kept == "cast again" and line.field == "mat2"]
+    assert len(again) == 2 and all(line.after == 0 and line.before == 64 * 64 * 2 for line in again), p.meter.table()
+
+    late = loss(satchel.packing(32, min_bytes=1024))
+    with torch.no_grad():
+        layer[2].weight.add_(1)
+    with pytest.raises(RuntimeError, match=r"\[packing\] a parameter must stay as it is until backward"):
+        late.backward()
 
 
 def test_frozen_weights_stay_exact():

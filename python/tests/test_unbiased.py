@@ -298,7 +298,8 @@ def log_softmax(device):
 
 def attention(device, backend=None):
     x, w = torch.randn(4, 64, 96, device=device), leaf(96, 288, device=device, scale=0.1)
-    kind = torch.float32 if backend is None else torch.bfloat16
+    # fp16, not bf16: 8 bits are as fine as bf16 is, so that rounding a decoded value to bf16 would be seen.
+    kind = torch.float32 if backend is None else torch.float16
 
     def f():
         q, k, v = (y.view(4, 64, 3, 32).transpose(1, 2).to(kind) for y in (x @ w).split(96, -1))
@@ -433,7 +434,10 @@ def test_gradients(name):
     packed = {f"{line.node}.{line.field}" for line in metered.meter.lines if not line.kept.startswith("exact")}
     assert packed == set(test.rows), metered.meter.table()
     if test.exact:
-        assert torch.equal(one, expected)
+        if CUDA:  # some of torch's kernels there add in any order
+            torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(one, expected)
         return
     draws = [gradients(f, leaves, satchel.packing(seed=seed, **options)) for seed in range(DRAWS)]
     one = torch.stack([(g - expected).square().sum() for g in draws]).mean().sqrt()

@@ -9,21 +9,21 @@
 
 namespace satchel {
 
-enum class Smooth : uint8_t { gelu, gelu_tanh, silu, mish };
-constexpr int kSmooth = 4;
+enum class SlopeOf : uint8_t { gelu, gelu_tanh, silu, mish };
+constexpr int kSlopes = 4;
 
 /// Of x within [−30, 30], beyond which the slopes are 0 and 1 to the last bit.
-template <Smooth kind>
+template <SlopeOf kind>
 SATCHEL_HD float slope(float x) {
   x = x < -30.0f ? -30.0f : x > 30.0f ? 30.0f : x;
-  if constexpr (kind == Smooth::gelu) {
+  if constexpr (kind == SlopeOf::gelu) {
     return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * expf(-0.5f * x * x) * 0.39894228f;
-  } else if constexpr (kind == Smooth::gelu_tanh) {
+  } else if constexpr (kind == SlopeOf::gelu_tanh) {
     const float square = x * x, t = tanhf(0.79788456f * x * (1.0f + 0.044715f * square));
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456f * (1.0f + 0.134145f * square);
   } else {
     const float s = 1.0f / (1.0f + expf(-x));
-    if constexpr (kind == Smooth::silu) return s * (1.0f + x * (1.0f - s));
+    if constexpr (kind == SlopeOf::silu) return s * (1.0f + x * (1.0f - s));
     const float t = tanhf(log1pf(expf(x)));
     return t + x * s * (1.0f - t * t);
   }

@@ -159,6 +159,11 @@ void decode_on_cuda(const CodecLayout& layout, const Parts& from, void* x, cuda:
   }
 }
 
+Target target_of(const CodecLayout& layout, void* x) {
+  constexpr int64_t kCaches = int64_t{32} << 20;  // what is larger is written past the caches: nothing of it would still be there
+  return {x, layout.type, 0, layout.values * size_of(layout.type) > kCaches};
+}
+
 }  // namespace
 
 void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const Tensor& bytes, const Place& place) {
@@ -177,11 +182,18 @@ void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const 
   }
 }
 
+void decode_blocks(const CodecLayout& layout, const uint8_t* codes, const void* headers, void* x, const Place& place) {
+  if (place.cuda()) return cuda::decode(layout.block, codes, headers, x, layout.type, place.stream());
+  const Target target = target_of(layout, x);
+  const CpuKernels& kernels = best_cpu_kernel();
+  for_chunks(layout.values, kChunk,
+             [&](int64_t first, int64_t last) { kernels.decode(layout.block, codes, headers, target, first, last); });
+}
+
 void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place& place) {
   const Parts from = parts_of(layout, bytes);
   if (place.cuda()) return decode_on_cuda(layout, from, x, place.stream());
-  constexpr int64_t kCaches = int64_t{32} << 20;  // what is larger is written past the caches: nothing of it would still be there
-  const Target target{x, layout.type, 0, layout.values * size_of(layout.type) > kCaches};
+  const Target target = target_of(layout, x);
   const CpuKernels& kernels = best_cpu_kernel();
   if (layout.coding == Coding::side) {
     const SideCode code = side_code_of(layout, from);
@@ -191,8 +203,7 @@ void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place
   } else if (layout.coding == Coding::low_pass && layout.part != Part::high) {
     decode_low_pass(layout, from, target);
   } else {
-    for_chunks(layout.values, kChunk,
-               [&](int64_t first, int64_t last) { kernels.decode(layout.block, from.codes, from.headers, target, first, last); });
+    decode_blocks(layout, from.codes, from.headers, x, place);
   }
 }
 

@@ -17,4 +17,7 @@ void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const 
 /// All values into `x`, as layout.type.
 void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place& place);
 
+/// The same of a block code whose codes and headers stand apart.
+void decode_blocks(const CodecLayout& layout, const uint8_t* codes, const void* headers, void* x, const Place& place);
+
 }  // namespace satchel::stable

@@ -7,7 +7,7 @@
 namespace satchel {
 namespace {
 
-template <Smooth kind>
+template <SlopeOf kind>
 void encode_kind(const void* x, DType type, const float* levels, int bits, uint64_t seed, uint8_t* codes, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; i += kGroup) {
     const Words words = noise_group(seed, Stream::rounding, static_cast<uint64_t>(i / kGroup));
@@ -24,13 +24,13 @@ void encode_kind(const void* x, DType type, const float* levels, int bits, uint6
 
 }  // namespace
 
-void slope_encode(Smooth kind, const void* x, DType type, const float* levels, int bits, uint64_t seed, uint8_t* codes, int64_t first,
+void slope_encode(SlopeOf kind, const void* x, DType type, const float* levels, int bits, uint64_t seed, uint8_t* codes, int64_t first,
                   int64_t last) {
   switch (kind) {
-    case Smooth::gelu: return encode_kind<Smooth::gelu>(x, type, levels, bits, seed, codes, first, last);
-    case Smooth::gelu_tanh: return encode_kind<Smooth::gelu_tanh>(x, type, levels, bits, seed, codes, first, last);
-    case Smooth::silu: return encode_kind<Smooth::silu>(x, type, levels, bits, seed, codes, first, last);
-    case Smooth::mish: return encode_kind<Smooth::mish>(x, type, levels, bits, seed, codes, first, last);
+    case SlopeOf::gelu: return encode_kind<SlopeOf::gelu>(x, type, levels, bits, seed, codes, first, last);
+    case SlopeOf::gelu_tanh: return encode_kind<SlopeOf::gelu_tanh>(x, type, levels, bits, seed, codes, first, last);
+    case SlopeOf::silu: return encode_kind<SlopeOf::silu>(x, type, levels, bits, seed, codes, first, last);
+    case SlopeOf::mish: return encode_kind<SlopeOf::mish>(x, type, levels, bits, seed, codes, first, last);
   }
 }
 

@@ -1,5 +1,6 @@
-// Decode of the block code: four neighbouring values a thread and step, so that a warp writes whole lines.
+// Decode of the block code: four neighbouring values a thread and step, or eight of a 16-bit type, so that a warp writes whole lines.
 #include "satchel/kernels/cuda/device.cuh"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace {
@@ -44,6 +45,75 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Eight codes from bit 8·bits·group on.
+template <int bits>
+__device__ inline uint64_t load_eight(const uint8_t* codes, int64_t group) {
+  if constexpr (bits == 1) return __ldg(codes + group);
+  if constexpr (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(codes) + group);
+  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint32_t*>(codes) + group);
+  if constexpr (bits == 8) {
+    const uint2 w = __ldg(reinterpret_cast<const uint2*>(codes) + group);
+    return w.x | static_cast<uint64_t>(w.y) << 32;
+  }
+  uint64_t eight = 0;
+#pragma unroll
+  for (int k = 0; k < bits; ++k) eight |= static_cast<uint64_t>(__ldg(codes + group * bits + k)) << (8 * k);
+  return eight;
+}
+
+/// Low and step are 0 or so large that no value is subnormal, and every value is far from the end of any type: nothing is to be flushed or
+/// cut off.
+__device__ inline bool is_usual(Header h, float top) {
+  const auto between = [](float x, float least) { return (x == 0.0f) | ((fabsf(x) >= least) & (fabsf(x) <= 0x1p14f)); };
+  return between(h.low, 0x1p-64f) & between(h.step * top, 0x1p-110f);
+}
+
+/// A whole number below 2^23 in the low bits of one from 2^23 on: no conversion instruction.
+__device__ inline float float_of_code(uint32_t code) { return __uint_as_float(0x4b000000u | code) - 8388608.0f; }
+
+/// Eight neighbouring values of a 16-bit type a thread and step. Blocks are 8 · 2^shift values.
+template <int bits, DType type>
+__global__ void __launch_bounds__(kThreads)
+    decode_eights(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int shift) {
+  constexpr uint32_t kTop = (1u << bits) - 1;
+  __shared__ float table[16];
+  if (threadIdx.x < 16) table[threadIdx.x] = code.levels.even || bits > 4 ? static_cast<float>(threadIdx.x) : code.levels.at[threadIdx.x];
+  __syncthreads();
+  const int64_t groups = code.grid.values / 8, first = thread_index() / 32 * 32 * kQuads + threadIdx.x % 32;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    const int64_t group = first + 32 * q;
+    if (group >= groups) return;
+    const Header h = load_header(headers, code.header, group >> shift);
+    const uint64_t eight = load_eight<bits>(codes, group);
+    if (!is_usual(h, kTop)) {
+      for (int j = 0; j < 8; ++j)
+        store(x, type, group * 8 + j, value_of(static_cast<uint32_t>(eight >> (bits * j)) & kTop, h, code.levels));
+      continue;
+    }
+    if constexpr (bits <= 2) {
+      // The four values that there are, and of each pair of codes the bytes of its two.
+      const uint32_t low = half_pair<type>(fmaf(table[0], h.step, h.low), fmaf(table[1], h.step, h.low));
+      const uint32_t high = bits == 1 ? 0u : half_pair<type>(fmaf(table[2], h.step, h.low), fmaf(table[3], h.step, h.low));
+      uint32_t w[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const uint32_t two = static_cast<uint32_t>(eight) >> (2 * bits * k);
+        w[k] = __byte_perm(low, high, 0x1010u + (two & kTop) * 0x22u + (two >> bits & kTop) * 0x2200u);
+      }
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(x) + group * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+    } else {
+      float v[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const uint32_t c = static_cast<uint32_t>(eight >> (bits * j)) & kTop;
+        v[j] = fmaf(bits <= 4 ? table[c] : float_of_code(c), h.step, h.low);
+      }
+      write8<type, true>(x, group * 8, v);
+    }
+  }
+}
+
 /// Any values: one a thread.
 template <DType type>
 __global__ void __launch_bounds__(kThreads)
@@ -65,15 +135,24 @@ void decode(const BlockCode& code, const uint8_t* codes, const void* headers, vo
                             : 0;
   int shift = -1;
   for (int k = 0; k < 40; ++k) shift = grid.block == int64_t{4} << k ? k : shift;
+  const bool eights = quads > 1 && shift > 0 && type != DType::f32 && is_aligned(codes, 8);
+  const int64_t whole = eights ? quads / 2 * 8 : quads * 4;
   with_type(type, [&](auto t) {
     if (quads > 0) {
       with_bits(code.levels.bits, [&](auto bits) {
+        if constexpr (t() != DType::f32) {
+          if (eights) {
+            const unsigned blocks = blocks_for(ceil_div(whole / 8, kQuads * 32) * 32);
+            decode_eights<bits(), t()><<<blocks, kThreads, 0, s>>>(code, codes, headers, x, shift - 1);
+            return;
+          }
+        }
         decode_quads<bits(), t()><<<blocks_for(ceil_div(quads, kQuads * 32) * 32), kThreads, 0, s>>>(code, codes, headers, x, shift);
       });
       check_launch("decode");
     }
-    if (const int64_t left = grid.values - quads * 4; left > 0) {
-      decode_any<t()><<<blocks_for(left), kThreads, 0, s>>>(code, codes, headers, x, quads * 4);
+    if (const int64_t left = grid.values - whole; left > 0) {
+      decode_any<t()><<<blocks_for(left), kThreads, 0, s>>>(code, codes, headers, x, whole);
       check_launch("decode");
     }
   });

@@ -1,33 +1,78 @@
-// Codes of slopes: a thread takes 8 values, a warp's noise comes from device memory's seed, the levels stand in shared memory.
+// Codes of slopes: a thread takes 8 values at a time, noise comes from device memory's seed, the levels stand in shared memory.
 #include "satchel/kernels/cuda/device.cuh"
+#include "satchel/kernels/cuda/smooth.cuh"
 #include "satchel/kernels/dispatch.h"
 #include "satchel/kernels/slope.h"
 
 namespace satchel::cuda {
 namespace {
 
-template <Smooth kind, DType type, int bits>
+constexpr unsigned kMostEncoders = 4096;  // thread blocks: each sets up its levels once for many values
+
+/// slope<kind>() of core/slope.h, within a few ulp.
+template <SlopeOf kind>
+__device__ inline float slope_of(float x) {
+  x = fminf(fmaxf(x, -30.0f), 30.0f);
+  if constexpr (kind == SlopeOf::gelu) return gelu_of(x).slope;
+  if constexpr (kind == SlopeOf::gelu_tanh) return gelu_tanh_of(x).slope;
+  if constexpr (kind == SlopeOf::silu) return silu_of(x).slope;
+  return slope<kind>(x);
+}
+
+/// Levels in shared memory. A bin of the levels' range has at most one of them, so that a value finds its level in two looks.
+template <int bits>
+struct Levels {
+  static constexpr int kTop = (1 << bits) - 1, kBins = 8 << bits;
+  float level[1 << bits], inverse[1 << bits];  // inverse: 1/(distance to the next)
+  uint8_t first[kBins];                        // the last level that is not above a bin's start
+
+  __device__ void fill(const float* levels) {
+    for (int k = threadIdx.x; k <= kTop; k += kThreads) {
+      level[k] = levels[k];
+      inverse[k] = k < kTop ? 1.0f / (levels[k + 1] - levels[k]) : 0.0f;
+    }
+    __syncthreads();
+    const float low = level[0], width = (level[kTop] - low) / kBins;
+    for (int k = threadIdx.x; k < kBins; k += kThreads) {
+      int at = 0;
+      while (at < kTop && level[at + 1] <= fmaf(static_cast<float>(k), width, low)) ++at;
+      first[k] = static_cast<uint8_t>(at);
+    }
+    __syncthreads();
+  }
+
+  /// level_code() of core/slope.h.
+  __device__ uint32_t code(float value, float low, float bins, uint32_t noise) const {
+    const int bin = static_cast<int>(fminf(fmaxf((value - low) * bins, 0.0f), kBins - 1.0f));  // NaN: 0
+    int at = first[bin];
+    while (at < kTop && level[at + 1] <= value) ++at;
+    return at + (fmaf(static_cast<float>(noise), 0x1p-16f, 0x1p-17f) < (value - level[at]) * inverse[at] ? 1u : 0u);
+  }
+};
+
+template <SlopeOf kind, DType type, int bits>
 __global__ void __launch_bounds__(kThreads)
     encode_slopes(const void* x, int64_t values, const float* levels, const uint64_t* seed, uint8_t* codes, bool vector) {
-  __shared__ float shared[1 << bits];
-  for (int k = threadIdx.x; k < 1 << bits; k += kThreads) shared[k] = levels[k];
-  __syncthreads();
-  const int64_t group = thread_index();
-  if (group * 8 >= values) return;
-  float v[8];
-  if (vector)
-    load8_until<type, true>(x, group * 8, values, 0.0f, v);
-  else
-    load8_until<type, false>(x, group * 8, values, 0.0f, v);
-  const Words noise = noise_group(__ldg(reinterpret_cast<const unsigned long long*>(seed)), Stream::rounding, static_cast<uint64_t>(group));
-  const int count = static_cast<int>(values - group * 8 < 8 ? values - group * 8 : 8);
-  uint64_t eight = 0;
+  __shared__ Levels<bits> shared;
+  shared.fill(levels);
+  const float low = shared.level[0], bins = shared.kBins / (shared.level[shared.kTop] - low);
+  const uint64_t key = __ldg(reinterpret_cast<const unsigned long long*>(seed));
+  for (int64_t group = thread_index(); group * 8 < values; group += static_cast<int64_t>(gridDim.x) * kThreads) {
+    float v[8];
+    if (vector)
+      load8_until<type, true>(x, group * 8, values, 0.0f, v);
+    else
+      load8_until<type, false>(x, group * 8, values, 0.0f, v);
+    const Words noise = noise_group(key, Stream::rounding, static_cast<uint64_t>(group));
+    const int count = static_cast<int>(values - group * 8 < 8 ? values - group * 8 : 8);
+    uint64_t eight = 0;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const uint64_t code = j < count ? level_code(slope<kind>(v[j]), shared, bits, noise_of(noise, j)) : 0;
-    eight |= code << (j * bits);
+    for (int j = 0; j < 8; ++j) {
+      const uint64_t code = j < count ? shared.code(slope_of<kind>(v[j]), low, bins, noise_of(noise, j)) : 0;
+      eight |= code << (j * bits);
+    }
+    store_codes<bits>(codes, group, eight, count);
   }
-  store_codes<bits>(codes, group, eight, count);
 }
 
 template <DType type, int bits>
@@ -54,10 +99,10 @@ __global__ void __launch_bounds__(kThreads) decode_table(const uint8_t* codes, i
 
 }  // namespace
 
-void slope_encode(Smooth kind, const void* x, DType type, int64_t values, const float* levels, int bits, const uint64_t* seed,
+void slope_encode(SlopeOf kind, const void* x, DType type, int64_t values, const float* levels, int bits, const uint64_t* seed,
                   uint8_t* codes, void* stream) {
   if (values == 0) return;
-  const unsigned blocks = blocks_for(ceil_div(values, 8));
+  const unsigned blocks = std::min(blocks_for(ceil_div(values, 8)), kMostEncoders);
   const bool vector = is_aligned(x);
   const auto launch = [&](auto k, auto t, auto b) {
     encode_slopes<k(), t(), b()><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(x, values, levels, seed, codes, vector);
@@ -65,10 +110,10 @@ void slope_encode(Smooth kind, const void* x, DType type, int64_t values, const 
   with_type(type, [&](auto t) {
     with_bits(bits, [&](auto b) {
       switch (kind) {
-        case Smooth::gelu: return launch(std::integral_constant<Smooth, Smooth::gelu>(), t, b);
-        case Smooth::gelu_tanh: return launch(std::integral_constant<Smooth, Smooth::gelu_tanh>(), t, b);
-        case Smooth::silu: return launch(std::integral_constant<Smooth, Smooth::silu>(), t, b);
-        case Smooth::mish: return launch(std::integral_constant<Smooth, Smooth::mish>(), t, b);
+        case SlopeOf::gelu: return launch(std::integral_constant<SlopeOf, SlopeOf::gelu>(), t, b);
+        case SlopeOf::gelu_tanh: return launch(std::integral_constant<SlopeOf, SlopeOf::gelu_tanh>(), t, b);
+        case SlopeOf::silu: return launch(std::integral_constant<SlopeOf, SlopeOf::silu>(), t, b);
+        case SlopeOf::mish: return launch(std::integral_constant<SlopeOf, SlopeOf::mish>(), t, b);
       }
     });
   });
