@@ -68,10 +68,13 @@ def checkpointed(args):
         model = make_model(args, memory_efficient=True)  # torchvision's own way: its dense layers recompute their inputs
         return model, model
     model = make_model(args)
-    if args.model.startswith("resnet"):
+    if "resnet" in args.model:
         for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
             for block in stage:
                 recomputed(block)
+    elif args.model in ("mobilenet_v2", "efficientnet_b0"):
+        for block in model.features:
+            recomputed(block)
     else:  # VGG: a block ends with a pool
         blocks, block = [], []
         for layer in model.features:
@@ -219,7 +222,8 @@ def methods(text):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    models = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "vgg16", "vgg16_bn", "densenet121")
+    models = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "vgg16", "vgg16_bn", "densenet121",
+              "densenet161", "mobilenet_v2", "efficientnet_b0")
     parser.add_argument("--model", choices=models, default="resnet50")
     parser.add_argument("--batch", type=at_least(1), default=256)
     parser.add_argument("--image", type=at_least(1), default=224, help="height and width of the images")

@@ -132,6 +132,7 @@ if(SATCHEL_TORCH)
     tests/models/torchvision_names_test.cpp
     tests/nn/conv_test.cpp
     tests/nn/convert_test.cpp
+    tests/nn/gate_test.cpp
     tests/nn/linear_test.cpp
     tests/nn/mlp_bytes_test.cpp
     tests/nn/norm_test.cpp
@@ -152,6 +153,7 @@ if(SATCHEL_TORCH)
     tests/train/memory_test.cpp
     tests/train/metrics_test.cpp
     tests/train/optimizer_test.cpp
+    tests/train/pretrained_test.cpp
     tests/train/schedule_test.cpp
     tests/train/segment_train_test.cpp
     tests/train/step_test.cpp

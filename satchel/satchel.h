@@ -11,6 +11,7 @@
 // Functions with gradients, losses, and the report of what a backward pass would read.
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/conv.h"
+#include "satchel/autograd/gate.h"
 #include "satchel/autograd/linear.h"
 #include "satchel/autograd/loss.h"
 #include "satchel/autograd/norm.h"

@@ -23,6 +23,9 @@ CLI::Validator device_name(const std::string& more = "");
 constexpr const char* kThreadsHelp =
     "CPU threads (default: torch's choice, one a core; fewer where other programs keep cores busy: a step waits for its slowest thread)";
 
+/// Of image models.
+constexpr const char* kWidthDefault = "the model's own";
+
 /// As byte_count() of core reads it. Throws `[op] rule, got 'text'` unless it is 1 to 2^62 bytes; less than 1 MiB needs a unit.
 int64_t parse_bytes(const std::string& text, const char* op);
 /// What parse_bytes() reads.

@@ -118,8 +118,9 @@ ImageBenchResult measured(const ImageBenchSetting& setting, const Method& method
 double check_gradients(ImageBenchSetting s) {
   s.image = kCheckImage;
   s.options.small_stem = true;
-  s.options.width = std::min<int64_t>(s.options.width, 16);
+  s.options.width = std::min<int64_t>(shape_of(s.options, s.classes, s.channels, s.image, s.image).width, 16);
   s.options.dropout = 0;
+  if (s.options.model == "efficientnet_b0") s.options.stochastic_depth = 0;
   s.options.amp = Autocast::none;
   const ConvolutionSettings full(device_of(s.options.device), {});
   Entry own(s, parse_method("bits=32"), kCheckBatch), base(s, parse_method("fp32"), kCheckBatch);
@@ -216,7 +217,7 @@ void add_image_bench_options(CLI::App& bench, BenchImagesCommand& c) {
       ->transform(whole_number(2, 1 << 20))
       ->default_str(fmt::format("{} (segmentation: {})", c.setting.classes, kVocClasses));
   bench.add_flag("--no-aux", c.no_aux, "Segmentation: without the auxiliary head");
-  bench.add_option("--width", o.width, "Channels of the first stage")->transform(whole_number(1, 1 << 12))->capture_default_str();
+  bench.add_option("--width", o.width, "Channels of the first stage")->transform(whole_number(1, 1 << 12))->default_str(kWidthDefault);
   bench.add_flag("--small-stem", c.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)");
   bench.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool")->excludes("--small-stem");
   bench.add_option("--lr", o.lr, "Learning rate of the steps")->transform(real_number())->capture_default_str();
@@ -257,7 +258,7 @@ ImageBenchSetting checked_setting(const BenchImagesCommand& c) {
 
 ordered_json setting_json(const ImageBenchSetting& s, int64_t cap) {
   return {{"model", s.options.model},
-          {"width", s.options.width},
+          {"width", shape_of(s.options, s.classes, s.channels, s.image, s.image).width},
           {"image", s.image},
           {"classes", s.classes},
           {"device", s.options.device},

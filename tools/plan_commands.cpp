@@ -29,6 +29,7 @@ std::string footer() {
          "  satchel plan --model gcn --nodes 2708 --features 1433 --hidden 64 --classes 7 --layers 2 --norm none --sparse\n"
          "  satchel plan --nodes 2449029 --features 100 --hidden 256 --classes 47 --method fp32,blockwise,block=16rows,satchel --json -\n"
          "  satchel plan --table arxiv\n"
+         "  satchel plan --table division\n"
          "  satchel plan --model resnet50 --batch 256\n"
          "  satchel plan --model resnet50 --fit 16GB --method fp32,actnn,division,satchel,bits=3,norm_bits=1\n"
          "  satchel plan --model resnet50 --fit 16GiB --amp bf16\n"
@@ -118,6 +119,7 @@ Output make_output(const PlanOptions& o) {
       return {image_plan_text(images), image_plan_json(images)};
     }
     if (methods.empty()) methods = parse_methods("satchel");
+    if (o.table == "division") return {division_table_text(methods), division_table_json(methods)};
     if (!o.table.empty()) return {published_text(o.table, methods), published_json(o.table, methods)};
     const std::pair<const char*, int64_t> needed[] = {
         {"--nodes", o.nodes}, {"--features", o.shape.features}, {"--classes", o.shape.classes}};
@@ -173,8 +175,11 @@ void add_plan_command(CLI::App& app) {
                    "A method, or several; may be repeated (default: satchel; image models: fp32, actnn, division and satchel)")
       ->type_name("METHOD")
       ->allow_extra_args(false);
-  plan->add_option("--table", o->table, "Instead of sizes: a published table beside the byte model and the own layout, MiB")
-      ->check(CLI::IsMember({"arxiv", "products"}));
+  plan->add_option(
+          "--table", o->table,
+          "Instead of sizes: a published table beside the byte model and the own layout: arxiv and products in MiB, division's of\n"
+          "image models in GiB")
+      ->check(CLI::IsMember({"arxiv", "products", "division"}));
   plan->add_option("--json", o->json, "Write the plan to this file too; - prints it instead of the tables")->type_name("FILE");
   for (CLI::Option* option : of_graphs) option->group("Graph models");
   for (CLI::Option* option : of_images) option->group("Image models");

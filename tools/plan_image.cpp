@@ -24,10 +24,10 @@ struct Part {
   const char* name;
   std::array<const char*, 4> kinds;
 };
-constexpr std::array<Part, 7> kParts = {{{"inputs", {"input"}},
+constexpr std::array<Part, 7> kParts = {{{"inputs", {"input", "gate"}},
                                          {"norms", {"norm"}},
                                          {"shared", {"shared", "extra bit"}},
-                                         {"activations", {"activation"}},
+                                         {"activations", {"activation", "derivative"}},
                                          {"masks", {"mask", "dropout"}},
                                          {"pools", {"indices", "offsets"}},
                                          {"other", {"statistics", "affine", "seed", "weight"}}}};
@@ -71,14 +71,28 @@ std::vector<Method> methods_of(const ImagePlanOptions& o) {
   return o.methods.empty() ? parse_methods("fp32,actnn,division,satchel") : o.methods;
 }
 
-bool is_published(const ImagePlanOptions& o) { return o.shape == published_image_model() && batch_of(o) == BatchShape{}; }
+/// The column of the published table that the options are about; null where it has none.
+const PublishedImageSetting* published_setting(const ImagePlanOptions& o) {
+  ImageShape shape = o.shape;
+  shape.width = shape.width == width_of({shape.name}) ? 0 : shape.width;
+  for (const PublishedImageSetting& s : published_image_settings()) {
+    if (shape == published_image_model(s) && batch_of(o) == BatchShape{s.batch}) return &s;
+  }
+  return nullptr;
+}
+
+std::string figure(const std::optional<double>& gb) { return gb ? fmt::format("{:.2f}", *gb) : "-"; }
+std::string off_by(int64_t bytes, const std::optional<double>& gb) {
+  return gb ? fmt::format("{:+.1f}%", std::round(1000 * (static_cast<double>(bytes) / kGiB / *gb - 1)) / 10 + 0.0) : "-";  // no −0
+}
 
 std::string model_text(const ImagePlanOptions& o) {
   const ImageShape& s = o.shape;
   const double dropout = dropout_of(s);
-  return fmt::format("{}{}, width {}, {} classes{}; images of {} × {} × {}{}\n", s.name, s.small_stem ? " with a small stem" : "", s.width,
-                     grouped(s.classes), dropout > 0 ? fmt::format(", dropout {}", dropout) : "", s.channels, o.image, o.image,
-                     is_half(o) ? ", autocast to " + o.amp : "");
+  return fmt::format("{}{}, width {}, {} classes{}; images of {} × {} × {}{}\n", s.name, s.small_stem ? " with a small stem" : "",
+                     width_of(s), grouped(s.classes),
+                     (dropout > 0 ? fmt::format(", dropout {}", dropout) : "") + (s.freeze.empty() ? "" : ", frozen up to " + s.freeze),
+                     s.channels, o.image, o.image, is_half(o) ? ", autocast to " + o.amp : "");
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -118,23 +132,23 @@ constexpr const char* kFitText =
     "lost   free in pieces between tensors that torch's caching allocator can not use; step and lost are within the budget\n"
     "An estimate for CUDA, steps gone through tensor by tensor: `satchel bench batch` finds the largest batch by trying.\n";
 
-std::string published_text(const ImagePlanOptions& o) {
+constexpr const char* kPublishedText =
+    "\npublished  in the DIVISION paper's table\n"
+    "model      what the papers' programs keep: codes of each convolution's input and of norm inputs, their metadata, a bit a ReLU, int8\n"
+    "           indices, the batch. FP32: unique inputs, norm inputs, results of ReLUs that no convolution reads, int64 indices\n"
+    "Satchel    what this library keeps for the same method: a map that two convolutions read once, offsets of 4 bits, statistics\n";
+
+std::string published_text(const ImagePlanOptions& o, const PublishedImageSetting& setting) {
   std::string text = fmt::format("\n{:<10} {:>9} {:>7} {:>7}", "GiB", "published", "model", "");
   for (const Part& part : kPublishedParts) text += fmt::format(" {:>11}", part.name);
   text += fmt::format(" {:>8}  {}\n", "Satchel", "as method");
-  for (const PublishedImageRow& row : published_images()) {
+  for (const PublishedImageRow& row : published_images(setting)) {
     const int64_t bytes = total_bytes(row.parts);
-    const double off = static_cast<double>(bytes) / kGiB / row.published_gib - 1;
-    text += fmt::format("{:<10} {:>9.2f} {:>7} {:>+6.1f}%", row.name, row.published_gib, gib(bytes), 100 * off);
+    text += fmt::format("{:<10} {:>9} {:>7} {:>7}", row.name, figure(row.published_gib), gib(bytes), off_by(bytes, row.published_gib));
     for (const Part& part : kPublishedParts) text += fmt::format(" {:>11}", gib(bytes_of(part, row.parts), 3));
     text += fmt::format(" {:>8}  {}\n", gib(total_bytes(plan_image(o.shape, batch_of(o), parse_method(row.method)))), row.method);
   }
-  return text +
-         "\npublished  in the DIVISION paper's table\n"
-         "model      what the papers' programs keep: codes of each convolution's input and of norm inputs, their metadata, a bit a ReLU, "
-         "int8\n"
-         "           indices, the batch. FP32: unique inputs, norm inputs, results of ReLUs that no convolution reads, int64 indices\n"
-         "Satchel    what this library keeps for the same method: a map that two convolutions read once, offsets of 4 bits, statistics\n";
+  return text + kPublishedText;
 }
 
 std::string fit_text(const ImagePlanOptions& o, int64_t budget) {
@@ -164,15 +178,19 @@ ordered_json memory_json(const ImageMemory& m) {
           {"image_bytes", m.images}, {"step_bytes", m.peak},      {"reserved_bytes", m.reserved}};
 }
 
-ordered_json published_json(const ImagePlanOptions& o) {
+int64_t own_bytes(const PublishedImageSetting& setting, const Method& method) {
+  return total_bytes(plan_image(published_image_model(setting), {setting.batch}, method));
+}
+
+ordered_json published_json(const PublishedImageSetting& setting) {
   ordered_json rows = ordered_json::array();
-  for (const PublishedImageRow& row : published_images()) {
+  for (const PublishedImageRow& row : published_images(setting)) {
     rows.push_back({{"name", row.name},
-                    {"published_gib", row.published_gib},
+                    {"published_gib", row.published_gib ? ordered_json(*row.published_gib) : ordered_json(nullptr)},
                     {"model_bytes", total_bytes(row.parts)},
                     {"parts", parts_json(kPublishedParts, row.parts)},
                     {"method", row.method},
-                    {"own_bytes", total_bytes(plan_image(o.shape, batch_of(o), parse_method(row.method)))}});
+                    {"own_bytes", own_bytes(setting, parse_method(row.method))}});
   }
   return rows;
 }
@@ -200,8 +218,9 @@ ordered_json fit_json(const ImagePlanOptions& o, int64_t budget) {
 
 ordered_json model_json(const ImagePlanOptions& o) {
   const ImageShape& s = o.shape;
-  return {{"name", s.name},   {"classes", s.classes}, {"channels", s.channels},         {"small_stem", s.small_stem},
-          {"width", s.width}, {"image", o.image},     {"dropout", dropout_of(o.shape)}, {"amp", o.amp}};
+  return {{"name", s.name},       {"classes", s.classes}, {"channels", s.channels},         {"small_stem", s.small_stem},
+          {"width", width_of(s)}, {"image", o.image},     {"dropout", dropout_of(o.shape)}, {"amp", o.amp},
+          {"freeze", s.freeze}};
 }
 
 }  // namespace
@@ -216,7 +235,9 @@ std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOption
   return {add_count(plan, "--batch", o.batch, "Images a step")->capture_default_str(),
           add_count(plan, "--image", o.image, "Side of an image")->capture_default_str(),
           add_count(plan, "--channels", o.shape.channels, "Channels of an image")->capture_default_str(),
-          add_count(plan, "--width", o.shape.width, "Channels of the first stage")->capture_default_str(),
+          add_count(plan, "--width", o.shape.width, "Channels of the first stage")->default_str(kWidthDefault),
+          plan.add_option("--freeze", o.shape.freeze, "A stage that is frozen with all before it, as train's: layer2, features.4")
+              ->type_name("STAGE"),
           small,
           plan.add_flag("--large-stem", o.large_stem, "First convolution 7×7 of stride 2, then a pool")->excludes(small),
           plan.add_flag("--no-aux", o.no_aux, "Segmentation: without the auxiliary head"),
@@ -234,7 +255,34 @@ std::string image_plan_text(const ImagePlanOptions& o) {
   std::string layers;
   if (methods.size() == 1) layers = layers_text(methods[0], plan_image(o.shape, batch_of(o), methods[0]));
   return text + fmt::format("batch {}\n", grouped(o.batch)) + layers + comparison_text(o) + kStepText +
-         (is_published(o) ? published_text(o) : "");
+         (published_setting(o) != nullptr ? published_text(o, *published_setting(o)) : "");
+}
+
+std::string division_table_text(const std::vector<Method>& methods) {
+  constexpr const char* kRow = "{:<18} {:>6}  {:<10} {:>9} {:>8} {:>7} {:>9}  {}\n";
+  std::string text = "Activation memory of the DIVISION paper's table: images of 3 × 224 × 224, 1,000 classes, float32\n\n" +
+                     fmt::format(fmt::runtime(kRow), "GiB", "batch", "", "published", "model", "", "Satchel", "as method");
+  for (const PublishedImageSetting& s : published_image_settings()) {
+    for (const PublishedImageRow& row : published_images(s)) {
+      const int64_t bytes = total_bytes(row.parts);
+      text += fmt::format(fmt::runtime(kRow), s.model, s.batch, row.name, figure(row.published_gib), gib(bytes),
+                          off_by(bytes, row.published_gib), gib(own_bytes(s, parse_method(row.method))), row.method);
+    }
+    for (const Method& method : methods) {
+      text += fmt::format(fmt::runtime(kRow), s.model, s.batch, "", "", "", "", gib(own_bytes(s, method)), method.name);
+    }
+  }
+  return text + kPublishedText;
+}
+
+ordered_json division_table_json(const std::vector<Method>& methods) {
+  ordered_json json = {{"table", "division"}};
+  for (const PublishedImageSetting& s : published_image_settings()) {
+    ordered_json column = {{"model", s.model}, {"batch", s.batch}, {"rows", published_json(s)}};
+    for (const Method& method : methods) column["methods"].push_back({{"method", method.name}, {"own_bytes", own_bytes(s, method)}});
+    json["columns"].push_back(column);
+  }
+  return json;
 }
 
 ordered_json image_plan_json(const ImagePlanOptions& o) {
@@ -249,7 +297,7 @@ ordered_json image_plan_json(const ImagePlanOptions& o) {
   json["batch"] = o.batch;
   json["fp32_saved_bytes"] = fp32;
   for (const Method& method : methods_of(o)) json["methods"].push_back(method_json(o, method, fp32));
-  if (is_published(o)) json["published"] = published_json(o);
+  if (const PublishedImageSetting* setting = published_setting(o)) json["published"] = published_json(*setting);
   return json;
 }
 

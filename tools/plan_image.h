@@ -18,7 +18,7 @@ namespace satchel::tool {
 constexpr int64_t kVocClasses = 21;  // that models of segmentation have where nothing else is said
 
 struct ImagePlanOptions {
-  ImageShape shape = {"", 1000, 3, false, 64, {}};
+  ImageShape shape = {"", 1000, 3, false, 0, {}};
   int64_t batch = 256;
   int64_t image = 224;                          // side
   bool small_stem = false, large_stem = false;  // neither: as `train` chooses for images of this size
@@ -38,5 +38,9 @@ CLI::Option* add_count(CLI::App& app, const std::string& name, int64_t& to, cons
 /// A line a method with its parts; one method alone layer by layer; beside them the published figures where the model is theirs.
 std::string image_plan_text(const ImagePlanOptions& options);
 nlohmann::ordered_json image_plan_json(const ImagePlanOptions& options);
+
+/// The whole of the DIVISION paper's table of activation memory beside the byte model and what this library keeps.
+std::string division_table_text(const std::vector<Method>& methods);
+nlohmann::ordered_json division_table_json(const std::vector<Method>& methods);
 
 }  // namespace satchel::tool

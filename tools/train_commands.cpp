@@ -180,7 +180,8 @@ void add_train(CLI::App& app) {
       ->group(kGraphGroup);
   train->add_option("--dropout", shape.dropout, "Dropout between layers; image models: before the classifier")
       ->transform(real_number())
-      ->default_str(fmt::format("{} (images: vgg {}, else 0)", shape.dropout, kVggDropout));
+      ->default_str(
+          fmt::format("{} (images: vgg {}, mobilenet_v2 and efficientnet_b0 {}, else 0)", shape.dropout, kVggDropout, kMobileDropout));
   train->add_flag("--self-loops", command->options.self_loops, "sage: a node averages itself too (other layers count it in any case)")
       ->group(kGraphGroup);
   train->add_flag("--unweighted", command->unweighted, "Take edges without their weights (default: weights that the data have are used)")

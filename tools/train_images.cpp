@@ -13,6 +13,8 @@
 
 #include "satchel/train/image_options.h"
 #include "satchel/train/options.h"
+#include "satchel/train/pretrained.h"
+#include "tools/arguments.h"
 #include "tools/progress.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
@@ -42,6 +44,16 @@ void skip_broken(ImageSets& data) {
   fmt::print(stderr, "satchel: skipped {} broken {}:\n", grouped(static_cast<int64_t>(why.size())), why.size() == 1 ? "image" : "images");
   for (size_t i = 0; i < std::min(why.size(), kShown); ++i) fmt::print(stderr, "  {}\n", why[i]);
   if (why.size() > kShown) fmt::print(stderr, "  … and {} more\n", grouped(static_cast<int64_t>(why.size() - kShown)));
+}
+
+/// The weights that the runs start from, unless they go on from a checkpoint, and what of them is left out.
+void print_weights(const ImageTrainOptions& o, const ImageSets& data) {
+  if (o.weights.empty()) return;
+  const ClassifierFit fit =
+      classifier_fit(shape_of(o, data.train.classes, data.train.channels, data.train.height, data.train.width), o.weights);
+  if (!fit.is_left_out()) return;
+  fmt::print("{}: {} of {} classes is left out; that of the data's {} starts anew\n", o.weights, fit.layer, grouped(fit.stored),
+             grouped(fit.classes));
 }
 
 void print_about(const ImageSets& data) {
@@ -113,7 +125,19 @@ void add_image_options(CLI::App& train, ImageTrainCommand& c) {
   ImageTrainOptions& o = c.options;
   const auto own = [](CLI::Option* option) { return option->group(kImageGroup); };
   own(train.add_option("--batch", o.batch, "Images a step"))->transform(whole_number(1, 1 << 20))->capture_default_str();
-  own(train.add_option("--width", o.width, "Channels of the first stage"))->transform(whole_number(1, 1 << 12))->capture_default_str();
+  own(train.add_option("--width", o.width, "Channels of the first stage"))->transform(whole_number(1, 1 << 12))->default_str(kWidthDefault);
+  own(train.add_option("--weights", o.weights,
+                       "Start from these weights: torchvision's state dict as safetensors, or a checkpoint of this command. A classifier\n"
+                       "of another number of classes is left out"))
+      ->transform(file_name());
+  own(train.add_option(
+          "--freeze", o.freeze,
+          "Freeze a stage and all before it, the stem too: they do not learn, their BatchNorm runs as in evaluation, nothing is\n"
+          "kept for them. Names as in the weights: layer2, features.4, features.denseblock2"))
+      ->type_name("STAGE");
+  own(train.add_option("--stochastic-depth", o.stochastic_depth, "efficientnet_b0: the chance that a sample skips the last block"))
+      ->transform(real_number())
+      ->default_str(fmt::format("{}", kEfficientDepth));
   own(train.add_flag("--small-stem", c.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)"));
   own(train.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool (default: for larger images)"));
   own(train.add_option("--image", o.image, "JPEG and PNG files: bring images to this height and width (default: 224)"))
@@ -139,6 +163,9 @@ const char* image_train_help() {
   return "\nImages: a folder (CIFAR-10 or CIFAR-100 in its binary version, IDX files such as Fashion-MNIST's, train/CLASS/*.jpg with\n"
          "  val/CLASS/*.jpg), or generated:\n"
          "  synthetic-images:classes=10,size=32,count=50000        needs no file\n"
+         "Fine-tuning: --weights FILE --freeze STAGE; in Python save_file(torchvision.models.resnet50(weights=\"DEFAULT\").state_dict(), "
+         "FILE)\n"
+         "  of safetensors.torch writes such a file.\n"
          "Trained by SGD with Nesterov momentum; --amp fp16 with a loss scale. Options under \"Graph models\" are refused with an image\n"
          "model, those under \"Image models\" with graphs; of the others images have defaults of their own where \"images\" says so.\n";
 }
@@ -207,6 +234,7 @@ void run_train_images(const ImageTrainCommand& c) {
   if (c.skip_broken) skip_broken(data);
   if (!c.is_silent()) print_about(data);
   const ImageTrainOptions common = options(methods.front(), c.options.seed);
+  if (!c.is_silent() && !(common.resume && is_there(common.checkpoint))) print_weights(common, data);
   run_all(c, common, methods,
           {"step",
            [&](const Method& m, uint64_t seed) {

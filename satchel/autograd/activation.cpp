@@ -1,8 +1,10 @@
 #include "satchel/autograd/activation.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/elu.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/hardtanh.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/native_dropout.h>
 #include <ATen/ops/ones.h>
@@ -48,6 +50,48 @@ class DropoutNode : public SharingNode {
     mask.reset();
     shared_.reset();
   }
+};
+
+class Relu6Node : public SavingNode {
+ public:
+  explicit Relu6Node(const std::string& layer) : SavingNode("relu6", layer) {}
+  EpilogueForm form;
+  at::Tensor on;  // a bit a value
+
+  std::vector<SavedTensor> lines() const override {
+    return {{layer(), "mask", form.sizes, 1, on.numel(), c10::multiply_integers(form.sizes)}};
+  }
+
+ protected:
+  variable_list back(at::Tensor g) override {
+    const at::Tensor rows = form.gradient_rows(std::move(g));
+    chain_gradient_(rows, on, {}, {0, 0});
+    return {form.in_sizes(rows)};
+  }
+  void release() override { on.reset(); }
+};
+
+/// 0 or 1/(1 − p) for each sample of x, in x's type, to be multiplied with it.
+at::Tensor sample_factors(const at::Tensor& x, const at::Tensor& seed, double p) {
+  std::vector<int64_t> sizes(static_cast<size_t>(x.dim()), 1);
+  sizes[0] = x.size(0);
+  return apply_chain(at::ones({x.size(0), 1}, x.options().memory_format(c10::nullopt)), {}, {}, {}, seed, {p, 1}).view(sizes);
+}
+
+class DropSamplesNode : public SavingNode {
+ public:
+  explicit DropSamplesNode(const std::string& layer) : SavingNode("drop_samples", layer) {}
+  at::Tensor seed;
+  double p = 0;
+
+  std::vector<SavedTensor> lines() const override { return {saved_line(layer(), "seed", seed)}; }
+
+ protected:
+  variable_list back(at::Tensor g) override {
+    const NoAutocast guard;
+    return {g.mul(sample_factors(g, seed, p))};
+  }
+  void release() override { seed.reset(); }
 };
 
 /// What x shares, dropped; null where it shares nothing, or something that is dropped already.
@@ -112,6 +156,18 @@ at::Tensor leaky_relu(const at::Tensor& x, double slope, const SavePolicy& savin
   return recorded_activation(x, Activation::leaky_relu, slope, 1, saving);
 }
 
+at::Tensor relu6(const at::Tensor& x, const SavePolicy& saving) {
+  if (is_baseline(saving.method) || !needs_grad(x) || x.numel() == 0) return at::hardtanh(x, 0, 6);
+  check_float(x, "relu6");
+  const NoAutocast no_autocast;
+  const auto node = make_node<Relu6Node>(saving.name, x);
+  const EpilogueCall call = value_call(x, saving);
+  const at::Tensor rows = call.as_rows(x);
+  node->form = call;
+  node->on = pack_mask(rows.le(0).logical_or_(rows.ge(6)).logical_not_()).bits;
+  return attach(call.in_sizes(at::clamp(rows, 0, 6)), node);
+}
+
 at::Tensor elu(const at::Tensor& x, double alpha, const SavePolicy& saving) {
   if (is_baseline(saving.method) || !needs_grad(x)) return at::elu(x, alpha);
   if (!(alpha >= 0) || !std::isfinite(alpha)) fail("elu", "alpha must be finite and at least 0", alpha);
@@ -133,6 +189,21 @@ at::Tensor dropout(const at::Tensor& x, double p, bool training, const SavePolic
   call.dropout = p;
   const at::Tensor out = call.in_sizes(apply_chain(call.as_rows(x), {}, {}, {}, seed, {p, 1}));
   return needs_grad(x) ? recorded_dropout(x, out, call, seed) : out;
+}
+
+at::Tensor drop_samples(const at::Tensor& x, double p, bool training, const SavePolicy& saving) {
+  constexpr const char* op = "drop_samples";
+  check_dropout(p, op);
+  if (!training || p == 0) return x;
+  check_float(x, op);
+  if (x.dim() == 0) fail(op, "x must have at least one dimension", 0);
+  const NoAutocast no_autocast;
+  const at::Tensor seed = fresh_seed(x.device()), factors = sample_factors(x, seed, p);
+  if (is_baseline(saving.method) || !needs_grad(x)) return x.mul(factors);
+  const auto node = make_node<DropSamplesNode>(saving.name, x);
+  node->seed = seed;
+  node->p = p;
+  return attach(x.detach().mul(factors), node);
 }
 
 }  // namespace satchel

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -96,6 +97,14 @@ std::shared_ptr<const SharedSave> shared_input(const at::Tensor& x, Reads reads,
   return fits ? found : nullptr;
 }
 
+/// What a gate of the same method keeps of x, the map that it made; null where x is none, or another stream made it.
+std::shared_ptr<const ScaledInput> scaled_input(const at::Tensor& x, Reads reads, const Method& method) {
+  if (reads != Reads::samples || !made_on_current_stream(x)) return nullptr;
+  const auto* gate = dynamic_cast<const ScalingNode*>(x.grad_fn().get());
+  auto found = gate != nullptr ? gate->scaled(x) : nullptr;
+  return found != nullptr && found->method == method ? found : nullptr;
+}
+
 /// Samples [first, last) of a shared save of maps.
 at::Tensor shared_samples(const SharedRows& rows, at::IntArrayRef sizes, int64_t first, int64_t last, at::ScalarType type) {
   int64_t each = 1;
@@ -115,6 +124,8 @@ InputSave::InputSave(const at::Tensor& x, const SavePolicy& saving, const InputO
   if (reads_producer(saving.method)) shared_ = shared_input(x, options.reads, saving.method);
   weights_per_value_ = options.weights_per_value;
   if (shared_ != nullptr) return;
+  if (reads_producer(saving.method)) scaled_ = scaled_input(x, options.reads, saving.method);
+  if (scaled_ != nullptr) return;
   own_ = own_input(x, (options.as.defined() ? options.as : x).detach(), saving);
   // Saved divides by the pixels of N×C×spatial, all that follows the second dimension; rows' positions stand before the last.
   if (options.reads == Reads::rows && x.dim() > 2) {
@@ -157,15 +168,20 @@ void InputSave::for_rows(at::ScalarType type, const std::function<void(int64_t f
                    [&](int64_t first, int64_t last) { run(first, last, x.narrow(0, first, last - first).to(type)); });
 }
 
-std::vector<int64_t> InputSave::sizes() const { return shared_ != nullptr ? shared_->sizes : saved().shape(); }
+std::vector<int64_t> InputSave::sizes() const {
+  if (scaled_ != nullptr) return scaled_->x.sizes();
+  return shared_ != nullptr ? shared_->sizes : saved().shape();
+}
 
 at::Tensor InputSave::samples(int64_t first, int64_t last, at::ScalarType type) const {
   if (shared_ != nullptr) return shared_samples(SharedRows(*shared_), shared_->sizes, first, last, type);
+  if (scaled_ != nullptr) return at::mul(scaled_->x.samples(first, last, type), scaled_->scale.narrow(0, first, last - first).to(type));
   const at::Tensor x = saved().samples(first, last);
   return x.dim() < 3 ? x.to(type) : in_channels_last(x.to(type));
 }
 
 int64_t InputSave::samples_at_a_time() const {
+  if (scaled_ != nullptr) return scaled_->x.samples_at_a_time();
   const std::vector<int64_t> all = sizes();
   const bool whole = own_ != nullptr && std::holds_alternative<RandomProjection>(own_->save.spec().transform);
   if (whole || all[0] == 0) return std::max<int64_t>(all[0], 1);  // a projection is undone as a whole
@@ -192,6 +208,7 @@ void InputSave::for_samples(at::ScalarType type, int64_t begin, int64_t end,
 }
 
 void InputSave::fetch() const {
+  if (scaled_ != nullptr) scaled_->x.fetch();
   if (own_ != nullptr) own_->save.fetch();
 }
 

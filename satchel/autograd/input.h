@@ -18,6 +18,7 @@
 namespace satchel {
 
 struct OwnInput;
+struct ScaledInput;
 
 /// How a layer reads its input: rows of the last dimension (linear and graph layers), or samples of N×C×spatial maps (convolutions).
 enum class Reads : uint8_t { rows, samples };
@@ -39,7 +40,7 @@ class InputSave {
   /// x itself: the data set, which stands in memory anyway. Changing it before backward is an error, as in torch.
   static InputSave reference(const at::Tensor& x);
 
-  bool defined() const { return reference_.defined() || own_ != nullptr || shared_ != nullptr; }
+  bool defined() const { return reference_.defined() || own_ != nullptr || shared_ != nullptr || scaled_ != nullptr; }
 
   /// Xᵀ·g for every g: columns of X × columns of g. X of more dimensions counts as rows of its last.
   std::vector<at::Tensor> transposed_products(const std::vector<at::Tensor>& gs) const;
@@ -84,7 +85,28 @@ class InputSave {
   std::shared_ptr<const OwnInput> own_;
   std::shared_ptr<const char> ticket_;  // who of those that share `own_` reports it
   std::shared_ptr<const SharedSave> shared_;
+  std::shared_ptr<const ScaledInput> scaled_;
   double weights_per_value_ = 1;
+};
+
+/// A map that a gate keeps, and what it was multiplied with: one number a channel of each sample, without a history.
+struct ScaledInput {
+  InputSave x;
+  at::Tensor scale;
+  Method method;
+};
+/// A node whose output is such a product: in methods whose layers share, a convolution that reads it rebuilds it from what the node keeps.
+class ScalingNode : public SavingNode {
+ public:
+  using SavingNode::SavingNode;
+  /// Null where x, the node's output, was changed, or the map is not kept.
+  std::shared_ptr<const ScaledInput> scaled(const at::Tensor& out) const {
+    return scaled_ != nullptr && scaled_->x.defined() && out._version() == version_ ? scaled_ : nullptr;
+  }
+
+ protected:
+  std::shared_ptr<const ScaledInput> scaled_;
+  uint32_t version_ = 0;
 };
 
 /// A sharing node whose output is packed on demand, when the first layer asks for it: never where only sums and norms read it.

@@ -4,31 +4,42 @@
 #include <ATen/ops/flatten.h>
 #include <torch/nn/init.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/pool.h"
 #include "satchel/core/error.h"
 #include "satchel/models/densenet.h"
+#include "satchel/models/mobile.h"
+#include "satchel/models/preresnet.h"
 #include "satchel/models/resnet.h"
 #include "satchel/models/segmentation.h"
 #include "satchel/models/vgg.h"
+#include "satchel/plan/mobile_shape.h"
 
 namespace satchel {
 namespace {
 
 constexpr const char* kOp = "image_model";
 
-enum class Family : uint8_t { resnet, vgg, densenet, segmentation };
+enum class Family : uint8_t { resnet, preresnet, vgg, densenet, mobile, efficient, segmentation };
 
 Family family_of(const std::string& name) {
   if (is_segmentation_model(name)) return Family::segmentation;
-  return is_resnet(name) ? Family::resnet : name.starts_with("vgg") ? Family::vgg : Family::densenet;
+  if (is_resnet(name)) return Family::resnet;
+  if (is_preresnet(name)) return Family::preresnet;
+  if (is_mobile(name)) return name == "mobilenet_v2" ? Family::mobile : Family::efficient;
+  return name.starts_with("vgg") ? Family::vgg : Family::densenet;
 }
 
 std::shared_ptr<ImageModelImpl> made(const ImageModelOptions& options) {
   switch (family_of(options.name)) {
     case Family::resnet: return std::make_shared<ResNetImpl>(options);
+    case Family::preresnet: return std::make_shared<PreResNetImpl>(options);
+    case Family::mobile:
+    case Family::efficient: return std::make_shared<MobileImpl>(options);
     case Family::vgg: return std::make_shared<VggImpl>(options);
     case Family::densenet: return std::make_shared<DenseNetImpl>(options);
     case Family::segmentation: return std::make_shared<SegmentationImpl>(options);
@@ -36,8 +47,9 @@ std::shared_ptr<ImageModelImpl> made(const ImageModelOptions& options) {
   fail(kOp, "a model must have a family", options.name);
 }
 
-/// As torchvision: He's normal numbers for convolutions, by what they give (DenseNet: by what they read); VGG's linear layers small
-/// normal numbers. Norms, heads of segmentation and all else stand as their modules made them.
+/// As torchvision: He's normal numbers for convolutions, by what they give (DenseNet: by what they read); linear layers of VGG and
+/// MobileNetV2 small normal numbers, EfficientNet's uniform ones. Norms, heads of segmentation and all else
+/// stand as their modules made them.
 void initialise(torch::nn::Module& model, Family family) {
   const at::NoGradGuard no_grad;
   const bool segments = family == Family::segmentation;
@@ -47,8 +59,10 @@ void initialise(torch::nn::Module& model, Family family) {
       torch::nn::init::kaiming_normal_(conv->weight, 0, mode, torch::kReLU);
       if (conv->bias.defined()) torch::nn::init::zeros_(conv->bias);
     } else if (auto* linear = module->as<nn::Linear>()) {
-      if (family == Family::vgg) torch::nn::init::normal_(linear->weight, 0, 0.01);
-      if (family != Family::resnet) torch::nn::init::zeros_(linear->bias);
+      if (family == Family::vgg || family == Family::mobile) torch::nn::init::normal_(linear->weight, 0, 0.01);
+      const double most = 1 / std::sqrt(static_cast<double>(linear->options.out_features()));
+      if (family == Family::efficient) torch::nn::init::uniform_(linear->weight, -most, most);
+      if (family != Family::resnet && family != Family::preresnet) torch::nn::init::zeros_(linear->bias);
     }
   }
 }
@@ -60,11 +74,29 @@ void order_channels_last(torch::nn::Module& model) {
   }
 }
 
+/// Does a module of this name stand in one of the frozen stages?
+bool is_frozen(const ImageModelOptions& options, const std::string& module) {
+  if (options.freeze.empty()) return false;
+  const std::vector<std::string> stages = freezable_stages(shape_of(options));
+  const auto last = std::ranges::find(stages, options.freeze);
+  return std::find(stages.begin(), last + 1, stage_of(module)) != last + 1;
+}
+
 }  // namespace
 
-ImageShape shape_of(const ImageModelOptions& o) { return {o.name, o.classes, o.channels, o.small_stem, o.width, o.dropout, o.aux}; }
+ImageShape shape_of(const ImageModelOptions& o) {
+  return {o.name, o.classes, o.channels, o.small_stem, o.width, o.dropout, o.stochastic_depth, o.freeze, o.aux};
+}
 
 SavePolicy ImageModelImpl::saving(const std::string& name) const { return {options_.saving.method, name, options_.saving.allocator}; }
+
+void ImageModelImpl::train(bool on) {
+  Module::train(on);
+  if (!on || options_.freeze.empty()) return;
+  for (const auto& item : named_modules()) {
+    if (!item.key().empty() && is_frozen(options_, item.key())) item.value()->eval();
+  }
+}
 
 void ImageModelImpl::check_images(const at::Tensor& x) const {
   if (!x.defined()) fail(kOp, "images must be a tensor", "none");
@@ -87,8 +119,10 @@ at::Tensor ImageModelImpl::drop(const at::Tensor& x) const {
   return p > 0 && is_training() ? dropout(x, p, true, saving("dropout")) : x;
 }
 
-ImageModel make_image_model(const ImageModelOptions& options) {
-  validate(shape_of(options), kOp);
+ImageModel make_image_model(const ImageModelOptions& given) {
+  validate(shape_of(given), kOp);
+  ImageModelOptions options = given;
+  options.width = width_of(shape_of(given));
   validate(options.saving.method, kOp);
   if (budget_of(options.saving.method) > 0)
     fail(kOp, "a budget must become a mean first, with_mean() of the plan", options.saving.method.name);
@@ -96,6 +130,10 @@ ImageModel make_image_model(const ImageModelOptions& options) {
   ImageModel model(made(options));
   initialise(*model, family_of(options.name));
   order_channels_last(*model);
+  for (auto& item : model->named_parameters()) {
+    if (is_frozen(options, item.key())) item.value().set_requires_grad(false);
+  }
+  model->train();
   return model;
 }
 

@@ -17,11 +17,16 @@ namespace satchel {
 struct ImageModelOptions {
   std::string name = "resnet18";       // of image_model_names() or segmentation_model_names(), plan/image_shape.h
   int64_t classes = 10, channels = 3;  // logits; channels of the images
-  bool small_stem = false;             // for small images (CIFAR): 3×3 stride 1 and no pool; VGG: averaged to 1×1, not 7×7
-  int64_t width = 64;                  // channels of the first stage
-  std::optional<double> dropout = {};  // in front of the classifier's linear layers; not given: VGG's .5, else none
+  bool small_stem = false;             // for small images (CIFAR): 3×3 stride 1 and no pool; VGG: averaged to 1×1, not 7×7. The
+                                       // pre-activation ResNets are CIFAR's own and have it either way
+  int64_t width = 0;                   // channels of the first stage; 0: the model's own. MobileNetV2 and EfficientNet: of the first
+                                       // convolution; the others in proportion, each the next multiple of 8
+  std::optional<double> dropout = {};  // in front of the classifier's linear layers; not given: VGG's .5, MobileNetV2's and
+                                       // EfficientNet's .2, else none
   SavePolicy saving = {};              // method and bit shares of every layer; names are the parameters' prefixes
-  bool aux = false;                    // segmentation: an auxiliary head on the third stage, in training
+  std::optional<double> stochastic_depth = {};  // EfficientNet: the chance that the last block's branch is left out; not given: .2
+  std::string freeze = {};  // a stage, "layer2": it and all before it stay as they are and keep nothing; empty: all layers learn
+  bool aux = false;         // segmentation: an auxiliary head on the third stage, in training
 };
 
 /// The sizes in the options, as plan_image() takes them.
@@ -33,6 +38,8 @@ class ImageModelImpl : public torch::nn::Module {
  public:
   virtual at::Tensor forward(const at::Tensor& x) = 0;
   const ImageModelOptions& options() const { return options_; }
+  /// Frozen stages stay in evaluation: their norms use running statistics, and leave them as they are.
+  void train(bool on = true) override;
 
  protected:
   explicit ImageModelImpl(ImageModelOptions options) : options_(std::move(options)) {}
@@ -53,6 +60,7 @@ class ImageModelImpl : public torch::nn::Module {
 TORCH_MODULE(ImageModel);
 
 /// Weights as torchvision initialises them, from torch's default generator; channels_last. Throws on a name or size that does not fit.
+/// Parameters of frozen stages need no gradient.
 ImageModel make_image_model(const ImageModelOptions& options);
 
 }  // namespace satchel

@@ -27,8 +27,8 @@ class BatchNormImplBase : public torch::nn::Cloneable<Derived> {
                          const std::shared_ptr<SharedGradient>& skip_gradient = nullptr);
   /// relu(norm(conv(x)) + skip), likewise: large results of the convolution never stand whole (autograd/norm_act.h).
   at::Tensor forward_sum(ConvOfSum conv, at::Tensor skip, const std::shared_ptr<SharedGradient>& skip_gradient = nullptr);
-  /// norm(x) of a residual branch, of which nothing but a sum reads the result: no activation shares its
-  /// save. x as above.
+  /// norm(x) of a residual branch, of which nothing but a sum reads the result, or but a function that keeps its own, as SiLU: no
+  /// activation shares its save. x as above.
   at::Tensor forward_to_sum(at::Tensor x);
   void pretty_print(std::ostream& stream) const override;
 

@@ -23,7 +23,10 @@ ImageMemory memory_of(const ImageShape& shape, const BatchShape& batch, const Me
     memory.saved += total_bytes(layer);
     for (const SavedTensor& line : layer) memory.offloaded += is_offloaded(method, line) ? line.bytes : 0;
   }
-  for (const ImageLayer& layer : model.layers) memory.parameters += 4 * kWeightCopies * layer.parameters;
+  for (const ImageLayer& layer : model.layers) {
+    const bool frozen = model.maps[static_cast<size_t>(layer.output)].constant;
+    memory.parameters += 4 * (frozen ? 1 : kWeightCopies) * layer.parameters;
+  }
   memory.images = 4 * batch.images * model.maps[0].values();
   CachingAllocator allocator(cap, wants_growing_segments(method));
   try {

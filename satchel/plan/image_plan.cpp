@@ -34,7 +34,7 @@ class Lines {
       in_ = layer.inputs[0];
       out_ = layer.output;
       check_size(out_);
-      is_baseline(method_) ? add_baseline() : add_kept();
+      if (!map_of(out_).constant) is_baseline(method_) ? add_baseline() : add_kept();
       ends_.push_back(lines_.size());
     }
     return std::move(lines_);
@@ -69,9 +69,14 @@ class Lines {
       case max_pool: add_float_once("input", in_); return add("indices", shape_of(out_), 64, 8 * values(out_), 8 * values(out_));
       case average_pool:
         // A mean over the whole map, as torch averages to 1×1, keeps nothing.
-        if (map_of(out_).values() == map_of(in_).channels) return;
+        if (layer_->window == 1 && map_of(out_).channels == map_of(in_).channels) return;
         return add_float_once("input", in_);
+      case relu6:
+      case smooth: return add_float_once("activation", layer_->smooth == Smooth::sigmoid ? out_ : in_);
+      case gate: add_float_once("input", in_); return add_float_once("input", layer_->inputs[1]);
+      case drop_samples: return add("dropout", {images_}, width(), width() / 8 * images_, width() / 8 * images_);
       case concat:
+      case sum:
       case upsample: return;
     }
   }
@@ -81,7 +86,8 @@ class Lines {
     if (type_ == DType::f32) return;
     const int64_t out = map_of(out_).channels;
     const int64_t count =
-        out * (layer_->kind == LayerKind::linear ? map_of(in_).values() : map_of(in_).channels * layer_->window * layer_->window);
+        out * (layer_->kind == LayerKind::linear ? map_of(in_).values()
+                                                 : map_of(in_).channels / layer_->groups * layer_->window * layer_->window);
     add("weight", {count}, 16, 2 * count, 2 * count);
   }
 
@@ -108,10 +114,32 @@ class Lines {
         add(*find(keeps_of(method_, relu_site()), Kind::shared), rows_of(out_), rows_of(out_));
         rebuilt_.insert(out_);
         return;
+      case relu6: return add("mask", shape_of(out_), 1, ceil_div(values(out_), 8), values(out_));
+      case smooth: return add(kept_line(layer_->name, derivative(), {shape_of(out_), {}, 0, type_}));
+      case gate: return add_gate();
+      case drop_samples: return add("seed", {1}, 64, 8, 8);
       case average_pool:
       case concat:
+      case sum:
       case upsample: return;
     }
+  }
+
+  Keep derivative() const { return keeps_of(method_, {Role::derivative}).front(); }
+
+  /// The map packed, the numbers that it is multiplied with as they are.
+  void add_gate() {
+    for (const Keep& keep : keeps_of(method_, {Role::weight_input})) add(kept_line(layer_->name, keep, {shape_of(in_), {}, 0, type_}));
+    const int scale = layer_->inputs[1];
+    add("gate", shape_of(scale), width(), width() / 8 * values(scale), width() / 8 * values(scale));
+    if (reads_producer(method_)) rebuilt_.insert(out_);  // the convolution behind it makes the product again
+  }
+
+  /// What a norm keeps for itself, where the layer with weights that reads its output can be served from that: with γ and β beside it.
+  std::vector<Keep> shared_with_reader(std::vector<Keep> keeps) const {
+    keeps.front().kind = Kind::shared;
+    keeps.insert(keeps.begin() + 1, {Kind::affine});
+    return keeps;
   }
 
   Site relu_site() const {
@@ -131,8 +159,10 @@ class Lines {
     site.adds_skip = layer_->inputs.size() > 1;
     site.drops = layer_->kind == LayerKind::dropout || (layer_->dropout && !normed);
     site.next_reads = layer_->relu;
-    site.count = normed ? rows_of(in_)[0] : 0;
-    const std::vector<Keep> keeps = keeps_of(method_, site);
+    site.count = normed && !map_of(in_).constant ? rows_of(in_)[0] : 0;
+    std::vector<Keep> keeps = keeps_of(method_, site);
+    const bool read_alone = normed && !layer_->relu && !site.adds_skip && weighed_.contains(out_) && reads_producer(method_);
+    if (read_alone && serves_weights(method_, keeps.front().spec, /*after_relu=*/false)) keeps = shared_with_reader(std::move(keeps));
     const bool serves_next = find(keeps, Kind::shared) != nullptr;
     for (const Keep& keep : keeps) {
       // Layers that share code rows; a norm of its own codes samples, as the papers block them.
@@ -175,7 +205,7 @@ class Lines {
   void add_float_once(const char* kind, int map) {
     if (map >= 0 && !kept_.insert(map).second) return;
     const int of = map < 0 ? out_ : map;
-    add(kind, shape_of(of), static_cast<int>(8 * size_of(type_)), size_of(type_) * values(of), 4 * values(of));
+    add(kind, shape_of(of), width(), size_of(type_) * values(of), 4 * values(of));
   }
 
   void add(const char* kind, std::vector<int64_t> shape, int bits, int64_t bytes, int64_t fp32_bytes) {
@@ -198,6 +228,7 @@ class Lines {
     return {images_ * m.height * m.width, m.channels};
   }
   int64_t values(int map) const { return count_of(shape_of(map), kOp); }
+  int width() const { return static_cast<int>(8 * size_of(type_)); }  // bits of a value that is kept as it is
 
   const ImageLayers& model_;
   const int64_t images_;

@@ -4,6 +4,8 @@
 #include <array>
 
 #include "satchel/core/error.h"
+#include "satchel/plan/layer_list.h"
+#include "satchel/plan/mobile_shape.h"
 
 namespace satchel {
 namespace {
@@ -16,15 +18,20 @@ struct Known {
   std::string_view name;
   std::array<int64_t, 5> stages;  // 0: no such stage
 };
-constexpr std::array<Known, 9> kModels = {{{"resnet18", {2, 2, 2, 2}},
-                                           {"resnet34", {3, 4, 6, 3}},
-                                           {"resnet50", {3, 4, 6, 3}},
-                                           {"resnet101", {3, 4, 23, 3}},
-                                           {"resnet152", {3, 8, 36, 3}},
-                                           {"wide_resnet50_2", {3, 4, 6, 3}},
-                                           {"vgg16", {2, 2, 3, 3, 3}},
-                                           {"vgg16_bn", {2, 2, 3, 3, 3}},
-                                           {"densenet121", {6, 12, 24, 16}}}};
+constexpr std::array<Known, 14> kModels = {{{"resnet18", {2, 2, 2, 2}},
+                                            {"resnet34", {3, 4, 6, 3}},
+                                            {"resnet50", {3, 4, 6, 3}},
+                                            {"resnet101", {3, 4, 23, 3}},
+                                            {"resnet152", {3, 8, 36, 3}},
+                                            {"wide_resnet50_2", {3, 4, 6, 3}},
+                                            {"vgg16", {2, 2, 3, 3, 3}},
+                                            {"vgg16_bn", {2, 2, 3, 3, 3}},
+                                            {"densenet121", {6, 12, 24, 16}},
+                                            {"densenet161", {6, 12, 36, 24}},
+                                            {"mobilenet_v2", {}},
+                                            {"efficientnet_b0", {}},
+                                            {"preresnet56", {9, 9, 9}},
+                                            {"preresnet164", {18, 18, 18}}}};
 
 constexpr std::array<std::string_view, kModels.size()> names_of_models() {
   std::array<std::string_view, kModels.size()> names;
@@ -38,72 +45,27 @@ void check_within(const char* op, const char* what, int64_t value, int64_t most,
   if (value < 1 || value > most) fail(op, std::string(what) + " must be 1 to " + most_text, value);
 }
 
-/// Layers in the order of the forward pass. Each call gives the map it makes.
-class Layers {
+/// The layers of each family.
+class Layers : private LayerList {
  public:
-  Layers(const ImageShape& shape, int64_t height, int64_t width) : shape_(shape) {
-    list_.maps.push_back({shape.channels, height, width});
+  Layers(const ImageShape& shape, int64_t height, int64_t width) : LayerList(shape, height, width), shape_(this->shape()) {
     if (is_segmentation_model(shape.name)) {
       segmentation();
     } else if (is_resnet(shape.name)) {
       resnet();
     } else if (shape.name.starts_with("vgg")) {
       vgg();
+    } else if (is_mobile(shape.name)) {
+      add_mobile(*this);
+    } else if (is_preresnet(shape.name)) {
+      preresnet();
     } else {
       densenet();
     }
   }
-  ImageLayers take() { return std::move(list_); }
+  using LayerList::take;
 
  private:
-  struct Conv {
-    int64_t channels, window, stride = 1;
-    bool bias = false;
-  };
-
-  int add(LayerKind kind, const std::string& name, std::vector<int> inputs, const ImageMap& out, int64_t parameters = 0, int64_t window = 1,
-          bool relu = false) {
-    list_.maps.push_back(out);
-    list_.layers.push_back({kind, name, std::move(inputs), static_cast<int>(list_.maps.size()) - 1, relu, false, window, parameters});
-    return list_.layers.back().output;
-  }
-
-  /// Padded by half of its window.
-  int conv(const std::string& name, int x, const Conv& c) {
-    const ImageMap& in = map(x);
-    const int64_t border = c.window / 2 * 2 - c.window;
-    const ImageMap out = {c.channels, (in.height + border) / c.stride + 1, (in.width + border) / c.stride + 1};
-    return add(LayerKind::conv, name, {x}, out, c.channels * (in.channels * c.window * c.window + (c.bias ? 1 : 0)), c.window);
-  }
-
-  int norm(const std::string& name, int x, bool relu = true, std::vector<int> skip = {}) {
-    skip.insert(skip.begin(), x);
-    return add(LayerKind::norm, name, std::move(skip), map(x), 2 * map(x).channels, 1, relu);
-  }
-
-  /// A window of 3 is padded by 1, one of 2 by nothing.
-  int pool(LayerKind kind, const std::string& name, int x, int64_t window) {
-    const ImageMap& in = map(x);
-    const int64_t border = window / 2 * 2 - window + (window == 2 ? -2 : 0);
-    const auto side = [&](int64_t n) { return (n + border) / 2 + 1; };
-    return add(kind, name, {x}, {in.channels, side(in.height), side(in.width)}, 0, window);
-  }
-
-  /// To a side of so many pixels, as a row.
-  int average(const std::string& name, int x, int64_t side) {
-    return add(LayerKind::average_pool, name, {x}, {map(x).channels * side * side, 1, 1, true});
-  }
-
-  int linear(const std::string& name, int x, int64_t out) {
-    return add(LayerKind::linear, name, {x}, {out, 1, 1, true}, out * (map(x).values() + 1));
-  }
-
-  int upsample(const std::string& name, int x, const ImageMap& like) {
-    return add(LayerKind::upsample, name, {x}, {map(x).channels, like.height, like.width});
-  }
-
-  int dropout(const std::string& name, int x) { return dropout_of(shape_) > 0 ? add(LayerKind::dropout, name, {x}, map(x)) : x; }
-
   int stem(const std::string& conv_name, const std::string& norm_name, const std::string& pool_name) {
     const bool small = shape_.small_stem;
     const int x = norm(norm_name, conv(conv_name, 0, {shape_.width, small ? 3 : 7, small ? 1 : 2}));
@@ -126,7 +88,7 @@ class Layers {
     const bool narrow = has_bottleneck(name);
     const int64_t planes = width * widening_of(name), out = narrow ? width * kExpansion : width;
     int h = conv(at + "conv1", x, narrow ? Conv{planes, 1} : Conv{planes, 3, stride});
-    list_.layers.back().meets = true;
+    last().meets = true;
     h = norm(at + "bn1", h);
     if (narrow) h = norm(at + "bn2", conv(at + "conv2", h, {planes, 3, stride}));
     int skip = x;
@@ -150,7 +112,7 @@ class Layers {
     }
     const int out = shape_.name.starts_with("fcn") ? fcn_head("classifier.", x) : deeplab_head("classifier.", x);
     if (shape_.aux) joined("logits", {out, fcn_head("aux_classifier.", third)});
-    list_.large_logits = shape_.classes * map(0).height * map(0).width;
+    set_large_logits(shape_.classes * map(0).height * map(0).width);
   }
 
   int fcn_head(const std::string& at, int x) {
@@ -166,7 +128,7 @@ class Layers {
       parts.push_back(norm(name + "1", conv(name + "0", x, {width, k == 0 ? 1 : 3})));
     }
     const std::string pooled = at + "0.convs.4.";
-    const int mean = add(LayerKind::average_pool, pooled + "0", {x}, {map(x).channels, 1, 1});
+    const int mean = squeeze(pooled + "0", x);
     parts.push_back(upsample(pooled + "upsample", norm(pooled + "2", conv(pooled + "1", mean, {width, 1})), map(x)));
     const int h = norm(at + "0.project.1", conv(at + "0.project.0", joined(at + "0", parts), {width, 1}));
     const int deep = norm(at + "2", conv(at + "1", dropout(at + "0.project.3", h), {width, 3}));
@@ -184,23 +146,17 @@ class Layers {
         read = x;
         x = conv(name(), x, {shape_.width << std::min<size_t>(s, 3), 3, 1, true});
         x = normed ? norm(name(), x) : relu(name(), x);
-        list_.layers.back().held = read;
+        last().held = read;
         at += normed ? 1 : 0;  // the ReLU is in the norm's call
       }
       x = pool(LayerKind::max_pool, name(), x, 2);
-      list_.layers.back().held = read;
+      last().held = read;
     }
     x = average("avgpool", x, shape_.small_stem ? 1 : kVggPooled);
     const int64_t hidden = shape_.small_stem ? map(x).channels : kVggHidden;
     x = relu("classifier.1", linear("classifier.0", x, hidden), dropout_of(shape_) > 0);
     x = relu("classifier.4", linear("classifier.3", x, hidden), dropout_of(shape_) > 0);
     linear("classifier.6", x, shape_.classes);
-  }
-
-  int relu(const std::string& name, int x, bool dropped = false) {
-    const int out = add(LayerKind::relu, name, {x}, map(x), 0, 1, true);
-    list_.layers.back().dropout = dropped;
-    return out;
   }
 
   void densenet() {
@@ -234,11 +190,45 @@ class Layers {
     return add(LayerKind::concat, name, maps, out);
   }
 
-  ImageMap map(int i) const { return list_.maps[static_cast<size_t>(i)]; }
+  void preresnet() {
+    int x = conv("conv1", 0, {shape_.width, 3});
+    const auto stages = stages_of(shape_.name);
+    for (size_t s = 0; s < stages.size(); ++s) {
+      for (int64_t b = 0; b < stages[s]; ++b) {
+        x = preresnet_block("layer" + std::to_string(s + 1) + "." + std::to_string(b) + ".", x, shape_.width << s, b == 0 && s > 0 ? 2 : 1);
+      }
+    }
+    linear("fc", dropout("dropout", average("avgpool", norm("bn", x), 1)), shape_.classes);
+  }
+
+  int preresnet_block(const std::string& at, int x, int64_t planes, int64_t stride) {
+    const bool narrow = has_bottleneck(shape_.name);
+    const int64_t out = narrow ? planes * kExpansion : planes;
+    int h = norm(at + "bn1", x), skip = x;
+    if (stride != 1 || map(x).channels != out) skip = conv(at + "downsample.0", h, {out, 1, stride});
+    h = conv(at + "conv1", h, narrow ? Conv{planes, 1} : Conv{planes, 3, stride});
+    h = conv(at + "conv2", norm(at + "bn2", h), narrow ? Conv{planes, 3, stride} : Conv{planes, 3});
+    if (narrow) h = conv(at + "conv3", norm(at + "bn3", h), {out, 1});
+    return sum(at + "sum", h, skip);
+  }
 
   const ImageShape& shape_;
-  ImageLayers list_;
 };
+
+/// Frozen layers, and what reads nothing but what they make: no gradient comes there.
+void freeze(ImageLayers& model, const std::string& stage) {
+  size_t frozen = 0;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    if (!stage.empty() && stage_of(model.layers[i].name) == stage) frozen = i + 1;
+  }
+  model.maps[0].constant = true;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const ImageLayer& layer = model.layers[i];
+    const auto is_constant = [&](int map) { return model.maps[static_cast<size_t>(map)].constant; };
+    const bool learns = layer.parameters > 0 && i >= frozen;
+    model.maps[static_cast<size_t>(layer.output)].constant = !learns && std::ranges::all_of(layer.inputs, is_constant);
+  }
+}
 
 }  // namespace
 
@@ -260,24 +250,55 @@ std::span<const int64_t> stages_of(std::string_view name) {
 
 bool is_resnet(std::string_view name) { return name.starts_with("resnet") || name.starts_with("wide_resnet"); }
 
-bool has_bottleneck(std::string_view name) { return is_resnet(name) && name != "resnet18" && name != "resnet34"; }
+bool has_bottleneck(std::string_view name) {
+  return is_preresnet(name) ? name == "preresnet164" : is_resnet(name) && name != "resnet18" && name != "resnet34";
+}
+
+bool is_preresnet(std::string_view name) { return name.starts_with("preresnet"); }
 
 int64_t widening_of(std::string_view name) { return name == "wide_resnet50_2" ? 2 : 1; }
+
+int64_t width_of(const ImageShape& shape) {
+  if (shape.width != 0) return shape.width;
+  return shape.name == "densenet161" ? 96 : is_mobile(shape.name) ? 32 : is_preresnet(shape.name) ? 16 : 64;
+}
 
 double dropout_of(const ImageShape& shape) {
   const bool deeplab = shape.name.starts_with("deeplabv3");
   if (is_segmentation_model(shape.name)) return shape.dropout.value_or(deeplab ? kDeepLabDropout : kFcnDropout);
-  return shape.dropout.value_or(shape.name.starts_with("vgg") ? kVggDropout : 0);
+  return shape.dropout.value_or(shape.name.starts_with("vgg") ? kVggDropout : is_mobile(shape.name) ? kMobileDropout : 0);
+}
+
+double stochastic_depth_of(const ImageShape& shape) {
+  return shape.name == "efficientnet_b0" ? shape.stochastic_depth.value_or(kEfficientDepth) : 0;
+}
+
+std::string stage_of(const std::string& layer) {
+  const size_t first = layer.find('.');
+  return layer.substr(0, layer.starts_with("features.") || layer.starts_with("backbone.") ? layer.find('.', first + 1) : first);
+}
+
+std::vector<std::string> freezable_stages(const ImageShape& shape) {
+  std::vector<std::string> stages;
+  ImageShape own;
+  own.name = shape.name;
+  const int64_t least = least_side(own);
+  for (const ImageLayer& layer : layers_of(own, least, least).layers) {
+    const std::string stage = stage_of(layer.name);
+    const bool classifies = stage == "fc" || stage == "classifier" || stage == "aux_classifier";
+    if (layer.parameters > 0 && !classifies && std::ranges::find(stages, stage) == stages.end()) stages.push_back(stage);
+  }
+  return stages;
 }
 
 bool wants_small_stem(int64_t height, int64_t width) { return height <= kSmall && width <= kSmall; }
 
 int64_t least_side(const ImageShape& shape) {
   const auto stages = static_cast<int64_t>(stages_of(shape.name).size());
-  if (shape.name.starts_with("vgg")) return int64_t{1} << stages;  // halved after each stage
-  if (is_resnet(backbone_of(shape.name))) return 1;                // every window is padded
-  const int64_t first = int64_t{1} << (stages - 1);                // DenseNet: halved between stages
-  return shape.small_stem ? first : 4 * (first - 1) + 1;           // its large stem halves twice, and rounds up
+  if (shape.name.starts_with("vgg")) return int64_t{1} << stages;                                         // halved after each stage
+  if (is_resnet(backbone_of(shape.name)) || is_preresnet(shape.name) || is_mobile(shape.name)) return 1;  // every window is padded
+  const int64_t first = int64_t{1} << (stages - 1);                                                       // DenseNet: halved between stages
+  return shape.small_stem ? first : 4 * (first - 1) + 1;  // its large stem halves twice, and rounds up
 }
 
 void check_side(const ImageShape& shape, int64_t height, int64_t width, const char* op) {
@@ -290,6 +311,24 @@ void check_side(const ImageShape& shape, int64_t height, int64_t width, const ch
        sides(height, width));
 }
 
+namespace {
+
+void check_depth(const ImageShape& shape, const char* op) {
+  const double p = shape.stochastic_depth.value_or(0);
+  if (!(p >= 0 && p < 1)) fail(op, "stochastic depth must be at least 0 and less than 1", p);
+  if (p > 0 && shape.name != "efficientnet_b0") fail(op, "stochastic depth must be 0 for " + shape.name, p);
+}
+
+void check_freeze(const ImageShape& shape, const char* op) {
+  const std::vector<std::string> stages = freezable_stages(shape);
+  if (std::ranges::find(stages, shape.freeze) != stages.end()) return;
+  std::string names;
+  for (const std::string& stage : stages) names += (names.empty() ? "" : ", ") + stage;
+  fail(op, "a stage of " + shape.name + " to freeze must be one of " + names, "'" + shape.freeze + "'");
+}
+
+}  // namespace
+
 void validate(const ImageShape& shape, const char* op) {
   if (shape.aux && !is_segmentation_model(shape.name)) fail(op, "an auxiliary head is for segmentation", shape.name);
   if (!is_image_model(shape.name) && !is_segmentation_model(shape.name)) {
@@ -299,16 +338,22 @@ void validate(const ImageShape& shape, const char* op) {
   }
   check_within(op, "classes", shape.classes, kMostClasses, "2^24");
   check_within(op, "channels", shape.channels, kMostWidth, "4096");
-  check_within(op, "width", shape.width, kMostWidth, "4096");
-  if (shape.name.starts_with("densenet") && shape.width % 2 != 0) fail(op, "width must be even for densenet121", shape.width);
+  check_within(op, "width", width_of(shape), kMostWidth, "4096");
+  if (shape.name.starts_with("densenet") && shape.width % 2 != 0) fail(op, "width must be even for " + shape.name, shape.width);
   const double dropout = dropout_of(shape);
   if (!(dropout >= 0 && dropout < 1)) fail(op, "dropout must be at least 0 and less than 1", dropout);
+  check_depth(shape, op);
+  if (!shape.freeze.empty()) check_freeze(shape, op);
 }
 
-ImageLayers layers_of(const ImageShape& shape, int64_t height, int64_t width) {
-  validate(shape, kOp);
-  check_side(shape, height, width, kOp);
-  return Layers(shape, height, width).take();
+ImageLayers layers_of(const ImageShape& given, int64_t height, int64_t width) {
+  validate(given, kOp);
+  check_side(given, height, width, kOp);
+  ImageShape shape = given;
+  shape.width = width_of(given);
+  ImageLayers model = Layers(shape, height, width).take();
+  freeze(model, shape.freeze);
+  return model;
 }
 
 }  // namespace satchel

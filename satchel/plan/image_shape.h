@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "satchel/core/layer.h"
+
 namespace satchel {
 
 /// The sizes of an image model; models/image_model.h says what they mean.
@@ -15,13 +17,16 @@ struct ImageShape {
   std::string name = "resnet18";
   int64_t classes = 10, channels = 3;
   bool small_stem = false;
-  int64_t width = 64;
+  int64_t width = 0;
   std::optional<double> dropout = {};
+  std::optional<double> stochastic_depth = {};
+  std::string freeze = {};
   bool aux = false;  // segmentation
   bool operator==(const ImageShape&) const = default;
 };
 
-/// resnet18, resnet34, resnet50, resnet101, resnet152, wide_resnet50_2, vgg16, vgg16_bn, densenet121.
+/// resnet18, resnet34, resnet50, resnet101, resnet152, wide_resnet50_2, vgg16, vgg16_bn, densenet121, densenet161,
+/// mobilenet_v2, efficientnet_b0, preresnet56, preresnet164.
 std::span<const std::string_view> image_model_names();
 bool is_image_model(std::string_view name);
 
@@ -35,6 +40,15 @@ std::string_view backbone_of(std::string_view name);
 void validate(const ImageShape& shape, const char* op);
 /// Of the classifier: what was given, or the model's own.
 double dropout_of(const ImageShape& shape);
+/// Of the first stage: what was given, or the model's own.
+int64_t width_of(const ImageShape& shape);
+/// Of the last block, what was given or the model's own; blocks before it have less in equal steps. 0 where the model has none.
+double stochastic_depth_of(const ImageShape& shape);
+
+/// The stage that a layer belongs to, by its name: "layer2" of "layer2.0.conv1", "features.3" of "features.3.1.block.0.0".
+std::string stage_of(const std::string& layer);
+/// Those that `freeze` may name, in their order: it freezes the first ones up to and with that one.
+std::vector<std::string> freezable_stages(const ImageShape& shape);
 
 /// Which stem images of this size get where none is asked for: up to 64 pixels high and wide the small one, as a stem of stride 4 would
 /// leave little of them.
@@ -52,11 +66,15 @@ constexpr int64_t kExpansion = 4;     // of a ResNet's bottleneck, and of a dens
 constexpr int64_t kVggHidden = 4096;  // of VGG's classifier
 constexpr int64_t kVggPooled = 7;     // side of what it reads
 constexpr double kVggDropout = 0.5;
+constexpr double kMobileDropout = 0.2;                      // of MobileNetV2 and EfficientNet-B0
+constexpr double kEfficientDepth = 0.2;                     // EfficientNet-B0's stochastic depth
 constexpr double kFcnDropout = 0.1, kDeepLabDropout = 0.5;  // in front of a head's last convolution; of DeepLab's joined maps
 constexpr int64_t kDeepLabWidth = 4;                        // of DeepLab's head: times the first stage's
 bool is_resnet(std::string_view name);
-/// ResNets from 50 layers on narrow a block's 3×3 convolution by two of 1×1.
+/// ResNets from 50 layers on, of CIFAR's the one of 164, narrow a block's 3×3 convolution by two of 1×1.
 bool has_bottleneck(std::string_view name);
+/// CIFAR's ResNets with norm and ReLU in front of convolutions.
+bool is_preresnet(std::string_view name);
 /// Of that 3×3 convolution: how many times as many channels as a ResNet of the same depth.
 int64_t widening_of(std::string_view name);
 
@@ -64,6 +82,7 @@ int64_t widening_of(std::string_view name);
 struct ImageMap {
   int64_t channels = 0, height = 1, width = 1;
   bool row = false;
+  bool constant = false;  // no gradient goes there: the images, and what frozen layers make of them
   int64_t values() const { return channels * height * width; }
 };
 
@@ -72,9 +91,29 @@ struct ImageMap {
 ///   norm          BatchNorm, with what follows it in the same call: + skip, ReLU
 ///   relu          without a norm, with the dropout that follows it in the same call
 ///   dropout       alone
+///   relu6         without a norm
+///   smooth        SiLU or sigmoid
+///   gate          a map times one number a channel of a sample
+///   drop_samples  stochastic depth: a sample is left out, or multiplied
+///   sum           of two maps
 ///   max_pool, average_pool, concat
 ///   upsample      bilinear
-enum class LayerKind : uint8_t { conv, linear, norm, relu, dropout, max_pool, average_pool, concat, upsample };
+enum class LayerKind : uint8_t {
+  conv,
+  linear,
+  norm,
+  relu,
+  dropout,
+  max_pool,
+  average_pool,
+  concat,
+  relu6,
+  smooth,
+  gate,
+  drop_samples,
+  sum,
+  upsample
+};
 
 struct ImageLayer {
   LayerKind kind = LayerKind::conv;
@@ -85,8 +124,10 @@ struct ImageLayer {
   bool dropout = false;  // relu: with a dropout
   int64_t window = 1;    // convolution, pool: side of its window
   int64_t parameters = 0;
-  bool meets = false;  // convolution: adds its gradient of the input to that of the skip, where layers are not torch's own
-  int held = 0;        // the map that a caller holds until this layer has run, beside those that are read later; 0: none
+  bool meets = false;            // convolution: adds its gradient of the input to that of the skip, where layers are not torch's own
+  int held = 0;                  // the map that a caller holds until this layer has run, beside those that are read later; 0: none
+  int64_t groups = 1;            // convolution
+  Smooth smooth = Smooth::none;  // smooth: which
 };
 
 struct ImageLayers {

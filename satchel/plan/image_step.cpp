@@ -81,7 +81,7 @@ ImageSteps::ImageSteps(const ImageLayers& model, const BatchShape& batch, const 
   }
   for (int copy = 0; copy < 2; ++copy) {  // weights, momentum
     for (const ImageLayer& layer : model.layers) {
-      if (layer.parameters > 0) standing_.push_back(take(4 * layer.parameters));
+      if (layer.parameters > 0 && (copy == 0 || !is_constant(layer.output))) standing_.push_back(take(4 * layer.parameters));
     }
   }
   map(0) = take(4 * values(0));
@@ -138,6 +138,9 @@ void ImageSteps::forward(size_t i) {
       keep(i);
       map(out) = take_map(out);
       return;
+    case sum:  // in place, where nobody else reads the branch
+      map(out) = last_[static_cast<size_t>(in)] == i ? std::exchange(map(in), nullptr) : take_map(out);
+      return;
     default: map(out) = take_map(out); keep(i);
   }
 }
@@ -146,7 +149,8 @@ void ImageSteps::forward(size_t i) {
 bool ImageSteps::is_sum_by_parts(size_t i) const {
   if (i >= model_.layers.size()) return false;
   const ImageLayer& layer = model_.layers[i];
-  return layer.kind == LayerKind::norm && layer.inputs.size() > 1 && adds_by_parts(i) && bytes(layer.output) >= kConvByPartsFrom;
+  return layer.kind == LayerKind::norm && layer.inputs.size() > 1 && !is_constant(layer.output) && adds_by_parts(i) &&
+         bytes(layer.output) >= kConvByPartsFrom;
 }
 /// … may it, or its input's gradient, go in parts?
 bool ImageSteps::adds_by_parts(size_t i) const { return how_.sums_by_parts && model_.layers[i - 1].output == model_.layers[i].inputs[0]; }
@@ -158,6 +162,10 @@ void ImageSteps::forward_norm(size_t i) {
     const Tensor part = take(ceil_div(bytes(in), kParts));
     keep(i);
     map(out) = std::exchange(map(layer.inputs[1]), nullptr);
+    return;
+  }
+  if (is_constant(out)) {  // by running statistics
+    map(out) = take_map(out);
     return;
   }
   if (how_.shares && !layer.relu && !how_.fuses_alone) {
@@ -179,15 +187,23 @@ void ImageSteps::forward_plain(size_t i) {
   using enum LayerKind;
   const ImageLayer& layer = model_.layers[i];
   const int in = layer.inputs[0], out = layer.output;
-  const auto hold = [&](int held) { kept_[i].push_back(map(held)); };
+  const auto hold = [&](int held) {
+    if (!is_constant(out)) kept_[i].push_back(map(held));
+  };
   const ImageMap &read = model_.maps[static_cast<size_t>(in)], &made = model_.maps[static_cast<size_t>(out)];
-  const bool averages = layer.kind == average_pool && made.values() != read.channels;  // to more than one value a map
+  const bool averages =
+      layer.kind == average_pool && !(layer.window == 1 && made.channels == read.channels);  // to more than one value a map
+  const bool reads_input = layer.kind == relu6 || (layer.kind == smooth && layer.smooth != Smooth::sigmoid);
+  Tensor cast = in == 0 && batch_.half ? take_map(0) : nullptr;  // autocast's copy of the images
   if (in == 0) {
-    if (batch_.half) kept_[i].push_back(take_map(0));  // autocast's copy of the images
-  } else if (layer.kind == conv || layer.kind == linear || layer.kind == norm || layer.kind == max_pool || averages) {
+    if (cast != nullptr && !is_constant(out)) kept_[i].push_back(cast);
+  } else if (layer.kind == conv || layer.kind == linear || layer.kind == norm || layer.kind == max_pool || layer.kind == gate || averages ||
+             reads_input) {
     hold(in);
   }
-  map(out) = take_map(out);
+  if (layer.kind == gate) hold(layer.inputs[1]);
+  map(out) = layer.kind == sum && last_[static_cast<size_t>(in)] == i ? std::exchange(map(in), nullptr) : take_map(out);
+  if (layer.kind == smooth && !reads_input) hold(out);
   keep(i);
   if (layer.kind == norm && layer.relu) map(out) = take_map(out);
   if (layer.relu) hold(out);
@@ -239,7 +255,7 @@ void ImageSteps::fetch(size_t i) {
 
 /// Gradients of one map are added in the memory of the first, unless others hold that.
 void ImageSteps::pass_on(int to, Gradient g) {
-  if (to == 0) return;
+  if (is_constant(to)) return;
   Gradient& standing = gradients_[static_cast<size_t>(to)];
   if (standing.memory == nullptr) {
     standing = std::move(g);
@@ -252,9 +268,25 @@ void ImageSteps::backward(size_t i) {
   using enum LayerKind;
   const ImageLayer& layer = model_.layers[i];
   const int in = layer.inputs[0], out = layer.output;
+  if (is_constant(out)) return;
   Gradient g = std::exchange(gradients_[static_cast<size_t>(out)], {});
   switch (layer.kind) {
     case norm: return backward_norm(i, std::move(g));
+    case sum: pass_on(in, {g.memory}); return pass_on(layer.inputs[1], {g.memory});
+    case relu6:
+    case smooth:
+    case drop_samples:
+      if (how_.baseline || !g.is_own()) g = {take_map(in)};
+      return pass_on(in, std::move(g));
+    case gate: {
+      Tensor dx = take_map(in);
+      {
+        const Tensor decoded = how_.baseline ? nullptr : take(width_ * std::min(kSampleStretch, values(in)));
+        pass_on(layer.inputs[1], {take_map(layer.inputs[1])});
+      }
+      g = {};
+      return pass_on(in, {std::move(dx)});
+    }
     case concat:
       for (const int part : layer.inputs) pass_on(part, {g.memory, true});
       return;
@@ -263,14 +295,14 @@ void ImageSteps::backward(size_t i) {
       if (Tensor dx = std::exchange(parts_gradient_, nullptr)) return pass_on(in, {std::move(dx)});
       const Tensor in_order = g.view ? take_map(out) : nullptr;
       if (how_.baseline) {
-        Tensor dx = in == 0 ? nullptr : take_map(in);
+        Tensor dx = is_constant(in) ? nullptr : take_map(in);
         backward_weight(layer, batch_.images);
         g = {};
         return pass_on(in, {std::move(dx)});
       }
       backward_weight(layer, batch_.images);
       const bool adds = layer.meets && layer.window == 1 && gradients_[static_cast<size_t>(in)].memory != nullptr;
-      Tensor dx = in == 0 || adds ? nullptr : take_map(in);
+      Tensor dx = is_constant(in) || adds ? nullptr : take_map(in);
       g = {};
       return adds ? void() : pass_on(in, {std::move(dx)});
     }

@@ -80,6 +80,7 @@ class ImageSteps {
   int64_t bytes(int map) const { return width_ * values(map); }
   /// A range a block of 256 values, two floats.
   int64_t range_bytes(int map) const { return values(map) / 32; }
+  bool is_constant(int map) const { return model_.maps[static_cast<size_t>(map)].constant; }
   Tensor& map(int i) { return maps_[static_cast<size_t>(i)]; }
 
   const ImageLayers& model_;

@@ -5,7 +5,11 @@
 namespace satchel {
 namespace {
 
-constexpr BatchShape kBatch = {};  // 256 of 224 × 224
+constexpr PublishedImageSetting kSettings[] = {{"resnet50", 64, 5.14, .49, .49},
+                                               {"resnet50", 256, 20.48, 1.94, 1.97},
+                                               {"resnet50", 512, {}, 3.89, 3.94},
+                                               {"wide_resnet50_2", 256, 26.75, 2.49, 2.52}};
+constexpr int64_t kSide = 224;
 constexpr int kBits = 2;
 constexpr int64_t kPerHeader = 256;  // ActNN: values with one minimum and one range, bf16 each
 constexpr int64_t kWindow = 8;       // DIVISION: side of a bf16 average
@@ -13,7 +17,8 @@ constexpr int64_t kWindow = 8;       // DIVISION: side of a bf16 average
 /// What the programs of ActNN and DIVISION keep of a model.
 class Parts {
  public:
-  explicit Parts(bool by_map) : model_(layers_of(published_image_model(), kBatch.height, kBatch.width)), by_map_(by_map) {
+  Parts(const PublishedImageSetting& setting, bool by_map)
+      : model_(layers_of(published_image_model(setting), kSide, kSide)), images_(setting.batch), by_map_(by_map) {
     add("images", "images", 0, 32, 4 * values(0));
     for (const ImageLayer& layer : model_.layers) add_layer(layer);
   }
@@ -30,7 +35,7 @@ class Parts {
 
   void add_codes(const std::string& name, const char* kind, int map) {
     const ImageMap& m = model_.maps[static_cast<size_t>(map)];
-    const int64_t maps = kBatch.images * m.channels, blocks = by_map_ ? maps : kBatch.images * ceil_div(m.values(), kPerHeader);
+    const int64_t maps = images_ * m.channels, blocks = by_map_ ? maps : images_ * ceil_div(m.values(), kPerHeader);
     add(name, kind, map, kBits, ceil_div(values(map) * kBits, 8));
     parts_.push_back({name, "metadata", {blocks, 2}, 16, 4 * blocks, 4 * blocks});
     if (!by_map_) return;
@@ -41,35 +46,38 @@ class Parts {
   void add(const std::string& name, const char* kind, int map, int bits, int64_t bytes) {
     const ImageMap& m = model_.maps[static_cast<size_t>(map)];
     const int64_t as_torch = bits == 1 ? 1 : bits == 8 ? 8 : 4;  // a byte of a mask, int64 of an index
-    parts_.push_back({name, kind, {kBatch.images, m.channels, m.height, m.width}, bits, bytes, as_torch * values(map)});
+    parts_.push_back({name, kind, {images_, m.channels, m.height, m.width}, bits, bytes, as_torch * values(map)});
   }
 
-  int64_t values(int map) const { return kBatch.images * model_.maps[static_cast<size_t>(map)].values(); }
+  int64_t values(int map) const { return images_ * model_.maps[static_cast<size_t>(map)].values(); }
 
   const ImageLayers model_;
+  const int64_t images_;
   const bool by_map_;
   std::vector<SavedTensor> parts_;
 };
 
-std::vector<SavedTensor> plain_parts() {
-  std::vector<SavedTensor> parts = plan_image(published_image_model(), kBatch, parse_method("fp32"));
+std::vector<SavedTensor> plain_parts(const PublishedImageSetting& setting) {
+  std::vector<SavedTensor> parts = plan_image(published_image_model(setting), {setting.batch, kSide, kSide}, parse_method("fp32"));
   std::erase_if(parts, [](const SavedTensor& s) { return s.kind == "statistics" || s.name == "fc"; });
   return parts;
 }
 
 }  // namespace
 
-ImageShape published_image_model() {
+std::span<const PublishedImageSetting> published_image_settings() { return kSettings; }
+
+ImageShape published_image_model(const PublishedImageSetting& setting) {
   ImageShape shape;
-  shape.name = "resnet50";
+  shape.name = setting.model;
   shape.classes = 1000;
   return shape;
 }
 
-std::vector<PublishedImageRow> published_images() {
-  return {{"FP32", 20.48, plain_parts(), "fp32"},
-          {"ActNN", 1.94, Parts(false).take(), "actnn"},
-          {"DIVISION", 1.97, Parts(true).take(), "division"}};
+std::vector<PublishedImageRow> published_images(const PublishedImageSetting& setting) {
+  return {{"FP32", setting.fp32, plain_parts(setting), "fp32"},
+          {"ActNN", setting.actnn, Parts(setting, false).take(), "actnn"},
+          {"DIVISION", setting.division, Parts(setting, true).take(), "division"}};
 }
 
 }  // namespace satchel

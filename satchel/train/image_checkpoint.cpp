@@ -1,6 +1,7 @@
 #include "satchel/train/image_checkpoint.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "satchel/train/checkpoint_json.h"
 #include "satchel/train/digest.h"
@@ -20,7 +21,7 @@ void add(Digest& digest, const ImageData& data) {
 
 /// Calls field(name, value) for all that defines a run, but for the number of epochs.
 template <class Options, class Shape, class Field>
-void each_field(Options& o, Shape& shape, double& dropout, const Field& field) {
+void each_field(Options& o, Shape& shape, double& dropout, double& depth, const Field& field) {
   field("model", shape.name);
   field("classes", shape.classes);
   field("channels", shape.channels);
@@ -47,6 +48,9 @@ void each_field(Options& o, Shape& shape, double& dropout, const Field& field) {
   field("amp", o.amp);
   field("loss_scale", o.loss_scale);
   field("channels_last", o.channels_last);
+  field("stochastic_depth", depth);
+  field("weights", o.weights);
+  field("freeze", shape.freeze);
 }
 
 }  // namespace
@@ -54,9 +58,9 @@ void each_field(Options& o, Shape& shape, double& dropout, const Field& field) {
 std::string describe_options(const ImageTrainOptions& options, const ImageShape& shape) {
   ImageTrainOptions o = options;
   o.device = kind_of_device(o.device);
-  double dropout = dropout_of(shape);
+  double dropout = dropout_of(shape), depth = stochastic_depth_of(shape);
   ordered_json j;
-  each_field(o, shape, dropout, [&](const char* name, const auto& value) { j[name] = to_field(value); });
+  each_field(o, shape, dropout, depth, [&](const char* name, const auto& value) { j[name] = to_field(value); });
   const bool fixed = o.schedule == Decay::none || (o.schedule == Decay::step && !o.milestones.empty());
   j["epochs"] = fixed ? ordered_json("any") : ordered_json(o.epochs);
   return j.dump();
@@ -64,15 +68,28 @@ std::string describe_options(const ImageTrainOptions& options, const ImageShape&
 
 ImageTrainOptions parse_options(const std::string& json, ImageShape& shape) {
   return in_checkpoint_words("options of a checkpoint", [&] {
-    const ordered_json j = ordered_json::parse(json);
+    const ordered_json j = ordered_json::parse(with_later_options(json));
     ImageTrainOptions o;
-    double dropout = 0;
-    each_field(o, shape, dropout, [&](const char* name, auto& value) { from_field(j.at(name), value); });
+    double dropout = 0, depth = 0;
+    each_field(o, shape, dropout, depth, [&](const char* name, auto& value) { from_field(j.at(name), value); });
     o.model = shape.name;
     o.width = shape.width;
     o.small_stem = shape.small_stem;
     o.dropout = shape.dropout = dropout;
+    if (depth > 0) o.stochastic_depth = shape.stochastic_depth = depth;
+    if (depth == 0 && stochastic_depth_of(shape) > 0) o.stochastic_depth = shape.stochastic_depth = 0;
+    o.freeze = shape.freeze;
     return o;
+  });
+}
+
+std::string with_later_options(const std::string& json) {
+  return in_checkpoint_words("options of a checkpoint", [&] {
+    ordered_json j = ordered_json::parse(json);
+    for (const auto& [name, none] : {std::pair<const char*, ordered_json>{"stochastic_depth", 0.0}, {"weights", ""}, {"freeze", ""}}) {
+      if (!j.contains(name)) j[name] = none;
+    }
+    return j.dump();
   });
 }
 

@@ -14,6 +14,8 @@ namespace satchel {
 std::string describe_options(const ImageTrainOptions& options, const ImageShape& shape);
 /// … and back, with the model's shape, but for the number of epochs.
 ImageTrainOptions parse_options(const std::string& json, ImageShape& shape);
+/// A description of an earlier version, which knew no weights to start from and nothing frozen, as describe_options() would write it.
+std::string with_later_options(const std::string& json);
 /// Names, sizes, labels and a digest of the content (of files: of their names).
 std::string describe_data(const ImageSets& data);
 

@@ -14,7 +14,7 @@
 namespace satchel {
 namespace {
 
-constexpr int64_t kMostImage = 1 << 14, kMostChannels = 1 << 12, kMostLoaders = 256;
+constexpr int64_t kMostImage = 1 << 14, kMostLoaders = 256;
 
 void check_loss_scale(const LossScale& s) {
   check_finite_above("the first loss scale", s.initial, 0);
@@ -41,7 +41,6 @@ void check_rates(const ImageTrainOptions& o) {
 
 void validate(const ImageTrainOptions& o) {
   validate(shape_of(o, 2, 3, 32, 32), "train");
-  check_between("width", o.width, 1, kMostChannels);
   validate(o.method, "train");
   validate_run(o);
   check_between("batch", o.batch, 1, kMostBatch);
@@ -73,7 +72,10 @@ ImageShape shape_of(const ImageTrainOptions& o, int64_t classes, int64_t channel
   shape.small_stem = o.small_stem.value_or(!segments && wants_small_stem(height, width));
   shape.aux = segments && o.aux;
   shape.width = o.width;
+  shape.width = width_of(shape);
   shape.dropout = o.dropout;
+  shape.stochastic_depth = o.stochastic_depth;
+  shape.freeze = o.freeze;
   return shape;
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 
 #include <utility>
+#include <vector>
 
 #include "satchel/autograd/save_policy.h"
 #include "satchel/core/noise.h"
@@ -15,6 +16,13 @@ namespace satchel {
 namespace {
 
 constexpr uint32_t kWeights = 1;  // rank of the seed of initial weights, as train_graph's; steps have rank 0
+
+/// Parameters that are not frozen.
+std::vector<at::Tensor> learning(const torch::nn::Module& model) {
+  std::vector<at::Tensor> all = model.parameters();
+  std::erase_if(all, [](const at::Tensor& p) { return !p.requires_grad(); });
+  return all;
+}
 
 }  // namespace
 
@@ -40,7 +48,8 @@ AutocastGuard::~AutocastGuard() {
 ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape, at::Device device,
                       const std::shared_ptr<BitAllocator>& allocator) {
   const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
-  ImageModelOptions o{shape.name, shape.classes, shape.channels, shape.small_stem, shape.width, shape.dropout, {}, shape.aux};
+  ImageModelOptions o{shape.name, shape.classes,          shape.channels, shape.small_stem, shape.width, shape.dropout,
+                      {},         shape.stochastic_depth, shape.freeze,   shape.aux};
   o.saving.method = options.method;
   o.saving.allocator = allocator;
   ImageModel model = make_image_model(o);
@@ -59,7 +68,7 @@ ImageStep::ImageStep(ImageModel model, const ImageTrainOptions& options, at::Dev
       device_(device),
       amp_(options.amp),
       pixels_(pixels),
-      optimizer_(options, model_->parameters()),
+      optimizer_(options, learning(*model_)),
       step_({[this] {
                const AutocastGuard autocast(device_.type(), amp_);
                return model_->forward(images_);
@@ -83,6 +92,12 @@ at::Tensor ImageStep::operator()(const at::Tensor& images, const at::Tensor& lab
   images_.reset();
   labels_.reset();
   return loss;
+}
+
+int64_t ImageStep::parameter_bytes() const {
+  int64_t bytes = 0;
+  for (const at::Tensor& p : model_->parameters()) bytes += static_cast<int64_t>(p.nbytes());
+  return bytes;
 }
 
 at::Tensor ImageStep::evaluate(const at::Tensor& images) {

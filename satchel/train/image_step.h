@@ -55,7 +55,8 @@ class ImageStep {
   /// What gradients are multiplied with in backward, one number on the device that stays up to date; undefined: 1.
   at::Tensor loss_scale() const { return optimizer_.loss_scale() ? optimizer_.loss_scale()->factor() : at::Tensor(); }
   ImageModel model() const { return model_; }
-  int64_t parameter_bytes() const { return optimizer_.parameter_bytes(); }
+  /// Of all parameters, frozen ones too; gradients and momentum have only those that learn.
+  int64_t parameter_bytes() const;
 
   /// As ParameterStep's.
   std::map<std::string, at::Tensor> state() const { return optimizer_.state(); }

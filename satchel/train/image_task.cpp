@@ -13,6 +13,7 @@
 #include "satchel/train/image_options.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/options.h"
+#include "satchel/train/pretrained.h"
 
 namespace satchel {
 namespace {
@@ -37,6 +38,10 @@ ImageTask::ImageTask(const ImageTrainOptions& options, at::Device device, std::u
       schedule_(schedule_of(options_, train_->batches())) {
   if (shares_) shares_->set_gradient_scale(step_.loss_scale());
   validate(schedule_);
+}
+
+void ImageTask::load_pretrained() {
+  if (!options_.weights.empty()) load_weights(*model_, shape_, options_.weights);
 }
 
 void ImageTask::start(int64_t epoch, int64_t step) {

@@ -20,6 +20,8 @@ namespace satchel {
 class ImageTask : public TrainTask {
  public:
   const ImageTrainOptions& options() const { return options_; }
+  /// Starts from the weights that the options name, where they name any.
+  void load_pretrained();
 
   int64_t steps() const override { return train_->batches(); }
   void start(int64_t epoch, int64_t step) override;

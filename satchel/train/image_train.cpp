@@ -51,6 +51,7 @@ class ImageTraining : public ImageTask {
   }
 
   std::string describe() const override { return describe_options(options(), shape()); }
+  std::string read_options(const std::string& json) const override { return with_later_options(json); }
   std::string describe_own_data() const override { return describe_data(data_); }
   const char* format() const override { return kImageFormat; }
 
@@ -82,6 +83,7 @@ RunResult train_images(const ImageSets& data, const ImageTrainOptions& options, 
     std::unique_ptr<BatchFeed> train = feed_of(data, own);
     const ImageShape shape = checked_shape(own, data.train, *train);
     ImageTraining task(data, own, std::move(train), shape);
+    if (!from) task.load_pretrained();
     return run_task(task, task.options(), from, progress);
   });
 }

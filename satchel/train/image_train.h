@@ -33,9 +33,12 @@ struct ImageTrainOptions : RunOptions {
     amp = Amp::none;
   }
   std::string model = "resnet18";
-  int64_t width = 64;              // channels of the first stage
-  std::optional<double> dropout;   // in front of the classifier; none: the model's own
-  std::optional<bool> small_stem;  // 3×3 of stride 1 without a pool; none: where images are at most 64 pixels high and wide
+  int64_t width = 0;                       // channels of the first stage; 0: the model's own
+  std::optional<double> dropout;           // in front of the classifier; none: the model's own
+  std::optional<double> stochastic_depth;  // of EfficientNet's last block; none: its own
+  std::string weights;                     // safetensors file of torchvision's names that the run starts from (pretrained.h); empty: none
+  std::string freeze;                      // a stage, "layer2": it and all before it do not learn and keep nothing; empty: all layers learn
+  std::optional<bool> small_stem;          // 3×3 of stride 1 without a pool; none: where images are at most 64 pixels high and wide
   int64_t batch = 128;
   bool nesterov = true;
   Decay schedule = Decay::cosine;

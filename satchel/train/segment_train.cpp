@@ -136,6 +136,7 @@ RunResult train_segmentation(const SceneSets& data, const SegmentTrainOptions& o
     std::unique_ptr<BatchFeed> train = scene_feed_of(data, own);
     const ImageShape shape = shape_of(own, data.train.classes, 3, train->height(), train->width());
     SegmentTraining task(data, own, std::move(train), shape);
+    if (!from) task.load_pretrained();
     return run_task(task, task.options(), from, progress);
   });
 }

@@ -5,6 +5,7 @@
 
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/conv.h"
+#include "satchel/autograd/gate.h"
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/report.h"
@@ -240,6 +241,8 @@ void add_value_cases(std::vector<GradientCase>& cases, at::Device device) {
       "relu", [](T x, const SavePolicy& s) { return relu(x, s); }, [](T x) { return at::relu(x); });
   add(
       "leaky_relu", [](T x, const SavePolicy& s) { return leaky_relu(x, 0.1, s); }, [](T x) { return at::leaky_relu(x, 0.1); });
+  add(  // wide enough that some stand beyond 6
+      "relu6", [](T x, const SavePolicy& s) { return relu6(x * 5, s); }, [](T x) { return at::hardtanh(x * 5, 0, 6); });
   add(
       "elu", [](T x, const SavePolicy& s) { return elu(x, 0.8, s); }, [](T x) { return at::elu(x, 0.8); });
   add(
@@ -258,6 +261,49 @@ void add_value_cases(std::vector<GradientCase>& cases, at::Device device) {
   };
   std::erase(dropped.exact_methods, "fp32");  // torch's own draw
   cases.push_back(dropped);
+  GradientCase skipped = value_case(device, "drop_samples", [](T x, const SavePolicy& s) { return drop_samples(x, 0.4, true, s); }, {});
+  skipped.torchs = [](const Inputs& in, const at::Tensor& seed) {
+    return in[0] * dropout_factors(seed, {in[0].size(0), 1}, 0.4).view({-1, 1, 1, 1});
+  };
+  std::erase(skipped.exact_methods, "fp32");
+  cases.push_back(skipped);
+}
+
+/// A convolution that may rebuild its input from what the gate keeps.
+GradientCase gated_conv_case(at::Device device) {
+  return {device,
+          "gate + conv",
+          fixed(device,
+                [] {
+                  return Inputs{values_around({6, 8, 5, 3}), values_around({6, 8, 1, 1}, 0.5), values_around({4, 8, 3, 3})};
+                }),
+          [](const Inputs& in, const SavePolicy& s) {
+            return conv(gate(in[0], in[1], s), in[2], {}, {{1}, {1}}, s);
+          },
+          [](const Inputs& in, const at::Tensor&) { return at::conv2d(in[0] * in[1], in[2], {}, 1, 1); },
+          kKeep,
+          both(),
+          {}};
+}
+
+/// Both factors want gradients.
+GradientCase gate_case(at::Device device, const std::string& name, bool channels_last, const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> scale(sizes.size(), 1);
+  scale[0] = sizes[0];
+  scale[1] = sizes[1];
+  const auto inputs = [=] {
+    at::Tensor x = values_around(sizes);
+    if (channels_last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
+    return Inputs{x, values_around(scale, 0.5)};
+  };
+  return {device,
+          name,
+          fixed(device, inputs),
+          [](const Inputs& in, const SavePolicy& s) { return gate(in[0], in[1], s); },
+          [](const Inputs& in, const at::Tensor&) { return in[0] * in[1]; },
+          kKeep,
+          both(),
+          {}};
 }
 
 }  // namespace
@@ -297,6 +343,9 @@ std::vector<GradientCase> map_cases(at::Device device) {
        {relus, next, dropped, residual, parts, apart, flat, volume, leaky, none, elus, group, groups, whole, whole_sum, whole_norm}) {
     cases.push_back(map_case(device, k));
   }
+  cases.push_back(gated_conv_case(device));
+  cases.push_back(gate_case(device, "gate", false, {6, 8, 5, 3}));
+  cases.push_back(gate_case(device, "gate of channels_last, whole blocks", true, {4, 16, 8, 4}));
   cases.push_back(layer_case(device, {5}, true));
   cases.push_back(layer_case(device, {6, 5}, true));
   cases.push_back(layer_case(device, {5}, false));

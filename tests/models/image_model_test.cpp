@@ -61,7 +61,21 @@ TEST(ImageModel, NamesAreTorchvisions) {
         {"features.denseblock4.denselayer16.conv2.weight", {8, 32, 3, 3}},
         {"features.transition3.conv.weight", {128, 256, 1, 1}},
         {"features.norm5.running_mean", {256}},
-        {"classifier.weight", {7, 256}}}}};
+        {"classifier.weight", {7, 256}}}},
+      // Half as wide: each number of channels is the next multiple of 8.
+      {"mobilenet_v2",
+       {{"features.0.0.weight", {16, 3, 3, 3}},
+        {"features.1.conv.1.weight", {8, 16, 1, 1}},
+        {"features.2.conv.1.0.weight", {48, 1, 3, 3}},
+        {"features.2.conv.3.weight", {16}},
+        {"classifier.1.weight", {7, 1280}}}},
+      {"efficientnet_b0",
+       {{"features.1.0.block.1.fc1.weight", {4, 16, 1, 1}},
+        {"features.2.0.block.2.fc2.bias", {48}},
+        {"features.3.0.block.1.0.weight", {96, 1, 5, 5}},
+        {"features.8.0.weight", {640, 160, 1, 1}}}},
+      {"preresnet56", {{"layer1.0.bn1.weight", {16}}, {"layer2.0.downsample.0.weight", {32, 16, 1, 1}}, {"bn.weight", {64}}}},
+      {"preresnet164", {{"layer1.17.conv3.weight", {64, 16, 1, 1}}, {"layer3.0.bn1.running_mean", {128}}, {"fc.weight", {7, 256}}}}};
   for (const auto& [name, expected] : some) {
     const auto all = named(make_image_model(options_of(name, "satchel", false)));
     for (const auto& [key, sizes] : expected) {
@@ -116,6 +130,7 @@ TEST(ImageModel, KeepsWhatThePlanSays) {
     expect_plan(options_of("wide_resnet50_2", method), 32);
     expect_plan(options_of("vgg16", method, true, 0.5), 32);
     expect_plan(options_of("vgg16_bn", method), 32);
+    expect_plan(options_of("densenet161", method), 16);
   }
 }
 
@@ -208,8 +223,8 @@ TEST(ImageModel, BadInput) {
   o.name = "alexnet";
   EXPECT_EQ(error_of([&] { make_image_model(o); }).rfind("[image_model] an image model must be one of resnet18", 0), 0u);
   o = options_of("resnet18", "satchel");
-  o.width = 0;
-  EXPECT_EQ(error_of([&] { make_image_model(o); }), "[image_model] width must be 1 to 4096, got 0");
+  o.width = -1;
+  EXPECT_EQ(error_of([&] { make_image_model(o); }), "[image_model] width must be 1 to 4096, got -1");
   o = options_of("resnet18", "satchel,budget=1GB");
   EXPECT_EQ(error_of([&] { make_image_model(o); }),
             "[image_model] a budget must become a mean first, with_mean() of the plan, got satchel,budget=1GB");

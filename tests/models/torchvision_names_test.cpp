@@ -1,5 +1,6 @@
 // State dicts are torchvision's: every name and shape, from what torchvision's own sources build (pytorch/vision, torchvision/models/
-// resnet.py, vgg.py, densenet.py, segmentation/fcn.py and deeplabv3.py), written down here apart from our models.
+// resnet.py, vgg.py, densenet.py, mobilenetv2.py, efficientnet.py, segmentation/fcn.py and deeplabv3.py), written down here apart from our
+// models. The pre-activation ResNets have the names of ActNN's program (ucbrise/actnn, image_classification/preact_resnet.py).
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -18,6 +19,7 @@ using State = std::map<std::string, Sizes>;
 
 constexpr int64_t kClasses = 1000, kSegments = 21;
 
+/// `in`: channels that one filter reads, 1 where each filters its own.
 void add_conv(State& state, const std::string& name, int64_t in, int64_t out, int64_t kernel, bool bias = false) {
   state[name + ".weight"] = {out, in, kernel, kernel};
   if (bias) state[name + ".bias"] = {out};
@@ -80,21 +82,20 @@ State vgg16(bool norms) {
   return state;
 }
 
-/// Growth 32, bottlenecks of 4 times that, transitions to half the channels.
-State densenet121() {
+/// Bottlenecks of 4 times the growth, transitions to half the channels.
+State densenet(const Sizes& blocks, int64_t first, int64_t growth) {
   State state;
-  add_conv(state, "features.conv0", 3, 64, 7);
-  add_norm(state, "features.norm0", 64);
-  const Sizes blocks{6, 12, 24, 16};
-  int64_t channels = 64;
+  add_conv(state, "features.conv0", 3, first, 7);
+  add_norm(state, "features.norm0", first);
+  int64_t channels = first;
   for (size_t b = 0; b < blocks.size(); ++b) {
     const std::string number = std::to_string(b + 1);
-    for (int64_t l = 1; l <= blocks[b]; ++l, channels += 32) {
+    for (int64_t l = 1; l <= blocks[b]; ++l, channels += growth) {
       const std::string name = "features.denseblock" + number + ".denselayer" + std::to_string(l) + ".";
       add_norm(state, name + "norm1", channels);
-      add_conv(state, name + "conv1", channels, 128, 1);
-      add_norm(state, name + "norm2", 128);
-      add_conv(state, name + "conv2", 128, 32, 3);
+      add_conv(state, name + "conv1", channels, 4 * growth, 1);
+      add_norm(state, name + "norm2", 4 * growth);
+      add_conv(state, name + "conv2", 4 * growth, growth, 3);
     }
     if (b + 1 == blocks.size()) break;
     add_norm(state, "features.transition" + number + ".norm", channels);
@@ -139,6 +140,84 @@ State segmentation(const std::vector<int64_t>& blocks, bool deeplab) {
   return state;
 }
 
+/// A convolution, its norm, and an activation, which has no tensors.
+void add_conv_norm(State& state, const std::string& name, int64_t in, int64_t out, int64_t kernel) {
+  add_conv(state, name + ".0", in, out, kernel);
+  add_norm(state, name + ".1", out);
+}
+
+/// Six times as wide inside, but the first block; a 3×3 filter a channel.
+State mobilenet_v2() {
+  State state;
+  add_conv_norm(state, "features.0", 3, 32, 3);
+  int64_t in = 32, number = 1;
+  for (const int64_t out : {16, 24, 24, 32, 32, 32, 64, 64, 64, 64, 96, 96, 96, 160, 160, 160, 320}) {
+    const std::string name = "features." + std::to_string(number) + ".conv.";
+    const int64_t wide = number == 1 ? in : 6 * in;
+    int64_t at = 0;
+    if (number > 1) add_conv_norm(state, name + std::to_string(at++), in, wide, 1);
+    add_conv_norm(state, name + std::to_string(at++), 1, wide, 3);
+    add_conv(state, name + std::to_string(at++), wide, out, 1);
+    add_norm(state, name + std::to_string(at), out);
+    in = out;
+    ++number;
+  }
+  add_conv_norm(state, "features.18", 320, 1280, 1);
+  add_linear(state, "classifier.1", 1280, kClasses);
+  return state;
+}
+
+/// The same with a gate from a quarter of the block's own channels, and windows of 3 or 5.
+State efficientnet_b0() {
+  struct Stage {
+    int64_t out, blocks, kernel;
+  };
+  State state;
+  add_conv_norm(state, "features.0", 3, 32, 3);
+  int64_t in = 32, number = 1;
+  for (const Stage& stage : {Stage{16, 1, 3}, {24, 2, 3}, {40, 2, 5}, {80, 3, 3}, {112, 3, 5}, {192, 4, 5}, {320, 1, 3}}) {
+    for (int64_t block = 0; block < stage.blocks; ++block, in = stage.out) {
+      const std::string name = "features." + std::to_string(number) + "." + std::to_string(block) + ".block.";
+      const int64_t wide = number == 1 ? in : 6 * in;
+      int64_t at = 0;
+      if (number > 1) add_conv_norm(state, name + std::to_string(at++), in, wide, 1);
+      add_conv_norm(state, name + std::to_string(at++), 1, wide, stage.kernel);
+      const std::string gate = name + std::to_string(at++);
+      add_conv(state, gate + ".fc1", wide, in / 4, 1, /*bias=*/true);
+      add_conv(state, gate + ".fc2", in / 4, wide, 1, /*bias=*/true);
+      add_conv_norm(state, name + std::to_string(at), wide, stage.out, 1);
+    }
+    ++number;
+  }
+  add_conv_norm(state, "features.8", 320, 1280, 1);
+  add_linear(state, "classifier.1", 1280, kClasses);
+  return state;
+}
+
+/// Norms before convolutions, one more at the end.
+State preresnet(int64_t blocks, bool bottleneck) {
+  State state;
+  add_conv(state, "conv1", 3, 16, 3);
+  int64_t in = 16, planes = 16;
+  for (int64_t layer = 1; layer <= 3; ++layer, planes *= 2) {
+    const int64_t out = bottleneck ? 4 * planes : planes;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const std::string name = "layer" + std::to_string(layer) + "." + std::to_string(block) + ".";
+      add_norm(state, name + "bn1", in);
+      add_conv(state, name + "conv1", in, planes, bottleneck ? 1 : 3);
+      add_norm(state, name + "bn2", planes);
+      add_conv(state, name + "conv2", planes, planes, 3);
+      if (bottleneck) add_norm(state, name + "bn3", planes);
+      if (bottleneck) add_conv(state, name + "conv3", planes, out, 1);
+      if (in != out) add_conv(state, name + "downsample.0", in, out, 1);
+      in = out;
+    }
+  }
+  add_norm(state, "bn", in);
+  add_linear(state, "fc", in, kClasses);
+  return state;
+}
+
 State state_of(const std::string& name) {
   ImageModelOptions o;
   o.name = name;
@@ -175,7 +254,14 @@ TEST(Torchvision, EveryNameAndShape) {
                               {"wide_resnet50_2", resnet({3, 4, 6, 3}, true, 2), 68883240},
                               {"vgg16", vgg16(false), 138357544},
                               {"vgg16_bn", vgg16(true), 138365992},
-                              {"densenet121", densenet121(), 7978856},
+                              {"densenet121", densenet({6, 12, 24, 16}, 64, 32), 7978856},
+                              {"densenet161", densenet({6, 12, 36, 24}, 96, 48), 28681000},
+                              {"mobilenet_v2", mobilenet_v2(), 3504872},
+                              {"efficientnet_b0", efficientnet_b0(), 5288548},
+                              // With 10 classes 855,578 and 1,703,258: the .85 M and 1.7 M of He et al.
+                              {"preresnet56", preresnet(9, false), 919928},
+                              {"preresnet164", preresnet(18, true), 1957688},
+
                               {"fcn_resnet50", segmentation({3, 4, 6, 3}, false), 35322218},
                               {"fcn_resnet101", segmentation({3, 4, 23, 3}, false), 54314346},
                               {"deeplabv3_resnet50", segmentation({3, 4, 6, 3}, true), 42004074},

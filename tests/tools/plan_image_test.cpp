@@ -29,6 +29,57 @@ TEST(PlanImage, PublishedFiguresStandBesideOurs) {
     EXPECT_NE(r.out.find(figure), std::string::npos) << figure << '\n' << r.out;
   }
   EXPECT_EQ(plan("--model resnet50 --batch 255").out.find("published"), std::string::npos);
+  EXPECT_EQ(plan("--model resnet50 --freeze layer1").out.find("published"), std::string::npos);
+  EXPECT_NE(plan("--model resnet50 --batch 512 --width 64").out.find("3.89"), std::string::npos);
+}
+
+TEST(PlanImage, TheWholePublishedTable) {
+  const Outcome r = plan("--table division");
+  ASSERT_EQ(r.code, 0) << r.out;
+  for (const char* figure : {"5.14     5.12   -0.4%", "20.48    20.48   +0.0%", "26.75    26.75   +0.0%", "0.49", "1.94", "1.97", "3.89", "3.94",
+                             "2.49", "2.52", "wide_resnet50_2"}) {
+    EXPECT_NE(r.out.find(figure), std::string::npos) << figure << '\n' << r.out;
+  }
+  const json out = json::parse(plan("--table division --method satchel,actnn --json -").out);
+  ASSERT_EQ(out["columns"].size(), 4u);
+  EXPECT_TRUE(out["columns"][2]["rows"][0]["published_gib"].is_null());
+  for (const json& column : out["columns"]) {
+    ImageShape shape = published();
+    shape.name = column["model"];
+    ASSERT_EQ(column["methods"].size(), 2u);
+    for (const json& m : column["methods"]) {
+      EXPECT_EQ(m["own_bytes"],
+                total_bytes(plan_image(shape, {column["batch"].get<int64_t>()}, parse_method(m["method"].get<std::string>()))));
+    }
+  }
+}
+
+TEST(PlanImage, EveryModelIsPlanned) {
+  for (const std::string_view name : image_model_names()) {
+    const json out = json::parse(plan("--model " + std::string(name) + " --image 32 --batch 8 --method fp32,satchel --json -").out);
+    for (const json& m : out["methods"]) {
+      int64_t parts = 0;
+      for (const json& bytes : m["parts"]) parts += bytes.get<int64_t>();
+      EXPECT_EQ(parts, m["saved_bytes"]) << name << ": a kind that stands in no part";
+      EXPECT_GT(m["memory"]["step_bytes"].get<int64_t>(), m["saved_bytes"].get<int64_t>()) << name;
+    }
+    EXPECT_GT(out["methods"][1]["times_smaller"].get<double>(), 5) << name;
+  }
+}
+
+TEST(PlanImage, FrozenStagesTakeNothing) {
+  const json all = json::parse(plan("--model resnet50 --batch 64 --method satchel --json -").out)["methods"][0];
+  const json frozen = json::parse(plan("--model resnet50 --batch 64 --freeze layer2 --method satchel --json -").out)["methods"][0];
+  for (const json& t : frozen["tensors"]) {
+    const std::string name = t["name"];
+    EXPECT_TRUE(name.starts_with("layer3") || name.starts_with("layer4") || name == "fc") << name;
+  }
+  for (const char* key : {"step_bytes", "parameter_bytes"}) {
+    EXPECT_LT(frozen["memory"][key].get<int64_t>(), all["memory"][key].get<int64_t>()) << key;
+  }
+  EXPECT_EQ(plan("--model resnet50 --freeze layer0").code, 2);
+  EXPECT_NE(plan("--freeze layer1 --nodes 5 --features 4 --classes 2").out.find("takes no option of image models, got --freeze"),
+            std::string::npos);
 }
 
 TEST(PlanImage, JsonIsThePlan) {

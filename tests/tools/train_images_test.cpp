@@ -99,6 +99,29 @@ TEST_F(TrainImages, ResumedIsOneRun) {
       "[predict] data must be images for ");
 }
 
+/// From a checkpoint of ten classes to data of four.
+TEST_F(TrainImages, FineTunedFromAFile) {
+  const Outcome first = run_tool(
+      "train --data synthetic-images:classes=10,size=16,count=40,test=0 --model resnet18 --width 4 --batch 16 --epochs 1 --threads 1 "
+      "--quiet "
+      "--checkpoint " +
+      path("a.st"));
+  ASSERT_EQ(first.code, 0) << first.out;
+  const std::string tuned = "--epochs 1 --method satchel --freeze layer1 --weights " + path("a.st") + " --checkpoint " + path("b.st");
+  const Outcome r = run_tool(training(tuned + " --json " + path("a.json")));
+  ASSERT_EQ(r.code, 0) << r.out;
+  EXPECT_NE(r.out.find("a.st: fc of 10 classes is left out; that of the data's 4 starts anew"), std::string::npos) << r.out;
+  const json run = read("a.json")["runs"][0];
+  EXPECT_EQ(run["options"]["freeze"], "layer1");
+  for (const json& t : run["tensors"]) EXPECT_FALSE(t["name"].get<std::string>().starts_with("layer1")) << t;
+  EXPECT_EQ(run_tool("predict --checkpoint " + path("b.st") + " --data " + kData + " -o " + path("y.npy")).code, 0);
+  expect_refused(training("--epochs 1 --quiet --weights nowhere.st"), 1, "[weights] nowhere.st");
+  expect_refused(training("--epochs 1 --quiet --freeze layer7"), 2,
+                 "[train] a stage of resnet18 to freeze must be one of conv1, bn1, layer1");
+  expect_refused("train --data synthetic:nodes=10,edges=20,features=4,classes=2 --freeze layer1", 2,
+                 "[train] --freeze is not for this model, got sage");
+}
+
 /// SIGTERM after the first checkpoint, a few steps into an epoch of 100.
 TEST_F(TrainImages, ASignalStopsWithinAnEpoch) {
   const auto run = [&](const std::string& name) {
@@ -206,7 +229,8 @@ TEST_F(TrainImages, WithoutTestImagesThereIsNoAccuracy) {
 TEST_F(TrainImages, HelpTellsGraphsFromImages) {
   const std::string help = run_tool("train --help").out;
   for (const char* part : {"--epochs INT=200 (images 30)", "--lr FLOAT=0.01 (images 0.1)", "--weight-decay FLOAT=0 (images 0.0005)",
-                           "--dropout FLOAT=0.5 (images: vgg 0.5, else 0)", "Graph models:", "Image models:", "\n  gact  "})
+                           "--dropout FLOAT=0.5 (images: vgg 0.5, mobilenet_v2 and efficientnet_b0 0.2, else 0)", "--weights",
+                           "--freeze STAGE", "Graph models:", "Image models:", "\n  gact  "})
     EXPECT_NE(help.find(part), std::string::npos) << part << '\n' << help;
   EXPECT_NE(run_tool("predict --help").out.find("Images: the weights of the last epoch"), std::string::npos);
 }

@@ -2,6 +2,7 @@
 #include "satchel/train/segment_train.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -9,8 +10,11 @@
 #include <cstdio>
 
 #include "satchel/data/synthetic_shapes.h"
+#include "satchel/models/image_model.h"
 #include "satchel/plan/image_plan.h"
+#include "satchel/train/checkpoint.h"
 #include "satchel/train/image_options.h"
+#include "satchel/train/safetensors.h"
 #include "tests/support.h"
 
 namespace satchel {
@@ -104,6 +108,40 @@ TEST_F(SegmentTrain, PredictsTheMasksThatWereScored) {
   // A pixel whose logits are nearly equal may fall the other way: torch convolves without gradients by other kernels. 6,144 pixels.
   EXPECT_NEAR(p.mean_iou, r.test, 0.5);
   EXPECT_EQ(p.class_names, (std::vector<std::string>{"ground", "disc", "square"}));
+}
+
+TEST_F(SegmentTrain, StartsFromPretrainedWeights) {
+  ImageModelOptions resnet;
+  resnet.name = "resnet50";
+  resnet.classes = 11;
+  resnet.width = 8;
+  const TensorMap theirs = weights_of(*make_image_model(resnet));
+  TensorFile file;
+  for (const auto& [name, tensor] : theirs) {
+    const bool counter = tensor.scalar_type() == at::kLong;
+    const at::Tensor values = tensor.contiguous();
+    const auto* bytes = static_cast<const std::byte*>(values.const_data_ptr());
+    file.tensors.push_back({name, counter ? StoredType::i64 : StoredType::f32, values.sizes().vec(), {bytes, bytes + values.nbytes()}});
+  }
+  write_safetensors(file_, file);
+  SegmentTrainOptions o = small("satchel");
+  o.weights = file_;
+  o.freeze = "backbone.layer2";
+  const std::string checkpoint = file_ + ".st";
+  o.checkpoint = checkpoint;
+  const RunResult r = train_segmentation(scenes(), o);
+  for (const SavedTensor& line : r.tensors)
+    EXPECT_FALSE(line.name.starts_with("backbone.layer1") || line.name.starts_with("backbone.layer2"));
+  const Checkpoint c = read_checkpoint(checkpoint, kSegmentFormat);
+  EXPECT_TRUE(at::equal(c.model.at("backbone.layer2.0.conv1.weight"), theirs.at("layer2.0.conv1.weight")));
+  EXPECT_FALSE(at::equal(c.model.at("backbone.layer4.0.conv1.weight"), theirs.at("layer4.0.conv1.weight")));
+  // A run's own checkpoint serves as well, with other classes and without the auxiliary head.
+  const SceneSets more = load_scenes("synthetic-shapes:count=8,size=32,classes=4,test=0", SceneTask::segmentation);
+  SegmentTrainOptions other = small("satchel");
+  other.weights = checkpoint;
+  other.aux = false;
+  EXPECT_TRUE(std::isfinite(train_segmentation(more, other).loss));
+  std::remove(checkpoint.c_str());
 }
 
 TEST_F(SegmentTrain, BadOptions) {
