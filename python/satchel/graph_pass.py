@@ -5,8 +5,8 @@ and where the node is a product (policy.json, "compiled") an unbiased code of th
 GELU's slope is such a coefficient, computed in forward. The pass puts decode(encode(value)) on these edges. What encode gives out is marked as
 saved and decode as recomputed; torch's partitioner then keeps the codes and nothing else.
 
-Encode is written in aten, so that Inductor fuses it into the value's producer; so is decode where the reader is pointwise. Matrix products and
-convolutions read memory: there one of Satchel's kernels decodes.
+Satchel's ops encode and decode, one kernel each. With `fused` encode is written in aten instead, so that Inductor fuses it into the value's
+producer, and so is decode where the reader is pointwise: fewer passes over memory, but larger graphs, a longer compilation and a higher peak.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Packing:
 class PackPass(CustomGraphPass):
     """Give it to torch.compile as options={"joint_custom_post_pass": PackPass()}, or call satchel.compile().
 
-    bits, min_bytes: as packing()'s. fused: codes in aten, as above; else by Satchel's own ops, one kernel each. `.report` lists what the newest graph
+    bits, min_bytes: as packing()'s. fused: codes in aten, as above. `.report` lists what the newest graph
     packs; it is empty where that came from torch's cache, which knows the pass by its uuid. Sizes may be symbols (dynamic shapes); the report
     then counts bytes of the shapes that the graph was made from. Values whose size the data decide (nonzero) stay exact.
     """
 
-    def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384, fused: bool = True) -> None:
+    def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384, fused: bool = False) -> None:
         self.bits, self.min_bytes, self.fused = Bits.of(bits, "compile"), checked_size(min_bytes, "compile"), bool(fused)
         self.report: list[Packing] = []
 
@@ -594,7 +594,7 @@ def compile(  # noqa: A001
     bits: str | int | tuple[int, ...] | Bits = "2/4/8",
     *,
     min_bytes: int = 16384,
-    fused: bool = True,
+    fused: bool = False,
     options: dict[str, Any] | None = None,
     mode: str | None = None,
     **arguments: Any,

@@ -98,6 +98,12 @@ class Meter:
     def __str__(self) -> str:
         return self.table()
 
+    def to_pandas(self) -> Any:
+        """A DataFrame of the lines; pandas must be installed."""
+        import pandas
+
+        return pandas.DataFrame([dataclasses.asdict(line) for line in self.lines])
+
     def to_json(self) -> str:
         """Sums and lines."""
         return json.dumps({"before": self.before, "after": self.after, "hidden": self.hidden, "lines": [dataclasses.asdict(line) for line in self.lines]})

@@ -99,7 +99,7 @@ def ratio_of(f, model, args, expected, draws=DRAWS):
     return float((sum(many) / draws - expected).norm() * draws**0.5 / one)
 
 
-@pytest.mark.parametrize("make, least, fused", [(gpt, 7, True), (conv_net, 9, True), (conv_net, 9, False)])
+@pytest.mark.parametrize("make, least, fused", [(gpt, 7, True), (gpt, 7, False), (conv_net, 9, True), (conv_net, 9, False)])
 def test_models(make, least, fused):
     model, args = make()
     expected, loss = gradients(model, model, args), model(*args)

@@ -1,0 +1,144 @@
+"""What packing does to the gradient of each parameter: which layer it hurts, beside what the mini-batch itself does."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from typing import Any, Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from .packing import packing
+
+__all__ = ["Diagnosis", "Finding", "doctor"]
+
+
+@dataclasses.dataclass
+class Finding:
+    """One parameter. Errors are relative to the norm of its exact gradient."""
+
+    parameter: str
+    values: int
+    norm: float  # of the exact gradient
+    error: float  # of one draw: the root of its mean square
+    bias: float  # of the mean of all draws, times √draws, by `error`: about 1 where there is none
+    cosine: float  # between one draw and the exact gradient, in the mean
+    batch: float  # of the gradient of half of the batch; NaN where the batch has no halves
+
+
+@dataclasses.dataclass
+class Diagnosis:
+    """Findings, the largest error beside the batch's own first."""
+
+    draws: int
+    findings: list[Finding]
+
+    def table(self) -> str:
+        width = max([len(f.parameter) for f in self.findings] + [len("parameter")])
+        head = f"{'parameter':{width}}  {'values':>10}  {'error':>7}  {'bias':>5}  {'cosine':>7}  {'batch':>7}  {'error/batch':>11}"
+        rows = [
+            f"{f.parameter:{width}}  {f.values:10}  {f.error:7.4f}  {f.bias:5.2f}  {f.cosine:7.4f}  {f.batch:7.4f}  {_ratio(f):11.3f}" for f in self.findings
+        ]
+        foot = f"{self.draws} draws. error: of one draw, by the exact gradient's norm; bias: 1 where the mean is right; batch: the same error of half a batch."
+        return "\n".join([head, *rows, foot])
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def to_json(self) -> str:
+        # NaN is no JSON number.
+        rows = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in dataclasses.asdict(f).items()} for f in self.findings]
+        return json.dumps({"draws": self.draws, "findings": rows})
+
+    def to_pandas(self) -> Any:
+        """A DataFrame of the findings; pandas must be installed."""
+        import pandas
+
+        return pandas.DataFrame([dataclasses.asdict(f) for f in self.findings])
+
+
+def _ratio(f: Finding) -> float:
+    return f.error / f.batch if f.batch else math.nan
+
+
+@contextlib.contextmanager
+def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Buffers (running statistics), gradients and torch's generators are afterwards what they were; dropout draws the same in every call."""
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, b in model.named_buffers():
+                    b.copy_(buffers[name])
+            for name, p in model.named_parameters():
+                p.grad = gradients[name]
+
+
+def _halves(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Both halves of a batch whose tensors have one number of rows; none where they have not."""
+    rows = {x.shape[0] if x.dim() else 0 for x in inputs if isinstance(x, Tensor)}
+    count = rows.pop() if len(rows) == 1 else 0
+    if count < 4:
+        return []
+    half = count // 2
+    return [tuple(x[part] if isinstance(x, Tensor) else x for x in inputs) for part in (slice(0, half), slice(half, 2 * half))]
+
+
+def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = None, draws: int = 16, **options: Any) -> Diagnosis:
+    """Compares each parameter's gradient under packing with the exact one, over several draws of the rounding.
+
+    inputs: one batch. loss(*inputs) gives a number; without it the model's own output is that number. options: packing()'s (bits, min_bytes,
+    include, exclude). The model, its gradients and torch's generators are afterwards as they were.
+
+    >>> print(satchel.doctor(model, images, labels, loss=lambda x, y: F.cross_entropy(model(x), y)))
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"[doctor] model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
+        raise ValueError(f"[doctor] draws must be 2 or more, got {draws!r}")
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise ValueError("[doctor] model must have parameters that need a gradient, got none")
+    if options.get("seed") is not None:
+        raise ValueError(f"[doctor] seed is doctor's own: every draw has another, got {options['seed']!r}")
+    call = model if loss is None else loss
+    device = named[0][1].device
+
+    def gradients(batch: tuple[Any, ...], context: Any = None) -> list[Tensor]:
+        with _untouched(model, device):
+            with contextlib.nullcontext() if context is None else context:
+                value = call(*batch)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"[doctor] loss must be one number, got {got}")
+            made = torch.autograd.grad(value.float(), [p for _, p in named], allow_unused=True)
+        return [torch.zeros_like(p, dtype=torch.float32) if g is None else g.detach().float() for g, (_, p) in zip(made, named)]
+
+    exact = gradients(inputs)
+    halves = [gradients(half) for half in _halves(inputs)]
+    means = [torch.zeros_like(g) for g in exact]
+    squares, products = ([torch.zeros((), device=g.device) for g in exact] for _ in range(2))
+    for draw in range(draws):
+        for i, g in enumerate(gradients(inputs, packing(**{**options, "seed": draw}))):
+            off = g - exact[i]
+            means[i] += off / draws
+            squares[i] += off.square().sum() / draws
+            products[i] += (g * exact[i]).sum() / g.norm().clamp_min(1e-30) / draws
+    findings = []
+    for i, (name, p) in enumerate(named):
+        norm = float(exact[i].norm())
+        scale = 1 / norm if norm else 0.0
+        error = float(squares[i].sqrt())
+        # The halves' difference is twice a half's distance to their mean.
+        batch = float((halves[0][i] - halves[1][i]).norm()) / 2 * scale if halves else math.nan
+        bias = float(means[i].norm()) * draws**0.5 / error if error else 0.0
+        findings.append(Finding(name, p.numel(), norm, error * scale, bias, float(products[i]) * scale, batch))
+    findings.sort(key=lambda f: -_ratio(f) if f.batch and not math.isnan(f.batch) else -f.error)
+    return Diagnosis(draws, findings)

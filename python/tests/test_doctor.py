@@ -1,0 +1,81 @@
+"""doctor(): errors of known size are found where they are, and the model is left as it was."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import satchel
+
+
+def net():
+    return nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.GELU(), nn.Dropout(0.2), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 10))
+
+
+def diagnose(model, rows=64, **options):
+    x, y = torch.randn(rows, 64), torch.randint(0, 10, (rows,))
+    return satchel.doctor(model, x, y, loss=lambda x, y: F.cross_entropy(model(x), y), min_bytes=1024, **options)
+
+
+def test_the_layer_that_is_packed_is_found():
+    found = {f.parameter: f for f in diagnose(net(), draws=32, include=["AddmmBackward0.mat1"]).findings}
+    assert len(found) == 8
+    # The inputs of linear layers are coded; their weights' gradients alone read them.
+    for name, f in found.items():
+        assert (f.error > 0) == (name in ("0.weight", "4.weight", "6.weight")), f
+        assert 0 < f.batch and f.norm > 0
+        if f.error:
+            assert 0.7 < f.bias < 1.3 and 0.5 < f.cosine < 1
+            assert math.isclose(f.cosine, 1 / math.sqrt(1 + f.error**2), rel_tol=0.05)  # errors are at right angles to the gradient
+
+
+def test_more_bits_less_error():
+    model = net()
+    torch.manual_seed(1)
+    coarse = diagnose(model, bits="2/2/8", draws=4)
+    torch.manual_seed(1)
+    fine = diagnose(model, bits="8/8/8", draws=4)
+    assert sum(f.error for f in fine.findings) < 0.1 * sum(f.error for f in coarse.findings)
+    torch.manual_seed(1)
+    assert all(f.error == 0 and math.isclose(f.cosine, 1, rel_tol=1e-5) for f in diagnose(model, bits=32, draws=2).findings)
+
+
+def test_the_model_and_torchs_generator_stay_as_they_are():
+    model = net()
+    F.cross_entropy(model(torch.randn(32, 64)), torch.randint(0, 10, (32,))).backward()
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    gradients = [p.grad.clone() for p in model.parameters()]
+    generator = None
+
+    def loss(x, y):
+        return F.cross_entropy(model(x), y)
+
+    x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
+    generator = torch.get_rng_state()
+    satchel.doctor(model, x, y, loss=loss, draws=2)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients))
+
+
+def test_text_json_and_a_batch_without_halves():
+    found = diagnose(net(), rows=3, draws=2, bits="4/4/8")
+    assert all(math.isnan(f.batch) for f in found.findings)
+    assert "error/batch" in str(found) and "4.weight" in str(found)
+    rows = json.loads(found.to_json())["findings"]
+    assert len(rows) == 8 and rows[0]["batch"] is None
+
+
+@pytest.mark.parametrize("rule, call", [
+    ("model must be", lambda m: satchel.doctor(lambda x: x, torch.ones(2))),
+    ("draws must be 2 or more", lambda m: satchel.doctor(m, torch.ones(4, 64), draws=1)),
+    ("loss must be one number", lambda m: satchel.doctor(m, torch.ones(4, 64))),
+    ("seed is doctor's own", lambda m: satchel.doctor(m, torch.ones(4, 64), seed=3)),
+    ("must have parameters", lambda m: satchel.doctor(nn.ReLU(), torch.ones(4, 64))),
+])
+def test_bad_input(rule, call):
+    with pytest.raises(ValueError, match=rf"\[doctor\].*{rule}"):
+        call(net())
