@@ -61,6 +61,7 @@ class Lines {
       case conv:
       case linear: add_float_once("input", in_); return add_baseline_weight();
       case norm:
+        if (layer_->constant) return add_baseline_relu();
         add_float_once("norm", in_);
         add("statistics", {2, map_of(in_).channels}, 32, 8 * map_of(in_).channels, 8 * map_of(in_).channels);
         return add_baseline_relu();
@@ -129,10 +130,12 @@ class Lines {
     site.adds_skip = layer_->inputs.size() > 1;
     site.drops = layer_->kind == LayerKind::dropout || (layer_->dropout && !normed);
     site.next_reads = layer_->relu;
-    site.count = normed ? rows_of(in_)[0] : 0;
+    site.count = normed && !layer_->constant ? rows_of(in_)[0] : 0;
     const std::vector<Keep> keeps = keeps_of(method_, site);
     const bool serves_next = find(keeps, Kind::shared) != nullptr;
-    for (const Keep& keep : keeps) {
+    for (Keep keep : keeps) {
+      if (layer_->constant && keep.kind == Kind::norm) continue;  // its gradient reads the deviation alone
+      if (layer_->constant && keep.kind == Kind::statistics) keep.numbers = 1;
       // Layers that share code rows; a norm of its own codes samples, as the papers block them.
       const bool rows = serves_next || reads_producer(method_);
       const int coded = normed && keep.of != Of::output ? in_ : out_;

@@ -77,6 +77,7 @@ struct ImageLayer {
   int64_t parameters = 0;
   bool meets = false;  // convolution: adds its gradient of the input to that of the skip, where layers are not torch's own
   int held = 0;        // the map that a caller holds until this layer has run, beside those that are read later; 0: none
+  bool constant = false;  // norm: with statistics and weights that are constants
 };
 
 struct ImageLayers {
