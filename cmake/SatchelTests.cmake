@@ -52,6 +52,8 @@ satchel_test(test_data satchel_core
   tests/data/image_synthetic_test.cpp
   tests/data/npy_test.cpp
   tests/data/npz_test.cpp
+  tests/data/scene_loader_test.cpp
+  tests/data/scenes_test.cpp
   tests/data/split_test.cpp
   tests/data/synthetic_test.cpp
   tests/train/safetensors_test.cpp)

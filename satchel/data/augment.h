@@ -12,6 +12,7 @@ namespace satchel {
 
 /// Purposes of images, apart from those of graphs.
 constexpr Purpose kImageOrder{32}, kImageCrop{33}, kImageFlip{34}, kImagePattern{35}, kImageShape{36}, kImageNoise{37};
+constexpr Purpose kSceneOrder{38}, kSceneCrop{39}, kScenePlaces{40}, kSceneClutter{41}, kSceneNoise{42};
 
 struct Box {
   int64_t top = 0, left = 0, height = 0, width = 0;

@@ -43,8 +43,8 @@ struct SceneData {
   std::vector<std::vector<ObjectBox>> objects;  // in files: one list a scene
   std::vector<int64_t> ids;                     // detection: the data's own numbers of images, or none
   std::vector<int64_t> category_ids;            // detection: the data's own numbers of classes, or none
-  struct Drawn {                                // drawn: side > 0
-    int64_t side = 0, shapes = 0;               // pixels; most shapes a scene
+  struct Drawn {                                // drawn: side > 0 (synthetic_shapes.h)
+    int64_t side = 0, shapes = 0, kinds = 0;    // pixels; most shapes a scene; kinds of them: an object's label, a mask's class less 1
     uint64_t seed = 0;
     int64_t first = 0;  // number of the first scene: training and test scenes are drawn apart
   } drawn;
@@ -63,7 +63,7 @@ struct SceneSets {
 ///   JPEGImages, Annotations, ImageSets/Main/*.txt                   Pascal VOC, boxes in XML
 ///   leftImg8bit/train|val/CITY, gtFine/train|val/CITY               Cityscapes, *_gtFine_labelIds.png brought to 19 classes
 ///   annotations/instances_train*.json, instances_val*.json, images  COCO (images in train2017, val2017 or as `file_name` says)
-///   "synthetic-shapes:count=…,size=…,shapes=…,classes=…,test=…,seed=…"  drawn
+///   "synthetic-shapes:…"                                            drawn (synthetic_shapes.h)
 /// Throws `[load] rule, got value` that names file and position.
 SceneSets load_scenes(const std::string& where, SceneTask task);
 

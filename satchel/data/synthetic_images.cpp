@@ -1,45 +1,31 @@
 #include "satchel/data/synthetic_images.h"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <set>
 #include <string>
 
 #include "satchel/data/augment.h"
 #include "satchel/data/image_layouts.h"
+#include "satchel/data/named_numbers.h"
 #include "satchel/data/numbers.h"
-#include "satchel/data/printable.h"
 
 namespace satchel {
 namespace {
 
+constexpr const char* kScheme = "synthetic-images";
 constexpr int kWaves = 3;
 constexpr uint32_t kTurn = 1u << 16;  // of a wave
 
-void check_within(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return;
-  refuse(std::string("synthetic-images: ") + name, "must be " + std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
-}
-
 void check(const SyntheticImageOptions& o) {
-  check_within("classes", o.classes, 2, 65536);
-  check_within("channels", o.channels, 1, 16);
-  check_within("size", o.size, 4, 1024);
-  check_within("count", o.count, o.classes, kMaxImages / 2);
-  check_within("test", o.test, 0, kMaxImages / 2);
+  check_named(kScheme, "classes", o.classes, 2, 65536);
+  check_named(kScheme, "channels", o.channels, 1, 16);
+  check_named(kScheme, "size", o.size, 4, 1024);
+  check_named(kScheme, "count", o.count, o.classes, kMaxImages / 2);
+  check_named(kScheme, "test", o.test, 0, kMaxImages / 2);
   const int64_t map = o.channels * o.size * o.size;  // at most 2^24
   check_memory(static_cast<uint64_t>((o.count + o.test) * map), "synthetic-images: count × channels × size²");
   check_memory(static_cast<uint64_t>(o.classes * map) * sizeof(int16_t), "synthetic-images: classes × channels × size²");
-}
-
-template <class Number>
-Number number_of(std::string_view key, std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    refuse("synthetic-images: " + std::string(key), "must be a whole number", printable(text));
-  }
-  return value;
 }
 
 /// Two parabolas, −128 to 128, in place of a sine: whole numbers, so no machine rounds them differently.
@@ -131,28 +117,9 @@ class Painter {
 
 SyntheticImageOptions parse_synthetic_images(std::string_view text) {
   SyntheticImageOptions o;
-  std::set<std::string_view> seen;
-  while (!text.empty()) {
-    const std::string_view option = text.substr(0, text.find(','));
-    text.remove_prefix(std::min(text.size(), option.size() + 1));
-    const size_t equals = option.find('=');
-    if (equals == std::string_view::npos) refuse("synthetic-images: option", "must be name=value", printable(option));
-    const std::string_view key = option.substr(0, equals), value = option.substr(equals + 1);
-    if (!seen.insert(key).second) refuse("synthetic-images: option", "must stand once", printable(option));
-    int64_t* const field = key == "classes"    ? &o.classes
-                           : key == "channels" ? &o.channels
-                           : key == "size"     ? &o.size
-                           : key == "count"    ? &o.count
-                           : key == "test"     ? &o.test
-                                               : nullptr;
-    if (field != nullptr) {
-      *field = number_of<int64_t>(key, value);
-    } else if (key == "seed") {
-      o.seed = number_of<uint64_t>(key, value);
-    } else {
-      refuse("synthetic-images: option", "must be classes, channels, size, count, test or seed", printable(key));
-    }
-  }
+  const std::array<NamedNumber, 5> numbers = {
+      {{"classes", &o.classes}, {"channels", &o.channels}, {"size", &o.size}, {"count", &o.count}, {"test", &o.test}}};
+  const std::set<std::string_view> seen = read_named_numbers(text, kScheme, numbers, o.seed);
   if (!seen.contains("test")) o.test = std::max<int64_t>(o.count / 5, 1);
   check(o);
   return o;
