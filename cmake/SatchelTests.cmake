@@ -141,6 +141,14 @@ if(SATCHEL_TORCH)
     tests/plan/bit_allocator_test.cpp)
   target_precompile_headers(test_nn REUSE_FROM test_autograd)
 
+  satchel_test(test_detect satchel
+    tests/autograd/box_loss_test.cpp
+    tests/models/detection_test.cpp
+    tests/train/box_score_test.cpp
+    tests/train/detect_train_test.cpp)
+  target_link_libraries(test_detect PRIVATE nlohmann_json::nlohmann_json)
+  target_precompile_headers(test_detect REUSE_FROM test_autograd)
+
   satchel_test(test_train satchel
     tests/graph/gin_test.cpp
     tests/train/graph_layers_test.cpp

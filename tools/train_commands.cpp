@@ -10,6 +10,7 @@
 #include "satchel/core/graph_layer.h"
 #include "satchel/data/image_data.h"
 #include "satchel/data/npy.h"
+#include "satchel/plan/detector_shape.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/names.h"
@@ -154,6 +155,7 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
 std::vector<std::string> model_names() {
   std::vector<std::string> names = graph_layer_names();
   for (const std::string_view name : image_model_names()) names.emplace_back(name);
+  for (const std::string_view name : detector_names()) names.emplace_back(name);
   return names;
 }
 
@@ -161,8 +163,8 @@ void add_train(CLI::App& app) {
   const auto command = std::make_shared<TrainCommand>();
   CLI::App* train = app.add_subcommand("train", "Train a graph or image model with what it saves for backward packed");
   GraphShape& shape = command->options.shape;
-  train->add_option("--data", command->data, "Graph or images: a folder, an npz file, synthetic:… or synthetic-images:…")->required();
-  train->add_option("--model", command->model, "Graph layer, or image model")->check(CLI::IsMember(model_names()))->capture_default_str();
+  train->add_option("--data", command->data, "Graph, images or scenes: a folder, an npz file, synthetic:…, synthetic-images:… or synthetic-shapes:…")->required();
+  train->add_option("--model", command->model, "Graph layer, image model or detector")->check(CLI::IsMember(model_names()))->capture_default_str();
   train->add_option("--layers", shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str()->group(kGraphGroup);
   train->add_option("--hidden", shape.hidden, "Width between layers")
       ->transform(whole_number(1, 1 << 20))
@@ -183,10 +185,13 @@ void add_train(CLI::App& app) {
   train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();
   add_run_options(*train, *command);
   add_image_options(*train, command->images);
-  train->footer(std::string(kDataHelp) + image_train_help() + method_help() + kTrainNotes);
+  add_detect_options(*train, command->detect);
+  train->footer(std::string(kDataHelp) + image_train_help() + detect_train_help() + method_help() + kTrainNotes);
   train->callback([command, train] {
-    const bool images = is_image_model(command->model);
+    const bool detects = is_detector(command->model), images = is_image_model(command->model) || detects;
     refuse_given(*train, images ? kGraphGroup : kImageGroup, command->model);
+    if (!detects) refuse_given(*train, kDetectGroup, command->model);
+    if (detects) return run_train_detect(*command, *train);
     if (images) return run_train_images(image_command(*command, *train));
     run_train(*command);
   });
@@ -199,7 +204,8 @@ void add_predict(CLI::App& app) {
   predict->add_option("--data", command->data, "Graph or images, as for train; labels may be missing")->required();
   predict
       ->add_option("-o,--output", command->output,
-                   "Classes, a .npy file of int64: one a node or image (multi-label: nodes × labels); - writes it to stdout")
+                   "Classes, a .npy file of int64: one a node or image (multi-label: nodes × labels); detectors: COCO results, JSON; - writes "
+                   "it to stdout")
       ->required();
   predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes or images × outputs")
       ->transform(file_name());
@@ -211,6 +217,8 @@ void add_predict(CLI::App& app) {
       "role.json (GraphSAINT), labels (npz) may be missing, and the test metric is then left out.\n"
       "Images: the weights of the last epoch; the classes of the test images in their order, or, of a folder that holds .jpg, .jpeg\n"
       "and .png files themselves, of those files by name. Pixels are scaled as they were in training.\n"
+      "Detectors: the boxes of the test scenes, at most 100 each, as COCO results: image_id, category_id, bbox (left, top, width,\n"
+      "height) and score; ids are the data's own, or places from 0 on.\n"
       "\nExamples:\n  satchel predict --checkpoint run.safetensors --data arxiv/ -o classes.npy\n"
       "  satchel predict --checkpoint resnet.safetensors --data photos/ -o classes.npy --scores scores.npy\n"
       "  satchel predict --checkpoint run.safetensors --data arxiv/ -o - | python3 -c 'import io, sys, numpy;\n"
@@ -283,11 +291,13 @@ void run_predict(const PredictCommand& c) {
     if (path != "-") check_apart("predict", name, path, "--checkpoint", c.checkpoint);
     check_not_data("predict", name, path, c.data);
   }
+  const std::string format = checkpoint_format(c.checkpoint);
+  if (format == kDetectFormat) return run_predict_boxes(c);
   OutputFile file(c.output, "predict");
   std::optional<OutputFile> scores;
   if (!c.scores.empty()) scores.emplace(c.scores, "predict");
   use_device(c.device, "predict");
-  const bool images = checkpoint_format(c.checkpoint) == kImageFormat;
+  const bool images = format == kImageFormat;
   const Prediction p = images ? image_prediction(c) : graph_prediction(c);
   const std::vector<int64_t> both{p.count, p.outputs}, one{p.count};
   write_npy(file.path(), "<i8", p.multi_label ? both : one, p.classes.data());

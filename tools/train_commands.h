@@ -8,6 +8,7 @@
 
 #include "satchel/train/train.h"
 #include "tools/arguments.h"
+#include "tools/train_detect.h"
 #include "tools/train_images.h"
 #include "tools/train_runs.h"
 
@@ -20,6 +21,7 @@ struct TrainCommand : RunsCommand {
   std::string cache;                       // as bench graph's
   bool no_cache = false, unweighted = false;
   ImageTrainCommand images;  // of image models: what they have of their own
+  DetectCommand detect;      // of detectors
 };
 
 struct PredictCommand {

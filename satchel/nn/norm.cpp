@@ -113,7 +113,10 @@ at::Tensor BatchNormImplBase<D, Derived>::forward_act(at::Tensor x, Activation a
     at::Tensor y = line(x);
     if (skip.defined()) y.add_(skip);
     if (activation == Activation::relu) return y.relu_();
-    return norm_act(y, {}, {.norm = Norm::none, .activation = activation}, saving);
+    satchel::NormActOptions alone;
+    alone.norm = Norm::none;
+    alone.activation = activation;
+    return norm_act(y, {}, alone, saving);
   }
   satchel::NormActOptions call;
   call.activation = activation;

@@ -73,6 +73,7 @@ struct RunResult {
   int64_t parameter_bytes = 0;       // of the model: gradients and optimizer state take as much again, each
   bool cuda_graph = false;           // steps were replayed from a CUDA graph
   std::string eager_because;         // why they were not, where nothing was said and the device is CUDA
+  std::vector<std::pair<std::string, double>> more_scores;  // of the last evaluation of this session, percent, by name; perhaps none
   std::vector<SavedTensor> tensors;  // read from the autograd graph (fp32: from the plan)
   std::vector<CurvePoint> curve;     // one an epoch, earlier sessions included
   std::string options, data;         // JSON: what defines the run, and sizes and digest of its data
