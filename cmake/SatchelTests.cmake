@@ -52,6 +52,7 @@ satchel_test(test_data satchel_core
   tests/data/image_synthetic_test.cpp
   tests/data/npy_test.cpp
   tests/data/npz_test.cpp
+  tests/data/scene_boxes_test.cpp
   tests/data/scene_loader_test.cpp
   tests/data/scenes_test.cpp
   tests/data/split_test.cpp
@@ -143,6 +144,7 @@ if(SATCHEL_TORCH)
 
   satchel_test(test_detect satchel
     tests/autograd/box_loss_test.cpp
+    tests/autograd/roi_align_test.cpp
     tests/models/detection_test.cpp
     tests/train/box_score_test.cpp
     tests/train/detect_train_test.cpp)

@@ -16,4 +16,6 @@ struct SceneLayout {
   SceneSets (*load)(const std::string& folder);
 };
 
+extern const SceneLayout kCoco, kVocBoxes;
+
 }  // namespace satchel

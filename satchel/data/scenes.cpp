@@ -16,7 +16,10 @@ namespace {
 
 constexpr std::string_view kSynthetic = "synthetic-shapes:";
 
-std::span<const SceneLayout> layouts() { return {}; }
+std::span<const SceneLayout> layouts() {
+  static const SceneLayout all[] = {kCoco, kVocBoxes};
+  return all;
+}
 
 const SceneLayout* layout_of(const std::string& folder, SceneTask task) {
   if (!is_folder(folder)) return nullptr;

@@ -10,12 +10,13 @@
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
+#include "satchel/models/faster_rcnn.h"
 
 namespace satchel {
 namespace {
 
 constexpr const char* kDetector = "detector";
-constexpr double kHeadDeviation = 0.01;  // of first weights, torchvision's
+constexpr double kHeadDeviation = 0.01;  // of first weights at torchvision's width
 
 torch::nn::Conv2dOptions same_size(int64_t in, int64_t out, int64_t window, int64_t stride = 1) {
   return torch::nn::Conv2dOptions(in, out, window).stride(stride).padding(window / 2);
@@ -24,6 +25,8 @@ torch::nn::Conv2dOptions same_size(int64_t in, int64_t out, int64_t window, int6
 /// As torchvision: He's normal numbers by what they give in the ResNet, uniform ones in the pyramid, small normal ones in heads.
 void initialise_detector(DetectorImpl& model) {
   const at::NoGradGuard no_grad;
+  // Narrower heads have larger weights, so that what they make is as large.
+  const double head = kHeadDeviation * std::sqrt(64.0 / static_cast<double>(model.options().width));
   for (const auto& item : model.named_modules("", false)) {
     auto* conv = item.value()->as<nn::Conv2d>();
     if (conv == nullptr) continue;
@@ -32,7 +35,7 @@ void initialise_detector(DetectorImpl& model) {
     } else if (item.key().starts_with("backbone.fpn.")) {
       torch::nn::init::kaiming_uniform_(conv->weight, 1);
     } else {
-      torch::nn::init::normal_(conv->weight, 0, kHeadDeviation);
+      torch::nn::init::normal_(conv->weight, 0, head);
     }
     if (conv->bias.defined()) torch::nn::init::zeros_(conv->bias);
   }
@@ -135,10 +138,13 @@ Detector make_detector(const DetectorOptions& options) {
   validate(shape_of(options), kDetector);
   validate(options.saving.method, kDetector);
   if (budget_of(options.saving.method) > 0) fail(kDetector, "a budget is for image classifiers", options.saving.method.name);
-  const auto made = std::make_shared<RetinaNetImpl>(options);
-  initialise_detector(*made);
-  made->start_with_background();
-  Detector model{std::shared_ptr<DetectorImpl>(made)};
+  const auto made = [&]() -> std::shared_ptr<DetectorImpl> {
+    if (has_regions(options.name)) return std::make_shared<FasterRcnnImpl>(options);
+    return std::make_shared<RetinaNetImpl>(options);
+  };
+  Detector model(made());
+  initialise_detector(*model);
+  if (auto* retinanet = dynamic_cast<RetinaNetImpl*>(model.get())) retinanet->start_with_background();
   for (at::Tensor& p : model->parameters()) {
     if (p.dim() == 4) p.set_data(p.contiguous(at::MemoryFormat::ChannelsLast));
   }

@@ -16,6 +16,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "satchel/autograd/activation.h"
@@ -32,7 +33,7 @@ constexpr int64_t kAnchorSamples = 256;
 constexpr double kAnchorShare = 0.5, kRegionShare = 0.25;  // of samples that may be of objects
 constexpr double kSmooth = 1.0 / 9;
 constexpr double kLeastRegionScore = 0.05, kRegionOverlap = 0.5, kLeastRegionSide = 1e-2;
-constexpr int64_t kPooled = 7, kRoiSamples = 2, kHidden = 1024;
+constexpr int64_t kPooledSide = 7, kRoiSamples = 2, kHiddenWidth = 1024;
 constexpr double kUsualSide = 224;  // of a box that the level of stride 16 reads
 const std::vector<double> kRegionShapes = {0.5, 1.0, 2.0};
 constexpr size_t kRegionLevels = 4;  // those with a map of their own; the fifth is for proposals alone
@@ -87,8 +88,8 @@ FasterRcnnImpl::FasterRcnnImpl(const DetectorOptions& o) : DetectorImpl(o) {
     const SavePolicy how = {o.saving.method, "roi_heads." + at + "." + name, {}};
     return to.register_module(name, nn::Linear(torch::nn::LinearOptions(in, out), how));
   };
-  const int64_t hidden = kHidden * o.width / 64;
-  fc6_ = linear(*box_head, "box_head", "fc6", channels * kPooled * kPooled, hidden);
+  const int64_t hidden = kHiddenWidth * o.width / 64;
+  fc6_ = linear(*box_head, "box_head", "fc6", channels * kPooledSide * kPooledSide, hidden);
   fc7_ = linear(*box_head, "box_head", "fc7", hidden, hidden);
   class_score_ = linear(*predictor, "box_predictor", "cls_score", hidden, o.classes);
   box_pred_ = linear(*predictor, "box_predictor", "bbox_pred", hidden, 4 * o.classes);
@@ -152,7 +153,7 @@ std::pair<at::Tensor, at::Tensor> FasterRcnnImpl::heads_of(const Maps& maps, con
   for (size_t i = 0; i < kRegionLevels; ++i) {
     const at::Tensor rows = level.eq(static_cast<int64_t>(i)).nonzero().squeeze(1), &map = maps.features[i];
     RoiAlignOptions o;
-    o.size = kPooled;
+    o.size = kPooledSide;
     o.samples = kRoiSamples;
     o.scale = std::exp2(std::round(std::log2(static_cast<double>(map.size(2)) / static_cast<double>(images.size(2)))));
     parts.push_back(roi_align(map, regions.boxes.index_select(0, rows), regions.image.index_select(0, rows), o,

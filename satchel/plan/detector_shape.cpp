@@ -12,9 +12,10 @@ namespace satchel {
 namespace {
 
 constexpr const char* kOp = "plan";
-constexpr std::array<std::string_view, 1> kNames = {"retinanet_resnet50_fpn"};
+constexpr std::array<std::string_view, 2> kNames = {"retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn"};
 constexpr std::string_view kBody = "resnet50";
-constexpr int64_t kAnchors = 9;  // of a place, RetinaNet
+constexpr int64_t kAnchors = 9, kRegionAnchors = 3;  // of a place, RetinaNet and Faster R-CNN
+constexpr int64_t kPooled = 7, kHidden = 1024;        // Faster R-CNN: side of what is read of a box; width of its layers
 constexpr int64_t kTower = 4;    // convolutions of a head
 
 /// Layers in the order of the forward pass, as models/detection.h makes them. Each call gives the map it makes.
@@ -23,7 +24,7 @@ class DetectorLayers {
   DetectorLayers(const DetectorShape& shape, int64_t height, int64_t width) : shape_(shape) {
     list_.maps.push_back({shape.channels, height, width});
     const std::array<int, 4> stages = body();
-    retinanet(stages);
+    has_regions(shape.name) ? proposals(stages) : retinanet(stages);
   }
   ImageLayers take() { return std::move(list_); }
 
@@ -125,6 +126,20 @@ class DetectorLayers {
     }
   }
 
+  /// The first half of Faster R-CNN.
+  void proposals(const std::array<int, 4>& stages) {
+    std::vector<int> maps = pyramid(stages, 0);
+    const ImageMap last = map(maps.back());
+    const auto half = [](int64_t n) { return (n + 1) / 2; };
+    maps.push_back(add(LayerKind::concat, "backbone.fpn.pool", {maps.back()}, {last.channels, half(last.height), half(last.width)}));
+    for (size_t i = 0; i < maps.size(); ++i) {
+      const std::string level = " P" + std::to_string(i + 2), at = "rpn.head.";
+      const int x = relu(at + "conv.0.1" + level, conv(at + "conv.0.0" + level, maps[i], kExpansion * shape_.width, 3));
+      conv(at + "cls_logits" + level, x, kRegionAnchors, 1);
+      conv(at + "bbox_pred" + level, x, kRegionAnchors * 4, 1);
+    }
+  }
+
   const DetectorShape& shape_;
   ImageLayers list_;
   bool frozen_ = false;  // stages at work have no gradients: their layers keep nothing, and are not listed
@@ -165,6 +180,39 @@ std::vector<SavedTensor> plan_detector(const DetectorShape& shape, const BatchSh
   const ImageLayers layers = DetectorLayers(shape, batch.height, batch.width).take();
   std::vector<SavedTensor> lines;
   for (const auto& layer : saves_by_layer(layers, batch, method)) lines.insert(lines.end(), layer.begin(), layer.end());
+  return lines;
+}
+
+std::vector<SavedTensor> plan_regions(const DetectorShape& shape, int64_t boxes, const Method& method, bool half) {
+  validate(shape, kOp);
+  validate(method, kOp);
+  if (!has_regions(shape.name)) fail(kOp, "boxes are planned for fasterrcnn_resnet50_fpn", shape.name);
+  if (boxes < 1 || boxes > kRegions * kMostBatch) fail(kOp, "boxes must be 1 to 2^29", boxes);
+  const std::string at = "roi_heads.";
+  const int64_t read = kExpansion * shape.width * kPooled * kPooled, hidden = kHidden * shape.width / 64;
+  ImageLayers list;
+  list.maps = {{read, 1, 1, true}};
+  const auto add = [&](LayerKind kind, const std::string& name, int input, int64_t out) {
+    list.maps.push_back({out, 1, 1, true});
+    ImageLayer layer;
+    layer.kind = kind;
+    layer.name = at + name;
+    layer.inputs = {input};
+    layer.output = static_cast<int>(list.maps.size()) - 1;
+    layer.relu = kind == LayerKind::relu;
+    list.layers.push_back(layer);
+    return layer.output;
+  };
+  int x = 0;
+  for (const char* name : {"box_head.fc6", "box_head.fc7"})
+    x = add(LayerKind::relu, std::string(name) + " relu", add(LayerKind::linear, name, x, hidden), hidden);
+  add(LayerKind::linear, "box_predictor.cls_score", x, shape.classes);
+  add(LayerKind::linear, "box_predictor.bbox_pred", x, 4 * shape.classes);
+  BatchShape batch;
+  batch.images = boxes;
+  batch.half = half;
+  std::vector<SavedTensor> lines;
+  for (const auto& layer : saves_by_layer(list, batch, method)) lines.insert(lines.end(), layer.begin(), layer.end());
   return lines;
 }
 

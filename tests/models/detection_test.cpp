@@ -11,6 +11,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "satchel/autograd/report.h"
@@ -78,6 +79,24 @@ State retinanet() {
   return state;
 }
 
+State faster_rcnn() {
+  State state;
+  add_body(state);
+  add_pyramid(state, {256, 512, 1024, 2048});
+  add_conv(state, "rpn.head.conv.0.0", 256, 256, 3, true);
+  add_conv(state, "rpn.head.cls_logits", 256, 3, 1, true);
+  add_conv(state, "rpn.head.bbox_pred", 256, 12, 1, true);
+  const std::tuple<const char*, int64_t, int64_t> linears[] = {{"box_head.fc6", 256 * 49, 1024},
+                                                               {"box_head.fc7", 1024, 1024},
+                                                               {"box_predictor.cls_score", 1024, 91},
+                                                               {"box_predictor.bbox_pred", 1024, 4 * 91}};
+  for (const auto& [name, in, out] : linears) {
+    state["roi_heads." + std::string(name) + ".weight"] = {out, in};
+    state["roi_heads." + std::string(name) + ".bias"] = {out};
+  }
+  return state;
+}
+
 State state_of(const torch::nn::Module& model) {
   State state;
   for (const auto& item : model.named_parameters()) state[item.key()] = item.value().sizes().vec();
@@ -103,6 +122,10 @@ TEST(Detection, NamesShapesAndCountsAreTorchvisions) {
   for (const at::Tensor& p : model->parameters()) frozen += p.requires_grad() ? 0 : p.numel();
   // conv1 and layer1: 3·64·49 + (64·64 + 64·64·9 + 64·256 + 64·256) + 2·(256·64 + 64·64·9 + 64·256)
   EXPECT_EQ(frozen, 9408 + 73728 + 2 * 69632);
+  o.name = "fasterrcnn_resnet50_fpn";
+  const Detector regions = make_detector(o);
+  EXPECT_EQ(state_of(*regions), faster_rcnn());
+  EXPECT_EQ(parameters_of(*regions), 41755286);
 }
 
 TEST(Boxes, AnchorsAreTorchvisions) {
@@ -199,7 +222,7 @@ at::Tensor images() { return at::randn({kImages, 3, kSide, kSide}).contiguous(at
 BoxTargets objects(bool second = true) {
   BoxTargets t;
   t.boxes = {at::tensor({4., 6., 40., 44., 20., 10., 60., 30.}).to(at::kFloat).view({2, 4}), at::zeros({0, 4})};
-  t.labels = {at::tensor({0, 2}, at::kLong), at::zeros({0}, at::kLong)};
+  t.labels = {at::tensor({1, 2}, at::kLong), at::zeros({0}, at::kLong)};
   if (second) t.boxes[1] = at::tensor({1., 1., 33., 62.}).to(at::kFloat).view({1, 4});
   if (second) t.labels[1] = at::tensor({1}, at::kLong);
   t.image_sizes = {{kSide, kSide}, {kSide, kSide}};
@@ -279,7 +302,31 @@ TEST(RetinaNet, KeepsWhatThePlanSays) {
   }
 }
 
-/// A head that gives what it is asked for: of one large logit at one place comes one box, the anchor moved by its codes.
+/// The first half by sizes alone, the second by how many boxes there are.
+TEST(FasterRcnn, KeepsWhatThePlansSay) {
+  const test::OneThread one;
+  for (const char* method : {"satchel", "actnn,adaptive=no", "int8", "bits=32"}) {
+    at::manual_seed(1);
+    Detector model = make_detector(small("fasterrcnn_resnet50_fpn", method, true));
+    const at::Tensor x = images();
+    const BoxTargets t = objects();
+    const DetectorShape shape = shape_of(model->options());
+    DetectorOutputs outputs = model->forward(x, t);
+    const int64_t boxes = outputs.fixed[1].size(0);
+    std::vector<SavedTensor> plan = plan_detector(shape, {kImages, kSide, kSide}, model->options().saving.method);
+    const std::vector<SavedTensor> regions = plan_regions(shape, boxes, model->options().saving.method);
+    plan.insert(plan.end(), regions.begin(), regions.end());
+    std::vector<SavedTensor> kept = packed_tensors(model->loss(std::move(outputs), x, t));
+    int64_t box_bytes = 0;
+    for (const SavedTensor& s : kept) box_bytes += s.kind == "boxes" ? s.bytes : 0;
+    EXPECT_EQ(box_bytes, boxes * (4 * 4 + 8)) << method;
+    std::erase_if(kept, [](const SavedTensor& s) { return s.kind == "boxes"; });
+    ASSERT_EQ(kept.size(), plan.size()) << method;
+    for (size_t i = 0; i < kept.size(); ++i)
+      ASSERT_TRUE(kept[i] == plan[i]) << method << ": kept " << test::text_of(kept[i]) << ", planned " << test::text_of(plan[i]);
+  }
+}
+
 TEST_P(Detectors, FindsAtMostSoManyBoxesInsideTheImage) {
   const test::OneThread one;
   at::manual_seed(4);
@@ -298,7 +345,7 @@ TEST_P(Detectors, FindsAtMostSoManyBoxesInsideTheImage) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Detectors, testing::Values("retinanet_resnet50_fpn"), [](const auto& i) { return i.param; });
+INSTANTIATE_TEST_SUITE_P(All, Detectors, testing::Values("retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn"), [](const auto& i) { return i.param; });
 
 TEST(Detectors, RefuseWhatCannotBe) {
   const auto error = [](DetectorOptions o) {
