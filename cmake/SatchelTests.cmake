@@ -129,6 +129,7 @@ if(SATCHEL_TORCH)
   satchel_test(test_nn satchel
     tests/autograd/gradient.cpp
     tests/models/image_model_test.cpp
+    tests/models/segmentation_test.cpp
     tests/models/torchvision_names_test.cpp
     tests/nn/conv_test.cpp
     tests/nn/convert_test.cpp
@@ -162,6 +163,7 @@ if(SATCHEL_TORCH)
     tests/train/metrics_test.cpp
     tests/train/optimizer_test.cpp
     tests/train/schedule_test.cpp
+    tests/train/segment_train_test.cpp
     tests/train/step_test.cpp
     tests/train/threads_test.cpp
     tests/train/train_checkpoint_test.cpp
@@ -183,6 +185,7 @@ if(SATCHEL_TORCH)
     tests/tools/predict_command_test.cpp
     tests/tools/train_command_test.cpp
     tests/tools/train_images_test.cpp
+    tests/tools/train_segment_test.cpp
     tests/tools/words_test.cpp)
   target_link_libraries(test_tools PRIVATE nlohmann_json::nlohmann_json PkgConfig::libturbojpeg PkgConfig::libzip ZLIB::ZLIB)
   target_compile_definitions(test_tools PRIVATE SATCHEL_TOOL="$<TARGET_FILE:satchel_tool>")

@@ -36,9 +36,9 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int64_t kDetectWarmUps = 3;                         // steps before the timed ones; the last one's memory is watched
+constexpr int64_t kDetectWarmUps = 3;                                 // steps before the timed ones; the last one's memory is watched
 constexpr int64_t kFewImages = 2, kFewPixels = 64, kFewChannels = 8;  // of the check
-constexpr double kDetectFlips = 0.1;                          // as bench images': values near 0 fall on either side of a ReLU
+constexpr double kDetectFlips = 0.1;                                  // as bench images': values near 0 fall on either side of a ReLU
 constexpr int64_t kChannels = 3;
 
 struct BenchDetectCommand {

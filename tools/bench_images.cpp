@@ -26,6 +26,7 @@
 #include "satchel/train/memory.h"
 #include "satchel/train/options.h"
 #include "tools/arguments.h"
+#include "tools/plan_image.h"
 #include "tools/progress.h"
 #include "tools/quality.h"
 #include "tools/tool.h"
@@ -42,7 +43,8 @@ constexpr int64_t kCheckBatch = 8, kCheckImage = 32;  // of the check
 // Values within rounding of 0 fall on either side of a ReLU, and each changes the gradients of all layers before it: fp32 in NCHW order
 // is off fp32 in channels_last by up to 3e-2 (resnet50, densenet121), and a gradient that lacks a term by about 1.
 constexpr double kFlips = 0.1;
-constexpr double kRate = 1e-3;  // small: random labels shall not drive the weights far
+constexpr int64_t kMostSegments = 254;  // classes that a byte tells from ignored pixels
+constexpr double kRate = 1e-3;          // small: random labels shall not drive the weights far
 
 /// Model, optimizer and a batch of noise, on their device while it lives.
 class Entry {
@@ -59,7 +61,9 @@ class Entry {
     at::manual_seed(1);
     const auto order = options.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
     images_ = at::empty({batch, s.channels, s.image, s.image}, at::TensorOptions().dtype(at::kFloat).device(device_), order).normal_();
-    labels_ = at::randint(s.classes, {batch}, at::TensorOptions().dtype(at::kLong).device(device_));
+    const bool segments = is_segmentation_model(s.options.model);
+    const std::vector<int64_t> labels = segments ? std::vector{batch, s.image, s.image} : std::vector{batch};
+    labels_ = at::randint(s.classes, labels, at::TensorOptions().dtype(segments ? at::kByte : at::kLong).device(device_));
     indices_.resize(static_cast<size_t>(batch));
     std::iota(indices_.begin(), indices_.end(), 0);
   }
@@ -210,6 +214,7 @@ void add_image_bench_options(CLI::App& bench, BenchImagesCommand& c) {
   ImageTrainOptions& o = c.setting.options;
   std::vector<std::string> names;
   for (const std::string_view name : image_model_names()) names.emplace_back(name);
+  for (const std::string_view name : segmentation_model_names()) names.emplace_back(name);
   o.model = "resnet50";
   o.lr = kRate;
   bench.add_option("--model", o.model, "The model")->check(CLI::IsMember(names))->capture_default_str();
@@ -217,7 +222,10 @@ void add_image_bench_options(CLI::App& bench, BenchImagesCommand& c) {
   bench.add_option("--image", c.setting.image, "Height and width of the images")
       ->transform(whole_number(1, 1 << 14))
       ->capture_default_str();
-  bench.add_option("--classes", c.setting.classes, "Classes")->transform(whole_number(2, 1 << 20))->capture_default_str();
+  bench.add_option("--classes", c.classes, "Classes")
+      ->transform(whole_number(2, 1 << 20))
+      ->default_str(fmt::format("{} (segmentation: {})", c.setting.classes, kVocClasses));
+  bench.add_flag("--no-aux", c.no_aux, "Segmentation: without the auxiliary head");
   bench.add_option("--width", o.width, "Channels of the first stage")->transform(whole_number(1, 1 << 12))->capture_default_str();
   bench.add_flag("--small-stem", c.small_stem, "First convolution 3×3 of stride 1, no pool (default: for images up to 64 pixels)");
   bench.add_flag("--large-stem", c.large_stem, "First convolution 7×7 of stride 2, then a pool")->excludes("--small-stem");
@@ -236,6 +244,12 @@ ImageBenchSetting checked_setting(const BenchImagesCommand& c) {
   s.options.amp = from_name<Autocast>(c.amp, "bench");
   s.options.channels_last = !c.contiguous;
   s.tries = !c.no_tries;
+  s.options.aux = !c.no_aux;
+  const bool segments = is_segmentation_model(s.options.model);
+  s.classes = c.classes.value_or(segments ? kVocClasses : s.classes);
+  if (segments && s.classes > kMostSegments)
+    throw UsageError(fmt::format("[bench] --classes must be at most {} for segmentation, got {}", kMostSegments, s.classes));
+  if (!segments && c.no_aux) throw UsageError("[bench] --no-aux is for models of segmentation, got " + s.options.model);
   if (c.small_stem || c.large_stem) s.options.small_stem = c.small_stem;
   if (c.no_tries && !names_cuda(s.options.device)) throw UsageError("[bench] --no-tries needs --device cuda, got " + s.options.device);
   try {
@@ -315,6 +329,7 @@ void add_bench_images(CLI::App& bench) {
       "exit code is 1. fp32 is torch's own functions and saves; bench/image_torch.py\n"
       "measures PyTorch itself, checkpointing and torch.compile in the same way.\n"
       "\nExamples:\n  satchel bench images --device cuda --tf32 --batch 256 --json images.json\n"
+      "  satchel bench images --model fcn_resnet50 --image 512 --batch 16 --device cuda --tf32\n"
       "  satchel bench images --model resnet18 --image 32 --classes 10 --batch 16 --width 16 --steps 5");
   images->callback([c] { run_bench_images(*c); });
 }

@@ -6,6 +6,7 @@
 #include <CLI/App.hpp>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,7 +52,8 @@ nlohmann::ordered_json results_json(const std::vector<ImageBenchResult>& results
 struct BenchImagesCommand {
   ImageBenchSetting setting;
   std::string methods = "fp32,actnn,division,satchel", amp = "none";
-  bool small_stem = false, large_stem = false, contiguous = false, no_tries = false;
+  bool small_stem = false, large_stem = false, contiguous = false, no_tries = false, no_aux = false;
+  std::optional<int64_t> classes;
   int64_t batch = 256, steps = 30;
   int64_t threads = 0;
   std::string memory_cap;  // bytes, as parse_bytes() reads them; empty: none

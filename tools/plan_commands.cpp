@@ -86,15 +86,23 @@ std::string model_names() {
   std::string names;
   for (const std::string& name : graph_layer_names()) names += (names.empty() ? "" : "|") + name;
   for (const std::string_view name : image_model_names()) names += "|" + std::string(name);
+  for (const std::string_view name : segmentation_model_names()) names += "|" + std::string(name);
   for (const std::string_view name : detector_names()) names += "|" + std::string(name);
   return names;
 }
+
+/// Of images: their classes, or their pixels'.
+bool is_image(const std::string& model) { return is_image_model(model) || is_segmentation_model(model); }
 
 /// What the options of every plan say about an image model.
 ImagePlanOptions image_options(const PlanOptions& o, std::vector<Method> methods) {
   ImagePlanOptions images = o.images;
   images.shape.name = o.model;
-  images.shape.small_stem = images.small_stem || (!images.large_stem && wants_small_stem(images.image, images.image));
+  const bool segments = is_segmentation_model(o.model);
+  images.shape.small_stem = images.small_stem || (!images.large_stem && !segments && wants_small_stem(images.image, images.image));
+  images.shape.aux = segments && !images.no_aux;
+  if (images.no_aux && !segments) fail("plan", "--no-aux is for models of segmentation", o.model);
+  if (segments) images.shape.classes = kVocClasses;
   if (o.shape.classes != kNotGiven) images.shape.classes = o.shape.classes;
   if (o.dropout_given) images.shape.dropout = o.shape.dropout;
   images.methods = std::move(methods);
@@ -128,7 +136,7 @@ Output make_output(const PlanOptions& o) {
       const DetectPlanOptions detect = detect_options(o, std::move(methods));
       return {detect_plan_text(detect), detect_plan_json(detect)};
     }
-    if (is_image_model(o.model)) {
+    if (is_image(o.model)) {
       const ImagePlanOptions images = image_options(o, std::move(methods));
       return {image_plan_text(images), image_plan_json(images)};
     }
@@ -166,7 +174,7 @@ void add_plan_command(CLI::App& app) {
   CLI::Option* model = plan->add_option("--model", o->model, "Kind of a graph model's layers, or an image model")
                            ->type_name(model_names())
                            ->capture_default_str();
-  CLI::Option* classes = add_count(*plan, "--classes", s.classes, "Classes: width of the logits (image models: 1000)");
+  CLI::Option* classes = add_count(*plan, "--classes", s.classes, "Classes: width of the logits (image models: 1000; segmentation: 21)");
   CLI::Option* dropout = plan->add_option("--dropout", s.dropout, "After the activation (image models: before the classifier); 0: none")
                              ->check(CLI::Number)
                              ->capture_default_str();
@@ -198,10 +206,10 @@ void add_plan_command(CLI::App& app) {
   plan->footer(footer());
   plan->callback([=] {
     const bool detects = is_detector(o->model);
-    if (!detects && !is_image_model(o->model) && !is_graph_layer(o->model)) {
+    if (!detects && !is_image(o->model) && !is_graph_layer(o->model)) {
       throw UsageError(fmt::format("[plan] --model must be {}, got '{}'", model_names(), o->model));
     }
-    const bool image = is_image_model(o->model) || detects, table = !o->table.empty();
+    const bool image = is_image(o->model) || detects, table = !o->table.empty();
     const auto refuse = [](const std::vector<CLI::Option*>& options, const std::string& rule) {
       for (const CLI::Option* option : options) {
         if (option->count() > 0) throw UsageError("[plan] " + rule + ", got " + option->get_name());

@@ -54,11 +54,10 @@ std::vector<CLI::Option*> add_detect_plan_options(CLI::App& plan, DetectPlanOpti
 
 std::string detect_plan_text(const DetectPlanOptions& o) {
   const DetectorShape& s = o.shape;
-  std::string text = fmt::format("{}, width {}, {} classes{}; batch {} of {} × {} × {}{}\n", s.name, s.width, grouped(s.classes),
-                                 s.frozen_norm || s.trainable < 5
-                                     ? fmt::format(", {}{} stages trained", s.frozen_norm ? "frozen norms, " : "", s.trainable)
-                                     : "",
-                                 o.batch.images, s.channels, o.batch.height, o.batch.width, o.batch.half ? ", autocast to 16 bits" : "");
+  std::string text = fmt::format(
+      "{}, width {}, {} classes{}; batch {} of {} × {} × {}{}\n", s.name, s.width, grouped(s.classes),
+      s.frozen_norm || s.trainable < 5 ? fmt::format(", {}{} stages trained", s.frozen_norm ? "frozen norms, " : "", s.trainable) : "",
+      o.batch.images, s.channels, o.batch.height, o.batch.width, o.batch.half ? ", autocast to 16 bits" : "");
   const std::vector<Method> methods = detect_methods(o);
   if (methods.size() == 1) {
     const DetectPlan plan = plan_of(o, methods[0]);
@@ -71,14 +70,14 @@ std::string detect_plan_text(const DetectPlanOptions& o) {
   text += fmt::format("\n{:<28} {:>12} {:>8}{}\n", "MiB", "saved", "smaller", regions ? fmt::format(" {:>12}", "of it boxes") : "");
   for (const Method& m : methods) {
     const DetectPlan plan = plan_of(o, m);
-    text += fmt::format("{:<28} {:>12} {:>7.1f}x{}\n", m.name, mib(plan.bytes()),
-                        static_cast<double>(fp32) / static_cast<double>(plan.bytes()),
-                        regions ? fmt::format(" {:>12}", mib(total_bytes(plan.regions))) : "");
+    text +=
+        fmt::format("{:<28} {:>12} {:>7.1f}x{}\n", m.name, mib(plan.bytes()), static_cast<double>(fp32) / static_cast<double>(plan.bytes()),
+                    regions ? fmt::format(" {:>12}", mib(total_bytes(plan.regions))) : "");
   }
   text += "\nsaved  kept from forward to backward, without the losses: codes, headers, masks, statistics\n";
   if (regions)
-    text += fmt::format("boxes  {} an image (--boxes): proposals that are trained on, at most {}; fewer where an image has fewer\n", o.boxes,
-                        kRegions);
+    text += fmt::format("boxes  {} an image (--boxes): proposals that are trained on, at most {}; fewer where an image has fewer\n",
+                        o.boxes, kRegions);
   return text;
 }
 

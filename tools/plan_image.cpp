@@ -219,6 +219,7 @@ std::vector<CLI::Option*> add_image_plan_options(CLI::App& plan, ImagePlanOption
           add_count(plan, "--width", o.shape.width, "Channels of the first stage")->capture_default_str(),
           small,
           plan.add_flag("--large-stem", o.large_stem, "First convolution 7×7 of stride 2, then a pool")->excludes(small),
+          plan.add_flag("--no-aux", o.no_aux, "Segmentation: without the auxiliary head"),
           plan.add_option("--amp", o.amp, "Autocast to this type")->check(CLI::IsMember({"none", "bf16", "fp16"}))->capture_default_str(),
           plan.add_option("--fit", o.fit, "The largest batch in so much GPU memory, instead of --batch")
               ->transform(

@@ -10,6 +10,7 @@
 #include "satchel/core/graph_layer.h"
 #include "satchel/data/image_data.h"
 #include "satchel/data/npy.h"
+#include "satchel/data/scenes.h"
 #include "satchel/plan/detector_shape.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/image_options.h"
@@ -155,6 +156,7 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
 std::vector<std::string> model_names() {
   std::vector<std::string> names = graph_layer_names();
   for (const std::string_view name : image_model_names()) names.emplace_back(name);
+  for (const std::string_view name : segmentation_model_names()) names.emplace_back(name);
   for (const std::string_view name : detector_names()) names.emplace_back(name);
   return names;
 }
@@ -163,8 +165,13 @@ void add_train(CLI::App& app) {
   const auto command = std::make_shared<TrainCommand>();
   CLI::App* train = app.add_subcommand("train", "Train a graph or image model with what it saves for backward packed");
   GraphShape& shape = command->options.shape;
-  train->add_option("--data", command->data, "Graph, images or scenes: a folder, an npz file, synthetic:…, synthetic-images:… or synthetic-shapes:…")->required();
-  train->add_option("--model", command->model, "Graph layer, image model or detector")->check(CLI::IsMember(model_names()))->capture_default_str();
+  train
+      ->add_option("--data", command->data,
+                   "Graph, images or scenes: a folder, an npz file, synthetic:…, synthetic-images:… or synthetic-shapes:…")
+      ->required();
+  train->add_option("--model", command->model, "Graph layer, image model or detector")
+      ->check(CLI::IsMember(model_names()))
+      ->capture_default_str();
   train->add_option("--layers", shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str()->group(kGraphGroup);
   train->add_option("--hidden", shape.hidden, "Width between layers")
       ->transform(whole_number(1, 1 << 20))
@@ -185,12 +192,16 @@ void add_train(CLI::App& app) {
   train->add_option("--method", command->methods, "What is kept for backward, see below")->capture_default_str();
   add_run_options(*train, *command);
   add_image_options(*train, command->images);
+  add_segment_options(*train, command->segments);
   add_detect_options(*train, command->detect);
-  train->footer(std::string(kDataHelp) + image_train_help() + detect_train_help() + method_help() + kTrainNotes);
+  train->footer(std::string(kDataHelp) + image_train_help() + segment_train_help() + detect_train_help() + method_help() + kTrainNotes);
   train->callback([command, train] {
-    const bool detects = is_detector(command->model), images = is_image_model(command->model) || detects;
+    const bool segments = is_segmentation_model(command->model), detects = is_detector(command->model);
+    const bool images = segments || detects || is_image_model(command->model);
     refuse_given(*train, images ? kGraphGroup : kImageGroup, command->model);
+    if (!segments) refuse_given(*train, kSegmentGroup, command->model);
     if (!detects) refuse_given(*train, kDetectGroup, command->model);
+    if (segments) return run_train_segment(segment_command(*command, *train));
     if (detects) return run_train_detect(*command, *train);
     if (images) return run_train_images(image_command(*command, *train));
     run_train(*command);
@@ -199,13 +210,15 @@ void add_train(CLI::App& app) {
 
 void add_predict(CLI::App& app) {
   const auto command = std::make_shared<PredictCommand>();
-  CLI::App* predict = app.add_subcommand("predict", "Classes of a graph's nodes or of images, from a checkpoint of `satchel train`");
+  CLI::App* predict =
+      app.add_subcommand("predict", "Classes of a graph's nodes, of images or of their pixels, from a checkpoint of `satchel train`");
   predict->add_option("--checkpoint", command->checkpoint, "The checkpoint, of a graph or an image model")->required();
-  predict->add_option("--data", command->data, "Graph or images, as for train; labels may be missing")->required();
+  predict->add_option("--data", command->data, "Graph, images or scenes, as for train; labels may be missing")->required();
   predict
-      ->add_option("-o,--output", command->output,
-                   "Classes, a .npy file of int64: one a node or image (multi-label: nodes × labels); detectors: COCO results, JSON; - writes "
-                   "it to stdout")
+      ->add_option(
+          "-o,--output,--out", command->output,
+          "Classes, a .npy file of int64: one a node or image (multi-label: nodes × labels); - writes it to stdout. Segmentation: a "
+          "folder, made where it is missing, for masks. Detectors: COCO results, JSON")
       ->required();
   predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes or images × outputs")
       ->transform(file_name());
@@ -217,10 +230,12 @@ void add_predict(CLI::App& app) {
       "role.json (GraphSAINT), labels (npz) may be missing, and the test metric is then left out.\n"
       "Images: the weights of the last epoch; the classes of the test images in their order, or, of a folder that holds .jpg, .jpeg\n"
       "and .png files themselves, of those files by name. Pixels are scaled as they were in training.\n"
+      "Segmentation: a PNG file a test scene (or file of a folder), of palette indices that are the classes; names are the images'.\n"
       "Detectors: the boxes of the test scenes, at most 100 each, as COCO results: image_id, category_id, bbox (left, top, width,\n"
       "height) and score; ids are the data's own, or places from 0 on.\n"
       "\nExamples:\n  satchel predict --checkpoint run.safetensors --data arxiv/ -o classes.npy\n"
       "  satchel predict --checkpoint resnet.safetensors --data photos/ -o classes.npy --scores scores.npy\n"
+      "  satchel predict --checkpoint fcn.safetensors --data photos/ --out masks/\n"
       "  satchel predict --checkpoint run.safetensors --data arxiv/ -o - | python3 -c 'import io, sys, numpy;\n"
       "    print(numpy.bincount(numpy.load(io.BytesIO(sys.stdin.buffer.read()))))'");
   predict->callback([command] { run_predict(*command); });
@@ -237,7 +252,7 @@ namespace {
 
 /// Images given to what trains or reads graphs, which would only say that there is no such folder.
 void refuse_images(const std::string& data) {
-  if (!holds_images(data) && !data.starts_with("synthetic-images")) return;
+  if (!holds_images(data) && !holds_scenes(data) && !data.starts_with("synthetic-images")) return;
   throw UsageError(fmt::format("[train] data must be a graph here (train images with --model resnet18 …), got {}", data));
 }
 
@@ -285,6 +300,7 @@ void run_train(const TrainCommand& c) {
 }
 
 void run_predict(const PredictCommand& c) {
+  if (checkpoint_format(c.checkpoint) == kSegmentFormat) return predict_segment(c);
   if (c.output == "-" && c.scores == "-") throw UsageError("[predict] one of --output and --scores may be -, got both");
   if (c.output != "-" && c.scores != "-") check_apart("predict", "--scores", c.scores, "--output", c.output);
   for (const auto& [name, path] : {std::pair{"--output", c.output}, {"--scores", c.scores}}) {

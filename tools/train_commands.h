@@ -11,6 +11,7 @@
 #include "tools/train_detect.h"
 #include "tools/train_images.h"
 #include "tools/train_runs.h"
+#include "tools/train_segment.h"
 
 namespace satchel::tool {
 
@@ -20,8 +21,9 @@ struct TrainCommand : RunsCommand {
   std::optional<double> checkpoint_every;  // minutes
   std::string cache;                       // as bench graph's
   bool no_cache = false, unweighted = false;
-  ImageTrainCommand images;  // of image models: what they have of their own
-  DetectCommand detect;      // of detectors
+  ImageTrainCommand images;      // of image models: what they have of their own
+  SegmentTrainCommand segments;  // … and what models of segmentation have beside that
+  DetectCommand detect;          // of detectors
 };
 
 struct PredictCommand {

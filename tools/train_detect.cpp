@@ -27,7 +27,8 @@ void refuse_classifiers(const CLI::App& train, const std::string& model) {
   for (const char* name : {"--small-stem", "--large-stem", "--skip-broken", "--label-smoothing", "--dropout"}) {
     if (train.count(name) > 0) throw UsageError(fmt::format("[train] {} is not for this model, got {}", name, model));
   }
-  if (train.count("--image") > 0 && train.count("--sides") > 0) throw UsageError("[train] one of --image and --sides must be given, got both");
+  if (train.count("--image") > 0 && train.count("--sides") > 0)
+    throw UsageError("[train] one of --image and --sides must be given, got both");
 }
 
 DetectTrainOptions detect_options(const TrainCommand& c, const ImageTrainCommand& images, const CLI::App& train, const Method& method,
@@ -56,6 +57,7 @@ DetectTrainOptions detect_options(const TrainCommand& c, const ImageTrainCommand
   o.longest = c.detect.longest;
   o.frozen_norm = c.detect.frozen_norm;
   o.trainable = c.detect.trainable;
+  o.max_norm = c.detect.max_norm;
   return o;
 }
 
@@ -109,12 +111,16 @@ ordered_json detect_run_json(const RunResult& r, const SceneSets& data, const De
 
 void add_detect_options(CLI::App& train, DetectCommand& c) {
   const auto own = [](CLI::Option* option) { return option->group(kDetectGroup); };
-  own(train.add_option("--sides", c.sides,
-                       "Bring images' shorter side to one of these, drawn for each: 480,512,544; tested at the last (default: as they are)"))
+  own(train.add_option(
+          "--sides", c.sides,
+          "Bring images' shorter side to one of these, drawn for each: 480,512,544; tested at the last (default: as they are)"))
       ->transform(whole_number(1, 1 << 13))
       ->delimiter(',');
   own(train.add_option("--longest", c.longest, "With --sides: the most that the longer side becomes"))
       ->transform(whole_number(1, 1 << 13))
+      ->capture_default_str();
+  own(train.add_option("--max-norm", c.max_norm, "Largest norm of all gradients together; 0: any"))
+      ->transform(real_number())
       ->capture_default_str();
   own(train.add_flag("--frozen-norm", c.frozen_norm, "Norms of the ResNet are constants and keep nothing (for pretrained weights)"));
   own(train.add_option("--trainable", c.trainable, "Stages of the ResNet that are trained, from the last one back; others keep nothing"))
@@ -148,7 +154,8 @@ void run_train_detect(const TrainCommand& c, const CLI::App& train) {
           {"step",
            [&](const Method& m, uint64_t seed) {
              const DetectTrainOptions o = options(m, seed);
-             return run_shown(o, images.is_silent(), o.batch, [&](const ProgressReport& report) { return train_detector(data, o, report); });
+             return run_shown(o, images.is_silent(), o.batch,
+                              [&](const ProgressReport& report) { return train_detector(data, o, report); });
            },
            [&](const std::vector<RunResult>& runs) { print_detectors(runs, data, common); },
            [&](const RunResult& r) { return detect_run_json(r, data, common); }});

@@ -19,6 +19,7 @@ struct PredictCommand;
 struct DetectCommand {
   std::vector<int64_t> sides;
   int64_t longest = DetectTrainOptions().longest, trainable = DetectTrainOptions().trainable;
+  double max_norm = DetectTrainOptions().max_norm;
   bool frozen_norm = false;
 };
 

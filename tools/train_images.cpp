@@ -24,36 +24,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-ImageTrainOptions options_of(const ImageTrainCommand& c, const Method& method, uint64_t seed) {
-  ImageTrainOptions o = c.options;
-  o.method = method;
-  o.seed = seed;
-  o.amp = from_name<Amp>(c.amp, "train");
-  o.schedule = from_name<Decay>(c.schedule, "train");
-  o.milestones = c.milestones;
-  if (c.small_stem || c.large_stem) o.small_stem = c.small_stem;
-  o.augment = !c.no_augment;
-  o.nesterov = !c.no_nesterov && o.momentum > 0;
-  o.channels_last = !c.contiguous;
-  return o;
-}
-
 bool is_there(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
-
-/// Names of JPEG and PNG files that lie in a folder itself, sorted.
-std::vector<std::string> image_files_in(const std::string& folder) {
-  std::vector<std::string> names;
-  const auto close = [](DIR* open) { ::closedir(open); };
-  const std::unique_ptr<DIR, decltype(close)> open(::opendir(folder.c_str()), close);
-  if (!open) return names;
-  while (const dirent* entry = ::readdir(open.get())) {
-    std::string name = entry->d_name, low = name;
-    std::ranges::transform(low, low.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    if (low.ends_with(".jpg") || low.ends_with(".jpeg") || low.ends_with(".png")) names.push_back(std::move(name));
-  }
-  std::ranges::sort(names);
-  return names;
-}
 
 /// Options that the data leave nothing to do for.
 void check_data(const ImageSets& data, const ImageTrainOptions& o) {
@@ -109,6 +80,34 @@ ordered_json run_json(const RunResult& r, const ImageSets& data, const ImageTrai
 }
 
 }  // namespace
+
+ImageTrainOptions image_options(const ImageTrainCommand& c, const Method& method, uint64_t seed) {
+  ImageTrainOptions o = c.options;
+  o.method = method;
+  o.seed = seed;
+  o.amp = from_name<Amp>(c.amp, "train");
+  o.schedule = from_name<Decay>(c.schedule, "train");
+  o.milestones = c.milestones;
+  if (c.small_stem || c.large_stem) o.small_stem = c.small_stem;
+  o.augment = !c.no_augment;
+  o.nesterov = !c.no_nesterov && o.momentum > 0;
+  o.channels_last = !c.contiguous;
+  return o;
+}
+
+std::vector<std::string> image_files_in(const std::string& folder) {
+  std::vector<std::string> names;
+  const auto close = [](DIR* open) { ::closedir(open); };
+  const std::unique_ptr<DIR, decltype(close)> open(::opendir(folder.c_str()), close);
+  if (!open) return names;
+  while (const dirent* entry = ::readdir(open.get())) {
+    std::string name = entry->d_name, low = name;
+    std::ranges::transform(low, low.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (low.ends_with(".jpg") || low.ends_with(".jpeg") || low.ends_with(".png")) names.push_back(std::move(name));
+  }
+  std::ranges::sort(names);
+  return names;
+}
 
 void add_image_options(CLI::App& train, ImageTrainCommand& c) {
   ImageTrainOptions& o = c.options;
@@ -196,7 +195,7 @@ ImagesToPredict images_to_predict(const std::string& where) {
 
 void run_train_images(const ImageTrainCommand& c) {
   const std::vector<Method> methods = methods_from(c.methods, validate);
-  const auto options = [&](const Method& method, uint64_t seed) { return options_of(c, method, seed); };
+  const auto options = [&](const Method& method, uint64_t seed) { return image_options(c, method, seed); };
   if (c.gamma_given && c.schedule != "step") throw UsageError("[train] --gamma needs --schedule step, got " + c.schedule);
   if (c.small_stem && c.large_stem) throw UsageError("[train] the stem must be one, got --small-stem and --large-stem");
   check_runs(c, c.options, methods.size(), [&] {

@@ -29,6 +29,11 @@ void add_image_options(CLI::App& train, ImageTrainCommand& command);
 /// Throws UsageError where an option of that group was given: of the other kind of model, it would be silently without effect.
 void refuse_given(const CLI::App& train, const std::string& group, const std::string& model);
 
+/// The options of one run.
+ImageTrainOptions image_options(const ImageTrainCommand& command, const Method& method, uint64_t seed);
+/// Names of JPEG and PNG files that lie in a folder itself, sorted.
+std::vector<std::string> image_files_in(const std::string& folder);
+
 /// What both kinds of model have goes over where it was given: their defaults differ.
 ImageTrainCommand image_command(const TrainCommand& command, const CLI::App& train);
 

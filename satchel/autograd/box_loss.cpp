@@ -48,7 +48,8 @@ class MapsLossNode : public SavingNode {
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (gradients[i]._version() != versions[i])
         fail(op(), "maps must not change, nor serve a second loss, between a loss and its backward");
-      made.push_back(is_last_use() ? std::exchange(gradients[i], {}).mul_(factor) : gradients[i].mul(factor).to(gradients[i].scalar_type()));
+      made.push_back(is_last_use() ? std::exchange(gradients[i], {}).mul_(factor)
+                                   : gradients[i].mul(factor).to(gradients[i].scalar_type()));
     }
     return made;
   }
@@ -67,7 +68,8 @@ void check_targets(const std::vector<at::Tensor>& maps, int64_t values, const An
   const std::vector<int64_t> sizes = {maps[0].size(0), anchors};
   if (!t.labels.defined() || t.labels.sizes() != at::IntArrayRef(sizes) || t.labels.scalar_type() != at::kLong)
     fail(op, "labels must be int64 of images × " + std::to_string(anchors), t.labels.defined() ? t.labels.sizes() : at::IntArrayRef());
-  if (!t.weights.defined() || t.weights.numel() != sizes[0]) fail(op, "weights must be one an image", t.weights.defined() ? t.weights.numel() : 0);
+  if (!t.weights.defined() || t.weights.numel() != sizes[0])
+    fail(op, "weights must be one an image", t.weights.defined() ? t.weights.numel() : 0);
 }
 
 /// What a loss makes of some images' rows, float32: their sums, one an image, and the gradient in place of the rows.

@@ -29,8 +29,8 @@ struct FocalOptions {
 at::Tensor focal_loss_(const std::vector<at::Tensor>& logits, int64_t classes, const AnchorTargets& targets,
                        const FocalOptions& options = {}, const SavePolicy& saving = {});
 
-/// Σ over images of weight × Σ over anchors with a class of |d|, d being the difference of a map's number and its target; with `beta` above 0
-/// smooth L1: d²/(2·beta) where |d| is below it, else |d| − beta/2. Maps are images × (boxes · 4) × height × width, as above.
+/// Σ over images of weight × Σ over anchors with a class of |d|, d being the difference of a map's number and its target; with `beta` above
+/// 0 smooth L1: d²/(2·beta) where |d| is below it, else |d| − beta/2. Maps are images × (boxes · 4) × height × width, as above.
 at::Tensor box_loss_(const std::vector<at::Tensor>& maps, const AnchorTargets& targets, double beta = 0, const SavePolicy& saving = {});
 
 }  // namespace satchel

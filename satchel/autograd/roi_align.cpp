@@ -95,7 +95,8 @@ class RoiAlignNode : public SavingNode {
 at::Tensor roi_align(const at::Tensor& map, const at::Tensor& boxes, const at::Tensor& image, const RoiAlignOptions& o,
                      const std::string& name) {
   if (map.dim() != 4 || !map.is_floating_point()) fail(kRoi, "the map must have four dimensions of floats", map.toString());
-  if (boxes.dim() != 2 || boxes.size(1) != 4 || boxes.scalar_type() != at::kFloat) fail(kRoi, "boxes must be float32 rows of 4", boxes.sizes());
+  if (boxes.dim() != 2 || boxes.size(1) != 4 || boxes.scalar_type() != at::kFloat)
+    fail(kRoi, "boxes must be float32 rows of 4", boxes.sizes());
   if (image.dim() != 1 || image.size(0) != boxes.size(0) || image.scalar_type() != at::kLong)
     fail(kRoi, "images must be " + std::to_string(boxes.size(0)) + " int64 numbers", image.sizes());
   if (!(o.scale > 0)) fail(kRoi, "scale must be above 0", o.scale);

@@ -32,8 +32,6 @@ std::string part_file(const std::string& folder, const std::string& part) {
   return found;
 }
 
-bool is_coco(const std::string& folder, const std::vector<std::string>&) { return !part_file(folder, "train").empty(); }
-
 json parse_json(const std::string& path) {
   const std::vector<uint8_t> bytes = read_file(path, kMostJson);
   try {
@@ -56,7 +54,8 @@ class CocoFile {
   }
   const json& list(const char* name) const {
     const auto found = root_.find(name);
-    if (found == root_.end() || !found->is_array()) refuse(path_, "must have a list '" + std::string(name) + "'", found == root_.end() ? "none" : found->type_name());
+    if (found == root_.end() || !found->is_array())
+      refuse(path_, "must have a list '" + std::string(name) + "'", found == root_.end() ? "none" : found->type_name());
     return *found;
   }
   [[noreturn]] void wrong(const char* list, size_t i, const std::string& rule, const std::string& got) const {
@@ -157,7 +156,8 @@ SceneData load_part(const std::string& folder, const std::string& name, const Cl
     const int64_t id = file.whole("images", i, images[i], "id");
     if (!places.emplace(id, i).second) file.wrong("images", i, "id must occur once", std::to_string(id));
     const int64_t width = file.whole("images", i, images[i], "width"), height = file.whole("images", i, images[i], "height");
-    if (width < 1 || height < 1) file.wrong("images", i, "width and height must be 1 or more", std::to_string(width) + " × " + std::to_string(height));
+    if (width < 1 || height < 1)
+      file.wrong("images", i, "width and height must be 1 or more", std::to_string(width) + " × " + std::to_string(height));
     sizes.emplace_back(static_cast<double>(width), static_cast<double>(height));
     data.paths.push_back(path);
     data.ids.push_back(id);
@@ -170,7 +170,8 @@ SceneData load_part(const std::string& folder, const std::string& name, const Cl
     const auto place = places.find(file.whole("annotations", i, item, "image_id"));
     if (place == places.end()) file.wrong("annotations", i, "image_id must be an image's id", item["image_id"].dump());
     const auto label = labels.find(file.whole("annotations", i, item, "category_id"));
-    if (label == labels.end()) file.wrong("annotations", i, "category_id must be a category of the training images", item["category_id"].dump());
+    if (label == labels.end())
+      file.wrong("annotations", i, "category_id must be a category of the training images", item["category_id"].dump());
     ObjectBox box;
     box.label = label->second;
     const auto& [width, height] = sizes[place->second];
@@ -178,6 +179,10 @@ SceneData load_part(const std::string& folder, const std::string& name, const Cl
   }
   return data;
 }
+
+}  // namespace
+
+bool is_coco(const std::string& folder, const std::vector<std::string>&) { return !part_file(folder, "train").empty(); }
 
 SceneSets load_coco(const std::string& folder) {
   const std::string train = part_file(folder, "train"), test = part_file(folder, "val");
@@ -193,9 +198,5 @@ SceneSets load_coco(const std::string& folder) {
   sets.deviation = {0.229F, 0.224F, 0.225F};
   return sets;
 }
-
-}  // namespace
-
-const SceneLayout kCoco = {SceneTask::detection, "annotations/instances_train*.json (COCO)", is_coco, load_coco};
 
 }  // namespace satchel

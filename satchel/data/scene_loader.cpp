@@ -135,8 +135,10 @@ struct SceneLoader::State {
       height = scaled(height, scale);
       width = scaled(width, scale);
       part = {0, 0, std::min(height, options.size), std::min(width, options.size)};
-      part.top = below(static_cast<uint32_t>(height - part.height + 1), words.w[1]);
-      part.left = below(static_cast<uint32_t>(width - part.width + 1), words.w[2]);
+      if (options.crop_anywhere) {
+        part.top = below(static_cast<uint32_t>(height - part.height + 1), words.w[1]);
+        part.left = below(static_cast<uint32_t>(width - part.width + 1), words.w[2]);
+      }
     } else if (options.view == SceneView::resized) {
       const int64_t side = options.sides[below(static_cast<uint32_t>(options.sides.size()), words.w[0])];
       const auto shorter = static_cast<double>(std::min(height, width)), longer = static_cast<double>(std::max(height, width));

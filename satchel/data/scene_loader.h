@@ -29,6 +29,7 @@ struct SceneLoaderOptions {
   double least_scale = 0.5, most_scale = 2;      // crop
   std::vector<int64_t> sides = {800};            // resized: one is drawn for each scene of an epoch
   int64_t longest = 1333;                        // resized
+  bool crop_anywhere = true;                     // crop: at a place that is drawn; else the upper left corner
   int64_t multiple = 1;                          // height and width of a batch are padded to one
   bool flip = false;                             // left and right exchanged for half of the samples
   bool masks = true;                             // where the data have them

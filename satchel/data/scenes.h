@@ -34,13 +34,16 @@ struct Scene {
 
 enum class SceneTask : uint8_t { segmentation, detection };
 
+constexpr uint8_t kUnknownClass = 254;
+
 /// Scenes in files that are decoded when they are asked for, or drawn from a seed.
 struct SceneData {
   std::string name;
   int64_t count = 0;
   int64_t classes = 0;                          // segmentation: with the background, class 0; detection: of objects
   std::vector<std::string> class_names;         // classes of them, or none
-  std::vector<std::string> paths, mask_paths;   // in files: one a scene
+  std::vector<std::string> paths, mask_paths;   // in files: one a scene, or no masks
+  std::vector<uint8_t> class_of;                // in files: 256, the class that a mask's number is; kUnknownClass: none
   std::vector<std::vector<ObjectBox>> objects;  // in files: one list a scene
   std::vector<int64_t> ids;                     // detection: the data's own numbers of images, or none
   std::vector<int64_t> category_ids;            // detection: the data's own numbers of classes, or none

@@ -1,10 +1,10 @@
 // Pascal VOC with boxes: ImageSets/Main/train.txt and val.txt (or trainval.txt and test.txt) name images, Annotations/NAME.xml has their
 // objects, JPEGImages/NAME.jpg the pixels. Corners are pixels counted from 1, both included; objects marked difficult count as crowds.
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <set>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -20,31 +20,9 @@ namespace {
 
 constexpr uint64_t kMostXml = uint64_t{16} << 20, kMostList = uint64_t{256} << 20;
 
-/// In VOC's own order, where no other name occurs.
-constexpr std::array<const char*, 20> kVocNames = {"aeroplane", "bicycle", "bird",  "boat",      "bottle", "bus",         "car",
-                                                   "cat",       "chair",   "cow",   "diningtable", "dog",  "horse",       "motorbike",
-                                                   "person",    "pottedplant", "sheep", "sofa",  "train",  "tvmonitor"};
-
 std::string text_of_file(const std::string& path, uint64_t most) {
   const std::vector<uint8_t> bytes = read_file(path, most);
   return {bytes.begin(), bytes.end()};
-}
-
-/// The folder itself, or the last VOC20xx in it.
-std::string voc_root(const std::string& folder, const std::vector<std::string>& names) {
-  const auto has = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
-  if (has("Annotations") && has("JPEGImages")) return folder;
-  std::string last;
-  for (const std::string& name : names) {
-    const std::string inner = folder + "/" + name;
-    if (name.starts_with("VOC") && is_folder(inner) && exists(inner + "/Annotations")) last = std::max(last, inner);
-  }
-  return last;
-}
-
-bool is_voc_boxes(const std::string& folder, const std::vector<std::string>& names) {
-  const std::string root = voc_root(folder, names);
-  return !root.empty() && is_folder(root + "/Annotations") && is_folder(root + "/ImageSets/Main");
 }
 
 /// One object as the file has it.
@@ -63,7 +41,8 @@ class VocFile {
     const XmlElement& size = needed(root, "size");
     width_ = number(needed(size, "width"));
     height_ = number(needed(size, "height"));
-    if (!(width_ >= 1 && height_ >= 1)) wrong(size.line, "must have a width and height of 1 or more", std::to_string(width_) + " × " + std::to_string(height_));
+    if (!(width_ >= 1 && height_ >= 1))
+      wrong(size.line, "must have a width and height of 1 or more", std::to_string(width_) + " × " + std::to_string(height_));
     for (const XmlElement& e : root.children) {
       if (e.name == "object") objects.push_back(object(e));
     }
@@ -152,8 +131,9 @@ std::vector<std::string> names_of(const VocPart& part) {
   for (const auto& objects : part.objects) {
     for (const VocObject& o : objects) names.insert(o.name);
   }
-  const auto is_voc = [](const std::string& name) { return std::ranges::find(kVocNames, name) != kVocNames.end(); };
-  if (std::ranges::all_of(names, is_voc)) return {kVocNames.begin(), kVocNames.end()};
+  const std::span<const char* const> usual = voc_class_names();
+  const auto is_usual = [&](const std::string& name) { return std::ranges::find(usual, name) != usual.end(); };
+  if (std::ranges::all_of(names, is_usual)) return {usual.begin(), usual.end()};
   return {names.begin(), names.end()};
 }
 
@@ -165,17 +145,26 @@ void set_labels(VocPart& part, const std::vector<std::string>& names) {
     for (VocObject& o : part.objects[i]) {
       const auto found = std::ranges::find(names, o.name);
       if (found == names.end())
-        refuse(part.files[i] + ": line " + std::to_string(o.line), "an object's class must be one of the training images'", printable(o.name));
+        refuse(part.files[i] + ": line " + std::to_string(o.line), "an object's class must be one of the training images'",
+               printable(o.name));
       o.box.label = static_cast<int32_t>(found - names.begin());
       boxes.push_back(o.box);
     }
   }
 }
 
-SceneSets load_voc_boxes(const std::string& folder) {
-  const std::string root = voc_root(folder, names_in(folder)), at = root + "/ImageSets/Main/";
+}  // namespace
+
+bool is_voc_boxes(const std::string& folder, const std::vector<std::string>& names) {
+  const auto has = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
+  return has("JPEGImages") && has("Annotations") && is_folder(folder + "/ImageSets/Main");
+}
+
+SceneSets load_voc_boxes(const std::string& root) {
+  const std::string at = root + "/ImageSets/Main/";
   const bool halves = exists(at + "train.txt");
-  const std::string train = at + (halves ? "train.txt" : "trainval.txt"), test = at + (exists(at + "val.txt") && halves ? "val.txt" : "test.txt");
+  const std::string train = at + (halves ? "train.txt" : "trainval.txt"),
+                    test = at + (exists(at + "val.txt") && halves ? "val.txt" : "test.txt");
   if (!exists(train)) refuse(at, "must have train.txt or trainval.txt", listed(names_in(at)));
   VocPart trained = read_part(root, train), tested;
   const std::vector<std::string> names = names_of(trained);
@@ -191,9 +180,5 @@ SceneSets load_voc_boxes(const std::string& folder) {
   sets.deviation = {0.229F, 0.224F, 0.225F};
   return sets;
 }
-
-}  // namespace
-
-const SceneLayout kVocBoxes = {SceneTask::detection, "JPEGImages, Annotations and ImageSets/Main (Pascal VOC)", is_voc_boxes, load_voc_boxes};
 
 }  // namespace satchel

@@ -104,7 +104,8 @@ class XmlReader {
         take(2);
         const std::string end = name();
         skip_space();
-        if (end != e.name || !rest_.starts_with('>')) wrong("</" + e.name + "> must end the element of line " + std::to_string(e.line), "</" + end);
+        if (end != e.name || !rest_.starts_with('>'))
+          wrong("</" + e.name + "> must end the element of line " + std::to_string(e.line), "</" + end);
         take(1);
         break;
       } else {

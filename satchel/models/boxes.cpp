@@ -33,7 +33,8 @@ Centres centres_of(const at::Tensor& boxes) {
 }
 
 void check_boxes(const at::Tensor& boxes, const char* op) {
-  if (!boxes.defined() || boxes.dim() != 2 || boxes.size(1) != 4) fail(op, "boxes must be rows of 4", boxes.defined() ? boxes.sizes() : at::IntArrayRef());
+  if (!boxes.defined() || boxes.dim() != 2 || boxes.size(1) != 4)
+    fail(op, "boxes must be rows of 4", boxes.defined() ? boxes.sizes() : at::IntArrayRef());
 }
 
 float overlap_of(const float* a, const float* b) {
@@ -66,9 +67,9 @@ at::Tensor grid_anchors(const at::Tensor& base, int64_t height, int64_t width, s
 
 at::Tensor encode_boxes(const at::Tensor& boxes, const at::Tensor& anchors, const CodeWeights& w) {
   const Centres b = centres_of(boxes), a = centres_of(anchors);
-  return at::stack({w[0] * (b.x - a.x) / a.width, w[1] * (b.y - a.y) / a.height, w[2] * (b.width / a.width).log(),
-                    w[3] * (b.height / a.height).log()},
-                   1);
+  return at::stack(
+      {w[0] * (b.x - a.x) / a.width, w[1] * (b.y - a.y) / a.height, w[2] * (b.width / a.width).log(), w[3] * (b.height / a.height).log()},
+      1);
 }
 
 at::Tensor decode_boxes(const at::Tensor& codes, const at::Tensor& anchors, const CodeWeights& w) {

@@ -1,5 +1,5 @@
-// Boxes of detectors: anchors, coding, overlap, matching, suppression. Corners are left, top, right, bottom in pixels, float32 rows of 4, on
-// any device. The numbers and the order of anchors are torchvision's.
+// Boxes of detectors: anchors, coding, overlap, matching, suppression. Corners are left, top, right, bottom in pixels, float32 rows of 4,
+// on any device. The numbers and the order of anchors are torchvision's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +16,8 @@ struct Detections {
 
 /// The objects of a batch's images, on its device.
 struct BoxTargets {
-  std::vector<at::Tensor> boxes, labels;              // of an image: float32 count × 4, and int64
-  std::vector<std::array<int64_t, 2>> image_sizes;    // height and width without padding
+  std::vector<at::Tensor> boxes, labels;            // of an image: float32 count × 4, and int64
+  std::vector<std::array<int64_t, 2>> image_sizes;  // height and width without padding
 };
 
 /// Boxes around a place, by shapes (height / width) and, of each, by sizes (root of the area), rounded to whole pixels.
@@ -37,8 +37,8 @@ at::Tensor clip_boxes(const at::Tensor& boxes, int64_t height, int64_t width);
 /// Area of the intersection by that of the union, rows of a × rows of b.
 at::Tensor overlaps(const at::Tensor& a, const at::Tensor& b);
 
-/// Which of the objects (rows of `overlap`) each anchor (columns) belongs to: −1 none, below `low`; −2 undecided, below `high`. `reaches_all`:
-/// an object's best anchors belong to what they overlap most, however little that is. Without objects all are −1.
+/// Which of the objects (rows of `overlap`) each anchor (columns) belongs to: −1 none, below `low`; −2 undecided, below `high`.
+/// `reaches_all`: an object's best anchors belong to what they overlap most, however little that is. Without objects all are −1.
 at::Tensor match_anchors(const at::Tensor& overlap, double high, double low, bool reaches_all);
 
 /// Rows that stay, best first, when those that overlap a better one of their group by more than `most` go. Computed on the CPU.

@@ -71,7 +71,8 @@ ConvTowerImpl::ConvTowerImpl(int64_t channels, int64_t count, const SavePolicy& 
 
 at::Tensor ConvTowerImpl::forward(at::Tensor x, const std::string& level) {
   for (size_t i = 0; i < convs_.size(); ++i)
-    x = relu(conv_at_level(convs_[i], x, level), {saving_.method, saving_.name + "." + std::to_string(i) + ".1 " + level, saving_.allocator});
+    x = relu(conv_at_level(convs_[i], x, level),
+             {saving_.method, saving_.name + "." + std::to_string(i) + ".1 " + level, saving_.allocator});
   return x;
 }
 

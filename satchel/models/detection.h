@@ -1,5 +1,5 @@
-// Detectors with torchvision's names of parameters: a state dict goes either way. Their ResNet-50 reads images; a feature pyramid gives maps
-// of several strides; heads make of each place's anchors classes and boxes.
+// Detectors with torchvision's names of parameters: a state dict goes either way. Their ResNet-50 reads images; a feature pyramid gives
+// maps of several strides; heads make of each place's anchors classes and boxes.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -137,8 +137,7 @@ std::vector<at::Tensor> FasterRcnnImpl::proposals_of(const Maps& maps, const at:
     const auto [height, width] = sizes[static_cast<size_t>(n)];
     const at::Tensor clipped = clip_boxes(at::cat(boxes), height, width), large = large_rows(clipped, kLeastSide);
     const at::Tensor own = clipped.index_select(0, large);
-    const at::Tensor stay =
-        suppress(own, at::cat(scores).index_select(0, large), at::cat(levels).index_select(0, large), kProposalOverlap);
+    const at::Tensor stay = suppress(own, at::cat(scores).index_select(0, large), at::cat(levels).index_select(0, large), kProposalOverlap);
     proposals.push_back(own.index_select(0, stay.slice(0, 0, most)));
   }
   return proposals;
@@ -230,8 +229,7 @@ at::Tensor FasterRcnnImpl::loss(DetectorOutputs outputs, const at::Tensor& image
       rows.push_back(chosen + first);
       on_labels.push_back(value.to(at::kFloat));
       on_rows.push_back(on + first);
-      if (own.size(0) > 0)
-        on_boxes.push_back(encode_boxes(own.index_select(0, match.index_select(0, on)), anchors.index_select(0, on)));
+      if (own.size(0) > 0) on_boxes.push_back(encode_boxes(own.index_select(0, match.index_select(0, on)), anchors.index_select(0, on)));
     }
   }
   const at::Tensor chosen = at::cat(rows), all_objectness = all_rows(objectness, 1).flatten(), all_codes = all_rows(codes, 4).view({-1, 4});
@@ -255,18 +253,21 @@ std::vector<Detections> FasterRcnnImpl::detect(const at::Tensor& images, const s
   const std::vector<at::Tensor> proposals = proposals_of(maps, images, sizes, kTestCandidates, kTestCandidates);
   std::vector<at::Tensor> image;
   for (size_t n = 0; n < proposals.size(); ++n)
-    image.push_back(at::full({proposals[n].size(0)}, static_cast<int64_t>(n), at::TensorOptions().dtype(at::kLong).device(images.device())));
+    image.push_back(
+        at::full({proposals[n].size(0)}, static_cast<int64_t>(n), at::TensorOptions().dtype(at::kLong).device(images.device())));
   const Regions regions{at::cat(proposals), at::cat(image)};
   const auto [logits, codes] = heads_of(maps, images, regions);
   const int64_t classes = options().classes;
-  const at::Tensor scores = at::softmax(logits.to(at::kFloat), 1).slice(1, 1), wide = codes.to(at::kFloat).view({-1, classes, 4}).slice(1, 1);
+  const at::Tensor scores = at::softmax(logits.to(at::kFloat), 1).slice(1, 1),
+                   wide = codes.to(at::kFloat).view({-1, classes, 4}).slice(1, 1);
   std::vector<Detections> found;
   int64_t first = 0;
   for (size_t n = 0; n < proposals.size(); ++n) {
     const int64_t count = proposals[n].size(0);
     const at::Tensor good = scores.narrow(0, first, count).gt(kLeastRegionScore).nonzero();  // region, class − 1
     const at::Tensor region = good.select(1, 0), label = good.select(1, 1);
-    const at::Tensor own = decode_boxes(wide.narrow(0, first, count).index({region, label}), proposals[n].index_select(0, region), kRegionCode);
+    const at::Tensor own =
+        decode_boxes(wide.narrow(0, first, count).index({region, label}), proposals[n].index_select(0, region), kRegionCode);
     const at::Tensor boxes = clip_boxes(own, sizes[n][0], sizes[n][1]), large = large_rows(boxes, kLeastRegionSide);
     const Detections all{boxes.index_select(0, large), scores.narrow(0, first, count).index({region, label}).index_select(0, large),
                          label.index_select(0, large) + 1};

@@ -11,6 +11,7 @@
 #include "satchel/core/error.h"
 #include "satchel/models/densenet.h"
 #include "satchel/models/resnet.h"
+#include "satchel/models/segmentation.h"
 #include "satchel/models/vgg.h"
 
 namespace satchel {
@@ -18,9 +19,10 @@ namespace {
 
 constexpr const char* kOp = "image_model";
 
-enum class Family : uint8_t { resnet, vgg, densenet };
+enum class Family : uint8_t { resnet, vgg, densenet, segmentation };
 
 Family family_of(const std::string& name) {
+  if (is_segmentation_model(name)) return Family::segmentation;
   return is_resnet(name) ? Family::resnet : name.starts_with("vgg") ? Family::vgg : Family::densenet;
 }
 
@@ -29,15 +31,17 @@ std::shared_ptr<ImageModelImpl> made(const ImageModelOptions& options) {
     case Family::resnet: return std::make_shared<ResNetImpl>(options);
     case Family::vgg: return std::make_shared<VggImpl>(options);
     case Family::densenet: return std::make_shared<DenseNetImpl>(options);
+    case Family::segmentation: return std::make_shared<SegmentationImpl>(options);
   }
   fail(kOp, "a model must have a family", options.name);
 }
 
 /// As torchvision: He's normal numbers for convolutions, by what they give (DenseNet: by what they read); VGG's linear layers small
-/// normal numbers. Norms and all else stand as their modules made them.
+/// normal numbers. Norms, heads of segmentation and all else stand as their modules made them.
 void initialise(torch::nn::Module& model, Family family) {
   const at::NoGradGuard no_grad;
-  for (const auto& module : model.modules(false)) {
+  const bool segments = family == Family::segmentation;
+  for (const auto& module : segments ? model.named_children()["backbone"]->modules(false) : model.modules(false)) {
     if (auto* conv = module->as<nn::Conv2d>()) {
       const auto mode = family == Family::densenet ? torch::nn::init::FanModeType(torch::kFanIn) : torch::kFanOut;
       torch::nn::init::kaiming_normal_(conv->weight, 0, mode, torch::kReLU);
@@ -58,7 +62,7 @@ void order_channels_last(torch::nn::Module& model) {
 
 }  // namespace
 
-ImageShape shape_of(const ImageModelOptions& o) { return {o.name, o.classes, o.channels, o.small_stem, o.width, o.dropout}; }
+ImageShape shape_of(const ImageModelOptions& o) { return {o.name, o.classes, o.channels, o.small_stem, o.width, o.dropout, o.aux}; }
 
 SavePolicy ImageModelImpl::saving(const std::string& name) const { return {options_.saving.method, name, options_.saving.allocator}; }
 

@@ -15,18 +15,20 @@
 namespace satchel {
 
 struct ImageModelOptions {
-  std::string name = "resnet18";       // one of image_model_names(), plan/image_shape.h
+  std::string name = "resnet18";       // of image_model_names() or segmentation_model_names(), plan/image_shape.h
   int64_t classes = 10, channels = 3;  // logits; channels of the images
   bool small_stem = false;             // for small images (CIFAR): 3×3 stride 1 and no pool; VGG: averaged to 1×1, not 7×7
   int64_t width = 64;                  // channels of the first stage
   std::optional<double> dropout = {};  // in front of the classifier's linear layers; not given: VGG's .5, else none
   SavePolicy saving = {};              // method and bit shares of every layer; names are the parameters' prefixes
+  bool aux = false;                    // segmentation: an auxiliary head on the third stage, in training
 };
 
 /// The sizes in the options, as plan_image() takes them.
 ImageShape shape_of(const ImageModelOptions& options);
 
-/// A model that gives logits, batch × classes, from batch × channels × height × width. plan_image() tells what it keeps.
+/// A model that gives logits, batch × classes, from batch × channels × height × width (segmentation: segmentation.h). plan_image() tells
+/// what it keeps.
 class ImageModelImpl : public torch::nn::Module {
  public:
   virtual at::Tensor forward(const at::Tensor& x) = 0;

@@ -18,8 +18,7 @@ torch::nn::Conv2dOptions square(int64_t in, int64_t out, int64_t window, int64_t
 
 }  // namespace
 
-ResNetBlockImpl::ResNetBlockImpl(const Sizes& s, const SavePolicy& saving)
-    : saving_(saving), frozen_norm_(s.frozen_norm) {
+ResNetBlockImpl::ResNetBlockImpl(const Sizes& s, const SavePolicy& saving) : saving_(saving), frozen_norm_(s.frozen_norm) {
   if (s.bottleneck) {
     convs_ = {add_conv("conv1", square(s.in, s.planes, 1)), add_conv("conv2", square(s.planes, s.planes, 3, s.stride, s.dilation)),
               add_conv("conv3", square(s.planes, s.out, 1))};

@@ -17,8 +17,8 @@ namespace satchel {
 namespace {
 
 // torchvision's.
-constexpr int64_t kTower = 4;                         // convolutions of a head
-constexpr double kPrior = 0.01;                       // probability of a class at first
+constexpr int64_t kTower = 4;                           // convolutions of a head
+constexpr double kPrior = 0.01;                         // probability of a class at first
 constexpr double kForeground = 0.5, kBackground = 0.4;  // overlaps from and below which an anchor is decided
 constexpr double kLeastScore = 0.05, kMostOverlap = 0.5;
 constexpr int64_t kCandidates = 1000;  // of a level
@@ -144,8 +144,8 @@ std::vector<Detections> RetinaNetImpl::detect(const at::Tensor& images, const st
       const at::Tensor anchor = at.div(classes, "floor");
       scores.push_back(top.index_select(0, good));
       labels.push_back(at.remainder(classes));
-      boxes.push_back(clip_boxes(
-          decode_boxes(rows(maps.boxes[i], 4).index_select(0, anchor), anchors[i].index_select(0, anchor)), height, width));
+      boxes.push_back(
+          clip_boxes(decode_boxes(rows(maps.boxes[i], 4).index_select(0, anchor), anchors[i].index_select(0, anchor)), height, width));
     }
     Detections all{at::cat(boxes), at::cat(scores), at::cat(labels)};
     const at::Tensor stay = suppress(all.boxes, all.scores, all.labels, kMostOverlap);

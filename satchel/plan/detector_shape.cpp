@@ -15,8 +15,8 @@ constexpr const char* kOp = "plan";
 constexpr std::array<std::string_view, 2> kNames = {"retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn"};
 constexpr std::string_view kBody = "resnet50";
 constexpr int64_t kAnchors = 9, kRegionAnchors = 3;  // of a place, RetinaNet and Faster R-CNN
-constexpr int64_t kPooled = 7, kHidden = 1024;        // Faster R-CNN: side of what is read of a box; width of its layers
-constexpr int64_t kTower = 4;    // convolutions of a head
+constexpr int64_t kPooled = 7, kHidden = 1024;       // Faster R-CNN: side of what is read of a box; width of its layers
+constexpr int64_t kTower = 4;                        // convolutions of a head
 
 /// Layers in the order of the forward pass, as models/detection.h makes them. Each call gives the map it makes.
 class DetectorLayers {

@@ -31,8 +31,8 @@ void validate(const DetectorShape& shape, const char* op);
 constexpr int64_t kRegions = 512;     // Faster R-CNN: boxes of an image that its second half is trained on, at most
 constexpr int64_t kPadMultiple = 32;  // pixels: batches are padded to a multiple
 
-/// What the maps of a batch keep, line by line as the autograd room reports it, without the losses. Of Faster R-CNN up to the proposals: what
-/// its second half keeps depends on how many boxes there are, plan_regions().
+/// What the maps of a batch keep, line by line as the autograd room reports it, without the losses. Of Faster R-CNN up to the proposals:
+/// what its second half keeps depends on how many boxes there are, plan_regions().
 std::vector<SavedTensor> plan_detector(const DetectorShape& shape, const BatchShape& batch, const Method& method);
 /// … of so many boxes in all; four levels' lines of boxes themselves are 24 bytes a box, and stand apart.
 std::vector<SavedTensor> plan_regions(const DetectorShape& shape, int64_t boxes, const Method& method, bool half = false);

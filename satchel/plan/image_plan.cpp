@@ -70,9 +70,10 @@ class Lines {
       case max_pool: add_float_once("input", in_); return add("indices", shape_of(out_), 64, 8 * values(out_), 8 * values(out_));
       case average_pool:
         // A mean over the whole map, as torch averages to 1×1, keeps nothing.
-        if (map_of(out_).row && map_of(out_).channels == map_of(in_).channels) return;
+        if (map_of(out_).values() == map_of(in_).channels) return;
         return add_float_once("input", in_);
-      case concat: return;
+      case concat:
+      case upsample: return;
     }
   }
 
@@ -109,7 +110,8 @@ class Lines {
         rebuilt_.insert(out_);
         return;
       case average_pool:
-      case concat: return;
+      case concat:
+      case upsample: return;
     }
   }
 
@@ -142,7 +144,8 @@ class Lines {
       const bool dropped = keep.kind == Kind::dropout;
       add(keep, rows ? rows_of(coded) : shape_of(coded), rows && !dropped ? rows_of(out_) : shape_of(out_));
     }
-    if (serves_next) rebuilt_.insert(out_);
+    // A dropout's reader redraws its mask.
+    if (serves_next || (layer_->kind == LayerKind::dropout && rebuilt_.contains(in_))) rebuilt_.insert(out_);
   }
 
   void add_input() {

@@ -32,6 +32,7 @@ constexpr std::array<std::string_view, kModels.size()> names_of_models() {
   return names;
 }
 constexpr auto kNames = names_of_models();
+constexpr std::array<std::string_view, 4> kSegmentation = {"fcn_resnet50", "fcn_resnet101", "deeplabv3_resnet50", "deeplabv3_resnet101"};
 
 void check_within(const char* op, const char* what, int64_t value, int64_t most, const char* most_text) {
   if (value < 1 || value > most) fail(op, std::string(what) + " must be 1 to " + most_text, value);
@@ -42,7 +43,9 @@ class Layers {
  public:
   Layers(const ImageShape& shape, int64_t height, int64_t width) : shape_(shape) {
     list_.maps.push_back({shape.channels, height, width});
-    if (is_resnet(shape.name)) {
+    if (is_segmentation_model(shape.name)) {
+      segmentation();
+    } else if (is_resnet(shape.name)) {
       resnet();
     } else if (shape.name.starts_with("vgg")) {
       vgg();
@@ -95,6 +98,10 @@ class Layers {
     return add(LayerKind::linear, name, {x}, {out, 1, 1, true}, out * (map(x).values() + 1));
   }
 
+  int upsample(const std::string& name, int x, const ImageMap& like) {
+    return add(LayerKind::upsample, name, {x}, {map(x).channels, like.height, like.width});
+  }
+
   int dropout(const std::string& name, int x) { return dropout_of(shape_) > 0 ? add(LayerKind::dropout, name, {x}, map(x)) : x; }
 
   int stem(const std::string& conv_name, const std::string& norm_name, const std::string& pool_name) {
@@ -115,8 +122,9 @@ class Layers {
   }
 
   int block(const std::string& at, int x, int64_t width, int64_t stride) {
-    const bool narrow = has_bottleneck(shape_.name);
-    const int64_t planes = width * widening_of(shape_.name), out = narrow ? width * kExpansion : width;
+    const std::string_view name = backbone_of(shape_.name);
+    const bool narrow = has_bottleneck(name);
+    const int64_t planes = width * widening_of(name), out = narrow ? width * kExpansion : width;
     int h = conv(at + "conv1", x, narrow ? Conv{planes, 1} : Conv{planes, 3, stride});
     list_.layers.back().meets = true;
     h = norm(at + "bn1", h);
@@ -127,6 +135,42 @@ class Layers {
     }
     h = narrow ? conv(at + "conv3", h, {out, 1}) : conv(at + "conv2", h, {planes, 3});
     return norm(at + (narrow ? "bn3" : "bn2"), h, true, {skip});
+  }
+
+  /// Windows that are spread out read as many values, so that dilation changes no size here.
+  void segmentation() {
+    const std::string at = "backbone.";
+    int x = stem(at + "conv1", at + "bn1", at + "maxpool"), third = 0;
+    const auto stages = stages_of(shape_.name);
+    for (size_t s = 0; s < stages.size(); ++s) {
+      for (int64_t b = 0; b < stages[s]; ++b) {
+        x = block(at + "layer" + std::to_string(s + 1) + "." + std::to_string(b) + ".", x, shape_.width << s, b == 0 && s == 1 ? 2 : 1);
+      }
+      if (s == 2) third = x;
+    }
+    const int out = shape_.name.starts_with("fcn") ? fcn_head("classifier.", x) : deeplab_head("classifier.", x);
+    if (shape_.aux) joined("logits", {out, fcn_head("aux_classifier.", third)});
+    list_.large_logits = shape_.classes * map(0).height * map(0).width;
+  }
+
+  int fcn_head(const std::string& at, int x) {
+    const int h = norm(at + "1", conv(at + "0", x, {map(x).channels / 4, 3}));
+    return conv(at + "4", dropout(at + "3", h), {shape_.classes, 1, 1, true});
+  }
+
+  int deeplab_head(const std::string& at, int x) {
+    const int64_t width = kDeepLabWidth * shape_.width;
+    std::vector<int> parts;
+    for (int64_t k = 0; k < 4; ++k) {
+      const std::string name = at + "0.convs." + std::to_string(k) + ".";
+      parts.push_back(norm(name + "1", conv(name + "0", x, {width, k == 0 ? 1 : 3})));
+    }
+    const std::string pooled = at + "0.convs.4.";
+    const int mean = add(LayerKind::average_pool, pooled + "0", {x}, {map(x).channels, 1, 1});
+    parts.push_back(upsample(pooled + "upsample", norm(pooled + "2", conv(pooled + "1", mean, {width, 1})), map(x)));
+    const int h = norm(at + "0.project.1", conv(at + "0.project.0", joined(at + "0", parts), {width, 1}));
+    const int deep = norm(at + "2", conv(at + "1", dropout(at + "0.project.3", h), {width, 3}));
+    return conv(at + "4", deep, {shape_.classes, 1, 1, true});
   }
 
   void vgg() {
@@ -202,8 +246,14 @@ std::span<const std::string_view> image_model_names() { return kNames; }
 
 bool is_image_model(std::string_view name) { return std::ranges::find(kNames, name) != kNames.end(); }
 
+std::span<const std::string_view> segmentation_model_names() { return kSegmentation; }
+
+bool is_segmentation_model(std::string_view name) { return std::ranges::find(kSegmentation, name) != kSegmentation.end(); }
+
+std::string_view backbone_of(std::string_view name) { return is_segmentation_model(name) ? name.substr(name.find('_') + 1) : name; }
+
 std::span<const int64_t> stages_of(std::string_view name) {
-  const auto found = std::ranges::find(kModels, name, &Known::name);
+  const auto found = std::ranges::find(kModels, backbone_of(name), &Known::name);
   if (found == kModels.end()) fail(kOp, "an image model has stages", "'" + std::string(name) + "'");
   return {found->stages.begin(), std::ranges::find(found->stages, 0)};
 }
@@ -214,14 +264,18 @@ bool has_bottleneck(std::string_view name) { return is_resnet(name) && name != "
 
 int64_t widening_of(std::string_view name) { return name == "wide_resnet50_2" ? 2 : 1; }
 
-double dropout_of(const ImageShape& shape) { return shape.dropout.value_or(shape.name.starts_with("vgg") ? kVggDropout : 0); }
+double dropout_of(const ImageShape& shape) {
+  const bool deeplab = shape.name.starts_with("deeplabv3");
+  if (is_segmentation_model(shape.name)) return shape.dropout.value_or(deeplab ? kDeepLabDropout : kFcnDropout);
+  return shape.dropout.value_or(shape.name.starts_with("vgg") ? kVggDropout : 0);
+}
 
 bool wants_small_stem(int64_t height, int64_t width) { return height <= kSmall && width <= kSmall; }
 
 int64_t least_side(const ImageShape& shape) {
   const auto stages = static_cast<int64_t>(stages_of(shape.name).size());
   if (shape.name.starts_with("vgg")) return int64_t{1} << stages;  // halved after each stage
-  if (is_resnet(shape.name)) return 1;                             // every window is padded
+  if (is_resnet(backbone_of(shape.name))) return 1;                // every window is padded
   const int64_t first = int64_t{1} << (stages - 1);                // DenseNet: halved between stages
   return shape.small_stem ? first : 4 * (first - 1) + 1;           // its large stem halves twice, and rounds up
 }
@@ -237,7 +291,8 @@ void check_side(const ImageShape& shape, int64_t height, int64_t width, const ch
 }
 
 void validate(const ImageShape& shape, const char* op) {
-  if (!is_image_model(shape.name)) {
+  if (shape.aux && !is_segmentation_model(shape.name)) fail(op, "an auxiliary head is for segmentation", shape.name);
+  if (!is_image_model(shape.name) && !is_segmentation_model(shape.name)) {
     std::string names;
     for (const std::string_view name : kNames) names += (names.empty() ? "" : ", ") + std::string(name);
     fail(op, "an image model must be one of " + names, "'" + shape.name + "'");

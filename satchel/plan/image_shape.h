@@ -17,12 +17,19 @@ struct ImageShape {
   bool small_stem = false;
   int64_t width = 64;
   std::optional<double> dropout = {};
+  bool aux = false;  // segmentation
   bool operator==(const ImageShape&) const = default;
 };
 
 /// resnet18, resnet34, resnet50, resnet101, resnet152, wide_resnet50_2, vgg16, vgg16_bn, densenet121.
 std::span<const std::string_view> image_model_names();
 bool is_image_model(std::string_view name);
+
+/// fcn_resnet50, fcn_resnet101, deeplabv3_resnet50, deeplabv3_resnet101: a class a pixel, from a ResNet whose last two stages are dilated.
+std::span<const std::string_view> segmentation_model_names();
+bool is_segmentation_model(std::string_view name);
+/// The ResNet of such a model; another model's own name.
+std::string_view backbone_of(std::string_view name);
 
 /// Throws `[op] rule, got value` unless name and sizes fit.
 void validate(const ImageShape& shape, const char* op);
@@ -45,6 +52,8 @@ constexpr int64_t kExpansion = 4;     // of a ResNet's bottleneck, and of a dens
 constexpr int64_t kVggHidden = 4096;  // of VGG's classifier
 constexpr int64_t kVggPooled = 7;     // side of what it reads
 constexpr double kVggDropout = 0.5;
+constexpr double kFcnDropout = 0.1, kDeepLabDropout = 0.5;  // in front of a head's last convolution; of DeepLab's joined maps
+constexpr int64_t kDeepLabWidth = 4;                        // of DeepLab's head: times the first stage's
 bool is_resnet(std::string_view name);
 /// ResNets from 50 layers on narrow a block's 3×3 convolution by two of 1×1.
 bool has_bottleneck(std::string_view name);
@@ -64,7 +73,8 @@ struct ImageMap {
 ///   relu          without a norm, with the dropout that follows it in the same call
 ///   dropout       alone
 ///   max_pool, average_pool, concat
-enum class LayerKind : uint8_t { conv, linear, norm, relu, dropout, max_pool, average_pool, concat };
+///   upsample      bilinear
+enum class LayerKind : uint8_t { conv, linear, norm, relu, dropout, max_pool, average_pool, concat, upsample };
 
 struct ImageLayer {
   LayerKind kind = LayerKind::conv;
@@ -75,14 +85,16 @@ struct ImageLayer {
   bool dropout = false;  // relu: with a dropout
   int64_t window = 1;    // convolution, pool: side of its window
   int64_t parameters = 0;
-  bool meets = false;  // convolution: adds its gradient of the input to that of the skip, where layers are not torch's own
-  int held = 0;        // the map that a caller holds until this layer has run, beside those that are read later; 0: none
+  bool meets = false;     // convolution: adds its gradient of the input to that of the skip, where layers are not torch's own
+  int held = 0;           // the map that a caller holds until this layer has run, beside those that are read later; 0: none
   bool constant = false;  // norm: with statistics and weights that are constants
 };
 
 struct ImageLayers {
-  std::vector<ImageMap> maps;  // 0: the images, last: the logits
+  std::vector<ImageMap>
+      maps;  // 0: the images, last: the logits (segmentation, in training: at an eighth of the images' size, of all heads)
   std::vector<ImageLayer> layers;
+  int64_t large_logits = 0;  // segmentation: values of one head's logits of an image at its own size, which the loss reads
 };
 
 /// The layers of a model for images of this size. Throws `[plan] rule, got value` as check_side() does.

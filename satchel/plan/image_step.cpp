@@ -18,8 +18,9 @@ constexpr int64_t kRowStretch = int64_t{12} << 20;        // … and by a linear
 constexpr int64_t kPartsFrom = int64_t{128} << 20;        // values of a sum's gradient that goes on in parts (autograd/epilogue_fused.cpp)
 constexpr int64_t kConvByPartsFrom = int64_t{512} << 20;  // … of its convolution's result that is made in parts (autograd/norm.cpp)
 constexpr int64_t kParts = 4;
-constexpr size_t kInFlight = 2;                // saves on their way to or from host memory at once (autograd/host_offload.h)
-constexpr int64_t kLeastOffloaded = 64 << 10;  // bytes; smaller ones stay on the device (autograd/host_offload.h)
+constexpr int64_t kLargeLogits = int64_t{32} << 20;  // values of large logits at a time (autograd/pixel_loss.cpp)
+constexpr size_t kInFlight = 2;                      // saves on their way to or from host memory at once (autograd/host_offload.h)
+constexpr int64_t kLeastOffloaded = 64 << 10;        // bytes; smaller ones stay on the device (autograd/host_offload.h)
 
 /// Lines of fp32 that are maps which torch holds, not memory of their own.
 bool is_image(const SavedTensor& line) { return line.kind == "input" || line.kind == "norm" || line.kind == "activation"; }
@@ -180,7 +181,7 @@ void ImageSteps::forward_plain(size_t i) {
   const int in = layer.inputs[0], out = layer.output;
   const auto hold = [&](int held) { kept_[i].push_back(map(held)); };
   const ImageMap &read = model_.maps[static_cast<size_t>(in)], &made = model_.maps[static_cast<size_t>(out)];
-  const bool averages = layer.kind == average_pool && !(made.row && made.channels == read.channels);  // to more than one value a map
+  const bool averages = layer.kind == average_pool && made.values() != read.channels;  // to more than one value a map
   if (in == 0) {
     if (batch_.half) kept_[i].push_back(take_map(0));  // autocast's copy of the images
   } else if (layer.kind == conv || layer.kind == linear || layer.kind == norm || layer.kind == max_pool || averages) {
@@ -192,10 +193,35 @@ void ImageSteps::forward_plain(size_t i) {
   if (layer.relu) hold(out);
 }
 
+/// Of segmentation, from logits at the images' own size. torch holds their logarithms, of each head, until backward; Satchel makes a few
+/// images' at a time (autograd/pixel_loss.cpp).
+void ImageSteps::pixel_loss() {
+  const int last = static_cast<int>(maps_.size()) - 1;
+  const int64_t heads = model_.maps.back().channels * model_.maps[0].height * model_.maps[0].width / model_.large_logits;
+  const int64_t some = std::clamp<int64_t>(kLargeLogits / model_.large_logits, 1, batch_.images);
+  const auto large = [&](int64_t images) { return take(4 * images * model_.large_logits); };
+  Tensor small = take(4 * values(last));
+  if (!how_.baseline) {
+    const Tensor upsampled = large(some), logarithms = large(some);
+    map(last).reset();
+    gradients_.back() = {std::move(small)};
+    return;
+  }
+  std::vector<Tensor> logarithms;
+  for (int64_t head = 0; head < heads; ++head) {
+    const Tensor upsampled = large(batch_.images);
+    logarithms.push_back(large(batch_.images));
+  }
+  map(last).reset();
+  const Tensor of_loss = large(batch_.images), of_logits = large(batch_.images);
+  gradients_.back() = {std::move(small)};
+}
+
 /// torch's cross entropy in float32.
 void ImageSteps::loss() {
   const int last = static_cast<int>(maps_.size()) - 1;
   if (workspace_ == nullptr) workspace_ = take(kWorkspace);
+  if (model_.large_logits > 0) return pixel_loss();
   Tensor logits = batch_.half ? take(4 * values(last)) : map(last);
   map(last).reset();
   const Tensor probabilities = take(4 * values(last)), g = take(4 * values(last));

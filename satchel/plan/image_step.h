@@ -66,6 +66,7 @@ class ImageSteps {
   void forward_plain(size_t i);
   void keep(size_t i);
   void loss();
+  void pixel_loss();
   void backward(size_t i);
   void backward_norm(size_t i, Gradient g);
   /// … decoded in stretches of at most so many samples.

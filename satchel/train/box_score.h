@@ -21,9 +21,9 @@ struct FoundBox {
 
 /// 0 to 1, means over the classes that have objects; NaN where there are none.
 struct BoxScores {
-  double ap = 0, ap50 = 0, ap75 = 0;                          // precision, over all overlaps and at .50 and .75
-  double ap_small = 0, ap_medium = 0, ap_large = 0;           // of objects up to 32² and up to 96² pixels, and of larger ones
-  double recall1 = 0, recall10 = 0, recall100 = 0;            // with so many boxes an image and class
+  double ap = 0, ap50 = 0, ap75 = 0;                 // precision, over all overlaps and at .50 and .75
+  double ap_small = 0, ap_medium = 0, ap_large = 0;  // of objects up to 32² and up to 96² pixels, and of larger ones
+  double recall1 = 0, recall10 = 0, recall100 = 0;   // with so many boxes an image and class
   double recall_small = 0, recall_medium = 0, recall_large = 0;
   std::vector<double> class_ap;  // of each class
 };

@@ -40,6 +40,7 @@ std::string describe_options(const DetectTrainOptions& options, const DetectorSh
   auto j = nlohmann::ordered_json::parse(describe_options(as_images(options), images));
   j["sides"] = options.sides;
   j["longest"] = options.longest;
+  j["max_norm"] = options.max_norm;
   j["frozen_norm"] = shape.frozen_norm;
   j["trainable"] = shape.trainable;
   return j.dump();
@@ -53,6 +54,7 @@ DetectTrainOptions parse_detect_options(const std::string& json, DetectorShape& 
     static_cast<ImageTrainOptions&>(o) = parse_options(json, images);
     j.at("sides").get_to(o.sides);
     j.at("longest").get_to(o.longest);
+    j.at("max_norm").get_to(o.max_norm);
     j.at("frozen_norm").get_to(o.frozen_norm);
     j.at("trainable").get_to(o.trainable);
     shape = {images.name, images.classes, images.channels, images.width, o.frozen_norm, static_cast<int>(o.trainable)};
@@ -60,7 +62,7 @@ DetectTrainOptions parse_detect_options(const std::string& json, DetectorShape& 
   });
 }
 
-std::string describe_data(const SceneSets& data) {
+std::string describe_boxes(const SceneSets& data) {
   Digest digest;
   add_scenes(digest, data.train);
   add_scenes(digest, data.test);
@@ -76,7 +78,7 @@ std::string describe_data(const SceneSets& data) {
       .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-TrainedScenes parse_data(const std::string& json) {
+TrainedScenes parse_boxes_data(const std::string& json) {
   return in_checkpoint_words("data of a checkpoint", [&] {
     const auto j = nlohmann::ordered_json::parse(json);
     TrainedScenes t;

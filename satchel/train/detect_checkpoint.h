@@ -15,14 +15,14 @@ std::string describe_options(const DetectTrainOptions& options, const DetectorSh
 DetectTrainOptions parse_detect_options(const std::string& json, DetectorShape& shape);
 
 /// Names, sizes, classes and a digest of the objects and of the files' names.
-std::string describe_data(const SceneSets& data);
+std::string describe_boxes(const SceneSets& data);
 /// What predictions read of it.
 struct TrainedScenes {
   std::vector<std::string> class_names;
   std::vector<int64_t> category_ids;
   std::vector<float> mean, deviation;
 };
-TrainedScenes parse_data(const std::string& json);
+TrainedScenes parse_boxes_data(const std::string& json);
 
 /// The options that images have too, as a ResNet's: their ranges and their JSON are the same.
 ImageTrainOptions as_images(const DetectTrainOptions& options);

@@ -39,25 +39,25 @@ SceneLoaderOptions common_options(const std::vector<float>& mean, const std::vec
 
 }  // namespace
 
-SceneFeed::SceneFeed(const SceneData& data, const SceneLoaderOptions& options, at::Device device, bool channels_last, int64_t first_class)
+BoxFeed::BoxFeed(const SceneData& data, const SceneLoaderOptions& options, at::Device device, bool channels_last, int64_t first_class)
     : loader_(data, options),
       device_(device),
       order_(channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous),
       first_class_(first_class) {}
 
-at::Tensor SceneFeed::on_device(const void* values, at::IntArrayRef sizes, at::ScalarType type) const {
+at::Tensor BoxFeed::on_device(const void* values, at::IntArrayRef sizes, at::ScalarType type) const {
   at::Tensor host = at::empty(sizes, at::TensorOptions().dtype(type).pinned_memory(device_.is_cuda()));
   if (host.nbytes() > 0) std::memcpy(host.mutable_data_ptr(), values, host.nbytes());
   return host.to(device_, /*non_blocking=*/true);
 }
 
-void SceneFeed::start(int64_t epoch, int64_t batch) {
+void BoxFeed::start(int64_t epoch, int64_t batch) {
   loader_.start(epoch);
   SceneBatch passed;
   for (int64_t i = 0; i < batch; ++i) loader_.next(passed);
 }
 
-bool SceneFeed::next(SceneTensors& batch) {
+bool BoxFeed::next(BoxTensors& batch) {
   SceneBatch& host = batch.host;
   if (!loader_.next(host)) return false;
   batch.images = on_device(host.images.data(), {host.count, host.channels, host.height, host.width}, at::kFloat).contiguous(order_);
@@ -90,7 +90,8 @@ SceneLoaderOptions detect_training_options(const SceneSets& data, const DetectTr
   return l;
 }
 
-SceneLoaderOptions detect_testing_options(const std::vector<float>& mean, const std::vector<float>& deviation, const DetectTrainOptions& o) {
+SceneLoaderOptions detect_testing_options(const std::vector<float>& mean, const std::vector<float>& deviation,
+                                          const DetectTrainOptions& o) {
   SceneLoaderOptions l = common_options(mean, deviation, o);
   if (!o.sides.empty()) l.sides = {o.sides.back()};
   return l;
@@ -135,7 +136,9 @@ DetectStep::DetectStep(Detector model, const DetectTrainOptions& options, at::De
                for (const at::Tensor& map : outputs_.maps) bytes += static_cast<int64_t>(map.nbytes());
                return bytes;
              }},
-            optimizer_, device_) {}
+            optimizer_, device_) {
+  optimizer_.set_clip(options.max_norm);
+}
 
 at::Tensor DetectStep::operator()(const at::Tensor& images, const BoxTargets& targets, const Rates& rates, uint64_t seed, StepCost* cost) {
   images_ = images;
@@ -147,7 +150,7 @@ at::Tensor DetectStep::operator()(const at::Tensor& images, const BoxTargets& ta
   return loss;
 }
 
-std::vector<std::vector<FoundBox>> found_in(Detector& model, const SceneTensors& batch, at::Device device, Amp amp, int64_t first_class) {
+std::vector<std::vector<FoundBox>> found_in(Detector& model, const BoxTensors& batch, at::Device device, Amp amp, int64_t first_class) {
   const at::NoGradGuard guard;
   const bool training = model->is_training();
   model->eval();

@@ -17,7 +17,7 @@
 
 namespace satchel {
 
-struct SceneTensors {
+struct BoxTensors {
   at::Tensor images;             // float32 count × channels × height × width
   BoxTargets targets;            // crowds left out
   std::vector<int64_t> indices;  // places in the data set
@@ -25,13 +25,13 @@ struct SceneTensors {
 };
 
 /// Batches of scenes on a device, one ahead of the step that reads them.
-class SceneFeed {
+class BoxFeed {
  public:
   /// `data` must outlive it. `first_class`: the label of class 0.
-  SceneFeed(const SceneData& data, const SceneLoaderOptions& options, at::Device device, bool channels_last, int64_t first_class);
+  BoxFeed(const SceneData& data, const SceneLoaderOptions& options, at::Device device, bool channels_last, int64_t first_class);
   const SceneLoader& loader() const { return loader_; }
   void start(int64_t epoch, int64_t batch = 0);
-  bool next(SceneTensors& batch);
+  bool next(BoxTensors& batch);
 
  private:
   at::Tensor on_device(const void* values, at::IntArrayRef sizes, at::ScalarType type) const;
@@ -83,7 +83,7 @@ class DetectStep {
 };
 
 /// What the model finds in the batch's images, in pixels of the data's own, labels from 0 on; in evaluation mode, under autocast.
-std::vector<std::vector<FoundBox>> found_in(Detector& model, const SceneTensors& batch, at::Device device, Amp amp, int64_t first_class);
+std::vector<std::vector<FoundBox>> found_in(Detector& model, const BoxTensors& batch, at::Device device, Amp amp, int64_t first_class);
 
 /// The objects of scene i of a batch, in pixels of the data's own image.
 std::vector<ObjectBox> own_objects(const SceneData& data, const SceneBatch& batch, size_t i);

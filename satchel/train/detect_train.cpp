@@ -44,9 +44,17 @@ DetectTrainOptions checked_scenes(const SceneSets& data, DetectTrainOptions opti
 
 std::vector<std::pair<std::string, double>> named_scores(const BoxScores& s) {
   std::vector<std::pair<std::string, double>> all;
-  for (const auto& [name, value] : {std::pair{"ap", s.ap}, {"ap50", s.ap50}, {"ap75", s.ap75}, {"ap_small", s.ap_small},
-                                    {"ap_medium", s.ap_medium}, {"ap_large", s.ap_large}, {"recall1", s.recall1}, {"recall10", s.recall10},
-                                    {"recall100", s.recall100}, {"recall_small", s.recall_small}, {"recall_medium", s.recall_medium},
+  for (const auto& [name, value] : {std::pair{"ap", s.ap},
+                                    {"ap50", s.ap50},
+                                    {"ap75", s.ap75},
+                                    {"ap_small", s.ap_small},
+                                    {"ap_medium", s.ap_medium},
+                                    {"ap_large", s.ap_large},
+                                    {"recall1", s.recall1},
+                                    {"recall10", s.recall10},
+                                    {"recall100", s.recall100},
+                                    {"recall_small", s.recall_small},
+                                    {"recall_medium", s.recall_medium},
                                     {"recall_large", s.recall_large}})
     all.emplace_back(name, 100 * value);
   return all;
@@ -68,15 +76,15 @@ class DetectTraining : public TrainTask {
         schedule_(schedule_of(options_, train_.loader().batches())) {
     if (shares_) shares_->set_gradient_scale(step_.loss_scale());
     if (data.test.count > 0) {
-      test_ = std::make_unique<SceneFeed>(data.test, detect_testing_options(data.mean, data.deviation, options_), device_,
-                                          options_.channels_last, first_class_);
+      test_ = std::make_unique<BoxFeed>(data.test, detect_testing_options(data.mean, data.deviation, options_), device_,
+                                        options_.channels_last, first_class_);
     }
     validate(schedule_);
   }
 
   const DetectTrainOptions& options() const { return options_; }
   std::string describe() const override { return describe_options(options_, shape_); }
-  std::string describe_own_data() const override { return describe_data(data_); }
+  std::string describe_own_data() const override { return describe_boxes(data_); }
   const char* format() const override { return kDetectFormat; }
 
   int64_t steps() const override { return train_.loader().batches(); }
@@ -99,7 +107,7 @@ class DetectTraining : public TrainTask {
   Scores evaluate() override {
     if (test_ == nullptr) return {kNoScore, kNoScore, kNoScore};
     BoxScorer scorer(data_.train.classes);
-    SceneTensors batch;
+    BoxTensors batch;
     test_->start(0);
     while (test_->next(batch)) {
       const auto found = found_in(model_, batch, device_, options_.amp, first_class_);
@@ -148,14 +156,14 @@ class DetectTraining : public TrainTask {
   at::Device device_;
   DetectorShape shape_;
   int64_t first_class_;
-  SceneFeed train_;
+  BoxFeed train_;
   std::shared_ptr<RunningBitAllocator> shares_;
   DetectStep step_;
   Detector model_;
-  std::unique_ptr<SceneFeed> test_;
+  std::unique_ptr<BoxFeed> test_;
   Schedule schedule_;
   Rates rates_;
-  SceneTensors batch_;  // of the next step; after an epoch's last, that one's
+  BoxTensors batch_;  // of the next step; after an epoch's last, that one's
   std::optional<BoxScores> scores_;
 };
 
@@ -166,6 +174,7 @@ void validate(const DetectTrainOptions& o) {
   validate(shape_of(o, 1), "train");
   if (budget_of(o.method) > 0) fail("train", "a budget is for image classifiers", o.method.name);
   for (const int64_t side : o.sides) check_between("a side", side, 1, kMostPixels);
+  check_finite_at_least("the largest norm of gradients", o.max_norm, 0);
   check_between("the longest side", o.longest, 1, kMostPixels);
 }
 
@@ -189,7 +198,7 @@ FoundBoxes predict_boxes(const SceneData& data, bool labelled, const std::string
   const Checkpoint c = read_checkpoint(checkpoint, kDetectFormat);
   DetectorShape shape;
   DetectTrainOptions o = parse_detect_options(c.options, shape);
-  const TrainedScenes trained = parse_data(c.data);
+  const TrainedScenes trained = parse_boxes_data(c.data);
   o.method = parse_method("fp32");  // nothing is kept for backward
   o.device = device_name;
   o.tf32 = o.tf32 && names_cuda(device_name);
@@ -200,12 +209,12 @@ FoundBoxes predict_boxes(const SceneData& data, bool labelled, const std::string
   const at::Device device = device_of(device_name, "predict");
   const CurrentDevice current(device);
   const ConvolutionSettings settings(device, {o.tf32, true, false});
-  SceneFeed feed(data, detect_testing_options(trained.mean, trained.deviation, o), device, o.channels_last, first);
+  BoxFeed feed(data, detect_testing_options(trained.mean, trained.deviation, o), device, o.channels_last, first);
   Detector model = make_detector(o, shape, device);
   set_weights(*model, c.model);
   FoundBoxes result{{}, {}, trained.class_names, trained.category_ids};
   BoxScorer scorer(classes);
-  SceneTensors batch;
+  BoxTensors batch;
   feed.start(0);
   while (feed.next(batch)) {
     auto found = found_in(model, batch, device, o.amp, first);

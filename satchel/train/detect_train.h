@@ -24,6 +24,7 @@ struct DetectTrainOptions : ImageTrainOptions {
   std::vector<int64_t> sides;  // images' shorter side is brought to one of these, drawn for each; tested at the last. None: as they are
   int64_t longest = 1333;      // but the longer side to at most this
   bool frozen_norm = false;    // norms of the ResNet are constants
+  double max_norm = 10;        // of all gradients together: larger ones are made as long as this; 0: any
   int64_t trainable = 5;       // stages of the ResNet that are trained, from the last one back
 };
 

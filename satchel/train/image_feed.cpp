@@ -48,10 +48,10 @@ ImageLoaderOptions testing_options(const ImageSets& data, const ImageTrainOption
 ImageFeed::ImageFeed(const ImageData& data, const ImageLoaderOptions& options, at::Device device, bool channels_last)
     : loader_(data, options), device_(device), order_(channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous) {}
 
-at::Tensor ImageFeed::on_device(const void* values, at::IntArrayRef sizes, at::ScalarType type) const {
-  at::Tensor host = at::empty(sizes, at::TensorOptions().dtype(type).pinned_memory(device_.is_cuda()));
+at::Tensor copied_to(at::Device device, const void* values, at::IntArrayRef sizes, at::ScalarType type) {
+  at::Tensor host = at::empty(sizes, at::TensorOptions().dtype(type).pinned_memory(device.is_cuda()));
   if (host.nbytes() > 0) std::memcpy(host.mutable_data_ptr(), values, host.nbytes());
-  return host.to(device_, /*non_blocking=*/true);  // torch's pinned memory waits for the copy before it is used again
+  return host.to(device, /*non_blocking=*/true);  // torch's pinned memory waits for the copy before it is used again
 }
 
 void ImageFeed::start(int64_t epoch, int64_t batch) {
@@ -61,8 +61,9 @@ void ImageFeed::start(int64_t epoch, int64_t batch) {
 
 bool ImageFeed::next(ImageTensors& batch) {
   if (!loader_.next(host_)) return false;
-  batch.images = on_device(host_.images.data(), {host_.count, host_.channels, host_.height, host_.width}, at::kFloat).contiguous(order_);
-  batch.labels = on_device(host_.labels.data(), {host_.count}, at::kLong);
+  batch.images =
+      copied_to(device_, host_.images.data(), {host_.count, host_.channels, host_.height, host_.width}, at::kFloat).contiguous(order_);
+  batch.labels = copied_to(device_, host_.labels.data(), {host_.count}, at::kLong);
   batch.indices = host_.indices;
   return true;
 }

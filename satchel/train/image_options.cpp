@@ -69,7 +69,9 @@ ImageShape shape_of(const ImageTrainOptions& o, int64_t classes, int64_t channel
   shape.name = o.model;
   shape.classes = classes;
   shape.channels = channels;
-  shape.small_stem = o.small_stem.value_or(wants_small_stem(height, width));
+  const bool segments = is_segmentation_model(o.model);
+  shape.small_stem = o.small_stem.value_or(!segments && wants_small_stem(height, width));
+  shape.aux = segments && o.aux;
   shape.width = o.width;
   shape.dropout = o.dropout;
   return shape;

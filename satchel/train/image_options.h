@@ -19,7 +19,7 @@ template <>
 struct Names<Decay> {
   static constexpr const char* what = "schedule";
   static constexpr std::array all{std::pair{"cosine", Decay::cosine}, std::pair{"step", Decay::step},
-                                  std::pair{"onecycle", Decay::onecycle}, std::pair{"none", Decay::none}};
+                                  std::pair{"onecycle", Decay::onecycle}, std::pair{"poly", Decay::poly}, std::pair{"none", Decay::none}};
 };
 /// Does autocast compute in 16 bits?
 inline bool is_half(Amp amp) { return amp == Amp::bf16 || amp == Amp::fp16; }

@@ -40,7 +40,7 @@ AutocastGuard::~AutocastGuard() {
 ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape, at::Device device,
                       const std::shared_ptr<BitAllocator>& allocator) {
   const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
-  ImageModelOptions o{shape.name, shape.classes, shape.channels, shape.small_stem, shape.width, shape.dropout, {}};
+  ImageModelOptions o{shape.name, shape.classes, shape.channels, shape.small_stem, shape.width, shape.dropout, {}, shape.aux};
   o.saving.method = options.method;
   o.saving.allocator = allocator;
   ImageModel model = make_image_model(o);
@@ -54,20 +54,26 @@ ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape,
   return model;
 }
 
-ImageStep::ImageStep(ImageModel model, const ImageTrainOptions& options, at::Device device)
+ImageStep::ImageStep(ImageModel model, const ImageTrainOptions& options, at::Device device, const PixelLossOptions& pixels)
     : model_(std::move(model)),
       device_(device),
       amp_(options.amp),
+      pixels_(pixels),
       optimizer_(options, model_->parameters()),
       step_({[this] {
                const AutocastGuard autocast(device_.type(), amp_);
                return model_->forward(images_);
              },
-             [this, smoothing = options.label_smoothing](const at::Tensor& logits) {
-               return at::cross_entropy_loss(logits.to(at::kFloat), labels_, {}, at::Reduction::Mean, -100,
-                                             smoothing);  // −100: torch's own
-             }},
-            optimizer_, device_) {}
+             [this, smoothing = options.label_smoothing](const at::Tensor& logits) { return loss_of(logits, smoothing); }},
+            optimizer_, device_) {
+  pixels_.classes = model_->options().classes;
+  pixels_.torch_own = is_baseline(options.method);
+}
+
+at::Tensor ImageStep::loss_of(const at::Tensor& logits, double smoothing) const {
+  if (is_segmentation_model(model_->options().name)) return pixel_loss(logits, labels_, pixels_);
+  return at::cross_entropy_loss(logits.to(at::kFloat), labels_, {}, at::Reduction::Mean, -100, smoothing);  // −100: torch's own
+}
 
 at::Tensor ImageStep::operator()(const at::Tensor& images, const at::Tensor& labels, const Rates& rates, uint64_t seed, StepCost* cost) {
   images_ = images;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "satchel/autograd/pixel_loss.h"
 #include "satchel/models/image_model.h"
 #include "satchel/train/image_train.h"
 #include "satchel/train/optimizer.h"
@@ -37,14 +38,16 @@ ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape,
 /// The step of a run on images: TrainStep on a batch, under autocast, by SGD.
 class ImageStep {
  public:
-  ImageStep(ImageModel model, const ImageTrainOptions& options, at::Device device);
+  /// `pixels`: of models of segmentation, but for `torch_own`, which a baseline has.
+  ImageStep(ImageModel model, const ImageTrainOptions& options, at::Device device, const PixelLossOptions& pixels = {});
   ImageStep(const ImageStep&) = delete;
   ImageStep& operator=(const ImageStep&) = delete;
 
-  /// One step from the seed: images batch × channels × height × width, labels int64[batch]. As TrainStep's otherwise.
+  /// One step from the seed: images batch × channels × height × width, labels int64[batch], or uint8 batch × height × width of
+  /// segmentation. As TrainStep's otherwise.
   at::Tensor operator()(const at::Tensor& images, const at::Tensor& labels, const Rates& rates, uint64_t seed, StepCost* cost = nullptr);
 
-  /// Logits in evaluation mode, float32.
+  /// Logits in evaluation mode, float32; of segmentation batch × classes × height × width.
   at::Tensor evaluate(const at::Tensor& images);
 
   /// Steps that the loss scale left out; waits for the device.
@@ -62,7 +65,10 @@ class ImageStep {
   ImageModel model_;
   at::Device device_;
   Amp amp_;
+  PixelLossOptions pixels_;
   ParameterStep optimizer_;
+  at::Tensor loss_of(const at::Tensor& logits, double smoothing) const;
+
   at::Tensor images_, labels_;  // of the step at work
   TrainStep step_;
 };

@@ -48,6 +48,7 @@ struct ImageTrainOptions : RunOptions {
   LossScale loss_scale;            // amp fp16
   bool channels_last = true;       // order of the input and the weights in memory
   int64_t loaders = 2;             // threads that prepare batches; results are the same for every number
+  bool aux = true;                 // segmentation: with an auxiliary head
 };
 
 /// Trains; `progress` is called after every epoch, and every few steps where they take long;

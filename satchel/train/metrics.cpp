@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/max.h>
 
@@ -126,6 +127,31 @@ double roc_auc(const at::Tensor& scores, const at::Tensor& labels, const at::Ten
   if (positive == 0 || positive == score.numel()) fail(kOp, "both classes must be among the nodes", positive == 0 ? "0 only" : "1 only");
   std::sort(pairs.begin(), pairs.end());
   return 100.0 * area(pairs, positive);
+}
+
+void add_confusion(const at::Tensor& confusion, const at::Tensor& predicted, const at::Tensor& truth, int64_t ignored) {
+  const at::NoGradGuard no_grad;
+  const int64_t classes = confusion.size(0);
+  if (predicted.sizes() != truth.sizes()) fail("metric", "predictions must have the truth's sizes", predicted.sizes());
+  const at::Tensor counted = truth.ne(ignored);
+  const at::Tensor pairs = (truth.to(at::kLong) * classes + predicted).masked_select(counted);
+  confusion.add_(at::bincount(pairs, {}, classes * classes).view({classes, classes}));
+}
+
+std::vector<double> class_ious(const at::Tensor& confusion) {
+  const at::Tensor counts = confusion.to(at::kCPU, at::kDouble), hits = counts.diagonal();
+  const at::Tensor ious = 100 * hits / (counts.sum(0) + counts.sum(1) - hits);  // 0/0 is NaN
+  return {ious.const_data_ptr<double>(), ious.const_data_ptr<double>() + ious.numel()};
+}
+
+double mean_iou(const std::vector<double>& ious) {
+  double sum = 0, count = 0;
+  for (const double iou : ious) {
+    if (std::isnan(iou)) continue;
+    sum += iou;
+    ++count;
+  }
+  return count > 0 ? sum / count : std::nan("");
 }
 
 }  // namespace satchel

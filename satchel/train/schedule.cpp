@@ -14,6 +14,8 @@ namespace {
 // torch.optim.lr_scheduler.OneCycleLR's defaults.
 constexpr double kRise = 0.3, kFirst = 1.0 / 25, kLast = kFirst / 1e4, kMostMomentum = 0.95, kLeastMomentum = 0.85;
 
+constexpr double kPolyPower = 0.9;  // of torchvision's references for segmentation
+
 /// From a (share 0) to b (share 1) by half a cosine.
 double between(double a, double b, double fraction) { return b + (a - b) / 2 * (1 + std::cos(std::numbers::pi * fraction)); }
 
@@ -47,10 +49,11 @@ void validate(const Schedule& s) {
 Rates rates_at(const Schedule& s, int64_t step) {
   const int64_t now = std::clamp<int64_t>(step, 0, s.steps - 1);
   if (now < s.warmup) return {s.lr * static_cast<double>(now + 1) / static_cast<double>(s.warmup), s.momentum};
+  const double done = static_cast<double>(now - s.warmup) / static_cast<double>(s.steps - s.warmup);
   switch (s.decay) {
     case Decay::none: break;
-    case Decay::cosine:
-      return {between(s.lr, 0, static_cast<double>(now - s.warmup) / static_cast<double>(s.steps - s.warmup)), s.momentum};
+    case Decay::cosine: return {between(s.lr, 0, done), s.momentum};
+    case Decay::poly: return {s.lr * std::pow(1 - done, kPolyPower), s.momentum};
     case Decay::step: {
       const auto passed = std::upper_bound(s.milestones.begin(), s.milestones.end(), now) - s.milestones.begin();
       return {s.lr * std::pow(s.gamma, static_cast<double>(passed)), s.momentum};

@@ -6,12 +6,13 @@
 
 namespace satchel {
 
-enum class Decay : uint8_t { none, cosine, step, onecycle };
+enum class Decay : uint8_t { none, cosine, step, onecycle, poly };
 
 /// Steps count from 0. As torch.optim.lr_scheduler's, stepped once a batch:
 ///   none      lr
 ///   cosine    CosineAnnealingLR: lr·(1 + cos(π·t))/2, t from 0 to 1 over the steps after the warm-up
 ///   step      MultiStepLR: lr·gamma^k after k milestones
+///   poly      PolynomialLR of power 0.9: lr·(1 − t)^0.9, t as for cosine (segmentation)
 ///   onecycle  OneCycleLR with its defaults: from lr/25 up to lr in the first 0.3 of all steps, down to lr/250000 at the last one, by half
 ///             cosines; momentum goes from 0.95 down to 0.85 and back. Takes no warm-up
 struct Schedule {

@@ -1,4 +1,6 @@
 // Losses of detectors against their formulas, value by value in float64.
+#include "satchel/autograd/box_loss.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
@@ -6,13 +8,12 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <vector>
 
-#include "satchel/autograd/box_loss.h"
 #include "satchel/autograd/report.h"
 #include "tests/torch_support.h"
 

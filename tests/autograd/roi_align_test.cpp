@@ -1,4 +1,6 @@
 // Parts of maps under boxes, against the definition point by point; the gradient is the transpose of the function.
+#include "satchel/autograd/roi_align.h"
+
 #include <ATen/ops/cat.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
@@ -13,7 +15,6 @@
 #include <vector>
 
 #include "satchel/autograd/report.h"
-#include "satchel/autograd/roi_align.h"
 
 namespace satchel {
 namespace {
@@ -28,7 +29,8 @@ double value_at(const at::Tensor& map, double y, double x) {
   const int64_t bottom = std::min(top + 1, height - 1), right = std::min(left + 1, width - 1);
   const double down = y - static_cast<double>(top), across = x - static_cast<double>(left);
   const auto at = [&](int64_t i, int64_t j) { return map[i][j].item<double>(); };
-  return (1 - down) * ((1 - across) * at(top, left) + across * at(top, right)) + down * ((1 - across) * at(bottom, left) + across * at(bottom, right));
+  return (1 - down) * ((1 - across) * at(top, left) + across * at(top, right)) +
+         down * ((1 - across) * at(bottom, left) + across * at(bottom, right));
 }
 
 TEST(RoiAlign, IsTheMeanOfPointsAndItsGradientTheTranspose) {

@@ -65,7 +65,7 @@ TEST(CocoBoxes, LoadsImagesClassesAndBoxes) {
   EXPECT_TRUE(sets.train.paths[0].ends_with("/train2017/a.jpg"));
   ASSERT_EQ(sets.train.objects[0].size(), 1U);
   EXPECT_EQ(sets.train.objects[0][0], (ObjectBox{10, 5, 30, 35.5F, 1, false, 300}));
-  ASSERT_EQ(sets.train.objects[1].size(), 1U);  // that of no area is left out
+  ASSERT_EQ(sets.train.objects[1].size(), 1U);                                   // that of no area is left out
   EXPECT_EQ(sets.train.objects[1][0], (ObjectBox{0, 0, 100, 80, 0, false, 0}));  // cut by half a pixel
   EXPECT_EQ(sets.test.count, 1);
   EXPECT_TRUE(sets.test.objects[0][0].crowd);
@@ -79,7 +79,8 @@ TEST(CocoBoxes, RefusesWithFileAndPlace) {
     coco.train(annotations);
     return load_error(coco.folder());
   };
-  EXPECT_EQ(error(R"([{"image_id": 6, "category_id": 3, "bbox": [1, 2, 3, 4]}])"), at + "annotations[0] image_id must be an image's id, got 6");
+  EXPECT_EQ(error(R"([{"image_id": 6, "category_id": 3, "bbox": [1, 2, 3, 4]}])"),
+            at + "annotations[0] image_id must be an image's id, got 6");
   EXPECT_EQ(error(R"([{"image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4]}])"),
             at + "annotations[0] category_id must be a category of the training images, got 4");
   EXPECT_EQ(error(R"([{"image_id": 7, "category_id": 3, "bbox": [50, 2, 40, 4]}])"),

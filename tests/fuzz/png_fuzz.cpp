@@ -57,6 +57,11 @@ std::string png(int type, int depth, int interlace) {
 void run(std::string_view input) {
   // Larger images are only slow: width and height are the first numbers of the first chunk.
   if (input.size() >= 24 && uint64_t{number(input.substr(16))} * number(input.substr(20)) > uint64_t{1} << 20) return;
+  if (!input.empty() && (input.back() & 4) != 0) {  // as a mask
+    const Mask mask = decode_png_mask(bytes_of(repaired(input)), "a.png");
+    require(static_cast<int64_t>(mask.classes.size()) == mask.height * mask.width, "masks have their sizes");
+    return;
+  }
   const Image image = decode_png(bytes_of(repaired(input)), "a.png");
   require(image.channels == 3 && static_cast<int64_t>(image.pixels.size()) == 3 * image.height * image.width, "images have their sizes");
 }
@@ -73,6 +78,7 @@ std::vector<std::string> seeds() {
                                     {PNG_COLOR_TYPE_PALETTE, 1},
                                     {PNG_COLOR_TYPE_PALETTE, 8}}) {
     for (const int interlace : {PNG_INTERLACE_NONE, PNG_INTERLACE_ADAM7}) out.push_back(png(type, depth, interlace));
+    out.push_back(out.back() + '\4');
   }
   return out;
 }

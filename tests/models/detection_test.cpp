@@ -1,4 +1,6 @@
 // Detectors: torchvision's names, shapes and numbers, written down here apart from our models; boxes by hand and by plain loops.
+#include "satchel/models/detection.h"
+
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
@@ -15,7 +17,6 @@
 #include <vector>
 
 #include "satchel/autograd/report.h"
-#include "satchel/models/detection.h"
 #include "satchel/plan/bit_allocator.h"
 #include "satchel/train/memory.h"
 #include "tests/one_thread.h"
@@ -135,8 +136,8 @@ TEST(Boxes, AnchorsAreTorchvisions) {
   const at::Tensor grid = grid_anchors(base, 2, 2, {8, 4});
   ASSERT_EQ(grid.size(0), 12);
   EXPECT_TRUE(at::equal(grid[0], base[0]));
-  EXPECT_TRUE(at::equal(grid[4], at::tensor({4. - 16, -16., 4. + 16, 16.}).to(at::kFloat)));       // second column, second box
-  EXPECT_TRUE(at::equal(grid[8], at::tensor({-11., 8. - 23, 11., 8. + 23}).to(at::kFloat)));       // second row, third box
+  EXPECT_TRUE(at::equal(grid[4], at::tensor({4. - 16, -16., 4. + 16, 16.}).to(at::kFloat)));  // second column, second box
+  EXPECT_TRUE(at::equal(grid[8], at::tensor({-11., 8. - 23, 11., 8. + 23}).to(at::kFloat)));  // second row, third box
 }
 
 TEST(Boxes, CodesAreCentresAndSizesByTheAnchors) {
@@ -160,7 +161,8 @@ at::Tensor random_boxes(int64_t count, double side) {
 
 double overlap_by_hand(const at::Tensor& a, const at::Tensor& b) {
   const auto at_ = [](const at::Tensor& t, int64_t i) { return t[i].item<double>(); };
-  const double w = std::min(at_(a, 2), at_(b, 2)) - std::max(at_(a, 0), at_(b, 0)), h = std::min(at_(a, 3), at_(b, 3)) - std::max(at_(a, 1), at_(b, 1));
+  const double w = std::min(at_(a, 2), at_(b, 2)) - std::max(at_(a, 0), at_(b, 0)),
+               h = std::min(at_(a, 3), at_(b, 3)) - std::max(at_(a, 1), at_(b, 1));
   const auto area = [&](const at::Tensor& t) { return (at_(t, 2) - at_(t, 0)) * (at_(t, 3) - at_(t, 1)); };
   return w <= 0 || h <= 0 ? 0 : w * h / (area(a) + area(b) - w * h);
 }
@@ -194,7 +196,8 @@ TEST(Boxes, MatchingIsTheRulesBoxByBox) {
 }
 
 TEST(Boxes, SuppressionKeepsTheBestOfEachGroup) {
-  const at::Tensor boxes = at::tensor({0., 0., 10., 10., 1., 0., 11., 10., 0., 0., 10., 10., 30., 30., 40., 40.}).to(at::kFloat).view({4, 4});
+  const at::Tensor boxes =
+      at::tensor({0., 0., 10., 10., 1., 0., 11., 10., 0., 0., 10., 10., 30., 30., 40., 40.}).to(at::kFloat).view({4, 4});
   const at::Tensor scores = at::tensor({.5, .9, .8, .1}).to(at::kFloat), groups = at::tensor({0, 0, 1, 0}, at::kLong);
   // 0 and 1 overlap by 9/11.
   EXPECT_TRUE(at::equal(suppress(boxes, scores, groups, 0.5), at::tensor({1, 2, 3}, at::kLong)));
@@ -252,9 +255,9 @@ double difference_of(const Detector& a, const Detector& b) {
   return std::sqrt(difference / norm);
 }
 
-/// At 32 bits gradients are torch's. Norms of a batch divide by deviations of a few values, which makes rounding larger from layer to layer,
-/// until values fall on the other side of a ReLU: how much that is, torch with maps in another order of memory tells, which rounds as
-/// differently. A gradient that lacks a term is off by about 1.
+/// At 32 bits gradients are torch's. Norms of a batch divide by deviations of a few values, which makes rounding larger from layer to
+/// layer, until values fall on the other side of a ReLU: how much that is, torch with maps in another order of memory tells, which rounds
+/// as differently. A gradient that lacks a term is off by about 1.
 TEST_P(Detectors, GradientsAreTorchsAt32Bits) {
   const test::OneThread one;
   for (const bool frozen : {false, true}) {
@@ -356,7 +359,8 @@ TEST_P(Detectors, FindsAtMostSoManyBoxesInsideTheImage) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Detectors, testing::Values("retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn"), [](const auto& i) { return i.param; });
+INSTANTIATE_TEST_SUITE_P(All, Detectors, testing::Values("retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn"),
+                         [](const auto& i) { return i.param; });
 
 TEST(Detectors, RefuseWhatCannotBe) {
   const auto error = [](DetectorOptions o) {

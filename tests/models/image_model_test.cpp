@@ -18,6 +18,7 @@
 #include "satchel/plan/bit_allocator.h"
 #include "satchel/plan/image_plan.h"
 #include "satchel/train/memory.h"
+#include "tests/models/image_models.h"
 #include "tests/one_thread.h"
 #include "tests/support.h"
 
@@ -25,33 +26,7 @@ namespace satchel {
 namespace {
 
 using test::error_of;
-using test::text_of;
-
-// At 8 channels torch's own backward of a strided 1×1 convolution of channels_last maps crashes (2.11, oneDNN, AVX-512, two threads).
-constexpr int64_t kImages = 3, kClasses = 7, kWidth = 16;
-
-ImageModelOptions options_of(const std::string& name, const std::string& method, bool small_stem = true, double dropout = 0) {
-  ImageModelOptions o;
-  o.name = name;
-  o.classes = kClasses;
-  o.small_stem = small_stem;
-  o.width = kWidth;
-  o.dropout = dropout;
-  o.saving.method = parse_method(method);
-  return o;
-}
-
-at::Tensor images(int64_t side) {
-  at::manual_seed(3);
-  return at::randn({kImages, 3, side, side}).contiguous(at::MemoryFormat::ChannelsLast);
-}
-
-std::map<std::string, at::Tensor> named(const ImageModel& model) {
-  std::map<std::string, at::Tensor> all;
-  for (const auto& item : model->named_parameters()) all[item.key()] = item.value();
-  for (const auto& item : model->named_buffers()) all[item.key()] = item.value();
-  return all;
-}
+using namespace testing_models;
 
 TEST(ImageModel, NamesAreTorchvisions) {
   const std::map<std::string, std::vector<std::pair<std::string, std::vector<int64_t>>>> some = {
@@ -130,43 +105,6 @@ TEST(ImageModel, FullSizesHaveTorchvisionsCounts) {
   EXPECT_EQ(count("densenet121"), 7978856);
 }
 
-struct Measured {
-  int64_t saved;  // by the allocator
-  std::vector<SavedTensor> lines;
-};
-
-Measured measure(ImageModelOptions o, int64_t side) {
-  if (allocates_bits(o.saving.method)) {  // as a run has it
-    const auto shares = std::make_shared<RunningBitAllocator>(BitAllocatorOptions{kImages});
-    std::vector<int64_t> samples(kImages);
-    std::iota(samples.begin(), samples.end(), 0);
-    shares->set_samples(samples);
-    o.saving.allocator = shares;
-  }
-  ImageModel model = make_image_model(o);
-  const at::Tensor x = images(side);
-  model->forward(x);  // what is made once stands
-  const MemoryMeter meter(at::kCPU);
-  const at::Tensor logits = model->forward(x);
-  return {meter.allocated() - static_cast<int64_t>(logits.nbytes()), saved_tensors(logits)};
-}
-
-void expect_plan(const ImageModelOptions& o, int64_t side) {
-  const Measured got = measure(o, side);
-  const auto plan = plan_image(shape_of(o), {kImages, side, side}, o.saving.method);
-  const std::string where = o.name + ' ' + o.saving.method.name;
-  if (o.saving.method.torch_baseline) {
-    // The images stood before.
-    EXPECT_EQ(got.saved, total_bytes(plan) - plan[0].bytes) << where;
-    return;
-  }
-  for (size_t i = 0; i < std::min(got.lines.size(), plan.size()); ++i) {
-    ASSERT_TRUE(got.lines[i] == plan[i]) << where << ": " << text_of(got.lines[i]) << ", planned " << text_of(plan[i]);
-  }
-  ASSERT_EQ(got.lines.size(), plan.size()) << where;
-  EXPECT_EQ(got.saved, total_bytes(plan)) << where;
-}
-
 TEST(ImageModel, KeepsWhatThePlanSays) {
   for (const char* method : {"fp32", "satchel", "satchel,bits=3,residual=1", "satchel,mean=2.5", "satchel,mean=3", "satchel,side=none",
                              "satchel,bits=32", "division", "actnn,level=1", "actnn,level=2", "actnn"}) {
@@ -179,33 +117,6 @@ TEST(ImageModel, KeepsWhatThePlanSays) {
     expect_plan(options_of("vgg16", method, true, 0.5), 32);
     expect_plan(options_of("vgg16_bn", method), 32);
   }
-}
-
-std::vector<at::Tensor> gradients(ImageModel& model, const at::Tensor& x) {
-  model->zero_grad();
-  const at::Tensor logits = model->forward(x);
-  (logits * at::arange(logits.numel()).view(logits.sizes()).sin()).sum().backward();
-  std::vector<at::Tensor> all = {logits.detach()};
-  for (const at::Tensor& p : model->parameters()) all.push_back(p.grad());
-  return all;
-}
-
-ImageModel same_weights(const ImageModel& from, const ImageModelOptions& o) {
-  ImageModel model = make_image_model(o);
-  const at::NoGradGuard no_grad;
-  const auto theirs = named(from);
-  for (auto& [name, tensor] : named(model)) at::Tensor(tensor).copy_(theirs.at(name));
-  return model;
-}
-
-/// Over all parameters together.
-double relative_error(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& got) {
-  double off = 0, all = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    off += (expected[i] - got[i]).square().sum().item<double>();
-    all += expected[i].square().sum().item<double>();
-  }
-  return std::sqrt(off / all);
 }
 
 // The branches of a block meet in its input's gradient: again where the graph is kept, and where nothing else is asked for.

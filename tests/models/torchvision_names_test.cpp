@@ -1,5 +1,5 @@
 // State dicts are torchvision's: every name and shape, from what torchvision's own sources build (pytorch/vision, torchvision/models/
-// resnet.py, vgg.py, densenet.py), written down here apart from our models.
+// resnet.py, vgg.py, densenet.py, segmentation/fcn.py and deeplabv3.py), written down here apart from our models.
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -16,7 +16,7 @@ namespace {
 using Sizes = std::vector<int64_t>;
 using State = std::map<std::string, Sizes>;
 
-constexpr int64_t kClasses = 1000;
+constexpr int64_t kClasses = 1000, kSegments = 21;
 
 void add_conv(State& state, const std::string& name, int64_t in, int64_t out, int64_t kernel, bool bias = false) {
   state[name + ".weight"] = {out, in, kernel, kernel};
@@ -106,10 +106,44 @@ State densenet121() {
   return state;
 }
 
+/// FCNHead: 3×3 to a quarter of the channels, then 1×1; ReLU and dropout take a number each.
+void add_fcn_head(State& state, const std::string& name, int64_t in) {
+  add_conv(state, name + ".0", in, in / 4, 3);
+  add_norm(state, name + ".1", in / 4);
+  add_conv(state, name + ".4", in / 4, kSegments, 1, /*bias=*/true);
+}
+
+/// DeepLabHead: ASPP of a 1×1, three 3×3 and a pooled 1×1 window, a projection of all five, 3×3, 1×1.
+void add_deeplab_head(State& state, const std::string& name) {
+  for (const int64_t branch : {0, 1, 2, 3}) {
+    const std::string conv = name + ".0.convs." + std::to_string(branch);
+    add_conv(state, conv + ".0", 2048, 256, branch == 0 ? 1 : 3);
+    add_norm(state, conv + ".1", 256);
+  }
+  add_conv(state, name + ".0.convs.4.1", 2048, 256, 1);
+  add_norm(state, name + ".0.convs.4.2", 256);
+  add_conv(state, name + ".0.project.0", 5 * 256, 256, 1);
+  add_norm(state, name + ".0.project.1", 256);
+  add_conv(state, name + ".1", 256, 256, 3);
+  add_norm(state, name + ".2", 256);
+  add_conv(state, name + ".4", 256, kSegments, 1, /*bias=*/true);
+}
+
+State segmentation(const std::vector<int64_t>& blocks, bool deeplab) {
+  State state;
+  for (const auto& [name, sizes] : resnet(blocks, true)) {
+    if (!name.starts_with("fc.")) state["backbone." + name] = sizes;
+  }
+  deeplab ? add_deeplab_head(state, "classifier") : add_fcn_head(state, "classifier", 2048);
+  add_fcn_head(state, "aux_classifier", 1024);
+  return state;
+}
+
 State state_of(const std::string& name) {
   ImageModelOptions o;
   o.name = name;
-  o.classes = kClasses;
+  o.aux = is_segmentation_model(name);
+  o.classes = o.aux ? kSegments : kClasses;
   const ImageModel model = make_image_model(o);
   State state;
   for (const auto& item : model->named_parameters()) state[item.key()] = item.value().sizes().vec();
@@ -141,7 +175,11 @@ TEST(Torchvision, EveryNameAndShape) {
                               {"wide_resnet50_2", resnet({3, 4, 6, 3}, true, 2), 68883240},
                               {"vgg16", vgg16(false), 138357544},
                               {"vgg16_bn", vgg16(true), 138365992},
-                              {"densenet121", densenet121(), 7978856}};
+                              {"densenet121", densenet121(), 7978856},
+                              {"fcn_resnet50", segmentation({3, 4, 6, 3}, false), 35322218},
+                              {"fcn_resnet101", segmentation({3, 4, 23, 3}, false), 54314346},
+                              {"deeplabv3_resnet50", segmentation({3, 4, 6, 3}, true), 42004074},
+                              {"deeplabv3_resnet101", segmentation({3, 4, 23, 3}, true), 60996202}};
   for (const Published& model : models) {
     ASSERT_EQ(parameters_of(model.state), model.parameters) << model.name << ": the list above is wrong";
     const State got = state_of(model.name);

@@ -155,7 +155,7 @@ TEST_F(TrainImages, WrongUse) {
   const auto refused = [&](const std::string& more, const std::string& part) { expect_refused(training(more), 2, part); };
   refused("--hidden 16", "[train] --hidden is not for this model, got resnet18");
   refused("--cuda-graph", "[train] --cuda-graph is not for this model, got resnet18");
-  refused("--schedule linear", "--schedule: linear not in {cosine,step,onecycle,none}");
+  refused("--schedule linear", "--schedule: linear not in {cosine,step,onecycle,poly,none}");
   refused("--milestones 2", "[train] milestones need schedule step, got cosine");
   refused("--schedule step --milestones 1,x", "--milestones: must be a number, got 'x'");
   refused("--gamma 0.5", "[train] --gamma needs --schedule step, got cosine");

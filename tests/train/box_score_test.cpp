@@ -1,4 +1,6 @@
 // COCO's average precision: cases worked by hand, and pycocotools' numbers where that is installed.
+#include "satchel/train/box_score.h"
+
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -11,7 +13,6 @@
 #include <vector>
 
 #include "satchel/core/error.h"
-#include "satchel/train/box_score.h"
 
 namespace satchel {
 namespace {
@@ -114,18 +115,25 @@ TEST(BoxScore, AgreesWithPycocotools) {
     std::vector<FoundBox> boxes;
     const int count = static_cast<int>(uniform(0, 12));
     for (int i = 0; i < count; ++i) {
-      const float left = whole(uniform(0, 280)), top = whole(uniform(0, 280)), width = whole(uniform(4, 120)), height = whole(uniform(4, 120));
+      const float left = whole(uniform(0, 280)), top = whole(uniform(0, 280)), width = whole(uniform(4, 120)),
+                  height = whole(uniform(4, 120));
       ObjectBox o{left, top, left + width, top + height, static_cast<int32_t>(uniform(0, kClasses - 1)), uniform(0, 1) < 0.15};
       o.area = uniform(0, 1) < 0.5 ? whole(width * height * 0.7) : width * height;
       objects.push_back(o);
-      truth["annotations"].push_back({{"id", id++}, {"image_id", n + 1}, {"category_id", o.label + 1}, {"bbox", {left, top, width, height}},
-                                      {"area", o.area}, {"iscrowd", o.crowd ? 1 : 0}});
+      truth["annotations"].push_back({{"id", id++},
+                                      {"image_id", n + 1},
+                                      {"category_id", o.label + 1},
+                                      {"bbox", {left, top, width, height}},
+                                      {"area", o.area},
+                                      {"iscrowd", o.crowd ? 1 : 0}});
     }
     const int more = n == 3 ? 300 : static_cast<int>(uniform(0, 30));
     for (int i = 0; i < more; ++i) {
-      ObjectBox near = objects.empty() ? ObjectBox{10, 10, 60, 60} : objects[static_cast<size_t>(uniform(0, static_cast<double>(objects.size())))];
+      ObjectBox near =
+          objects.empty() ? ObjectBox{10, 10, 60, 60} : objects[static_cast<size_t>(uniform(0, static_cast<double>(objects.size())))];
       const float left = near.left + whole(uniform(-8, 8)), top = near.top + whole(uniform(-8, 8));
-      const float width = std::max(1.0F, near.right - near.left + whole(uniform(-8, 8))), height = std::max(1.0F, near.bottom - near.top + whole(uniform(-8, 8)));
+      const float width = std::max(1.0F, near.right - near.left + whole(uniform(-8, 8))),
+                  height = std::max(1.0F, near.bottom - near.top + whole(uniform(-8, 8)));
       const int32_t label = uniform(0, 1) < 0.8 ? near.label : static_cast<int32_t>(uniform(0, kClasses));
       const auto score = static_cast<float>(std::floor(uniform(0, 64)) / 64);
       boxes.push_back({left, top, left + width, top + height, label, score});
@@ -135,10 +143,17 @@ TEST(BoxScore, AgreesWithPycocotools) {
   }
   const BoxScores s = scorer.scores();
   const auto number = [](double x) { return std::isnan(x) ? json(nullptr) : json(x); };
-  const json own = {{"ap", number(s.ap)},           {"ap50", number(s.ap50)},         {"ap75", number(s.ap75)},
-                    {"ap_small", number(s.ap_small)}, {"ap_medium", number(s.ap_medium)}, {"ap_large", number(s.ap_large)},
-                    {"recall1", number(s.recall1)}, {"recall10", number(s.recall10)}, {"recall100", number(s.recall100)},
-                    {"recall_small", number(s.recall_small)}, {"recall_medium", number(s.recall_medium)},
+  const json own = {{"ap", number(s.ap)},
+                    {"ap50", number(s.ap50)},
+                    {"ap75", number(s.ap75)},
+                    {"ap_small", number(s.ap_small)},
+                    {"ap_medium", number(s.ap_medium)},
+                    {"ap_large", number(s.ap_large)},
+                    {"recall1", number(s.recall1)},
+                    {"recall10", number(s.recall10)},
+                    {"recall100", number(s.recall100)},
+                    {"recall_small", number(s.recall_small)},
+                    {"recall_medium", number(s.recall_medium)},
                     {"recall_large", number(s.recall_large)}};
   EXPECT_GT(s.ap, 0.05);
   EXPECT_LT(s.ap, 0.95);

@@ -1,4 +1,6 @@
 // Runs of detectors on drawn scenes: they learn, resume bit for bit, and find what they are scored by.
+#include "satchel/train/detect_train.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,7 +9,6 @@
 
 #include "satchel/core/error.h"
 #include "satchel/data/scenes.h"
-#include "satchel/train/detect_train.h"
 #include "tests/one_thread.h"
 
 namespace satchel {

@@ -126,5 +126,20 @@ TEST(Metrics, BadInputIsRefused) {
   EXPECT_EQ(auc(at::zeros({3}), labels, longs({1})), "[metric] both classes must be among the nodes, got 1 only");
 }
 
+TEST(Metrics, MeanIouLeavesAbsentClassesAndIgnoredPixelsOut) {
+  const at::Tensor confusion = at::zeros({4, 4}, at::kLong);
+  // Truth 0: two of three hit; truth 1: one of two, and one pixel of 0 is said to be 1; class 2 is predicted only; 3 is in neither.
+  const at::Tensor truth = at::tensor({0, 0, 0, 1, 1, 255}, at::kByte), said = at::tensor({0, 0, 1, 1, 2, 3}, at::kLong);
+  add_confusion(confusion, said, truth, 255);
+  add_confusion(confusion, said, truth, 255);  // twice as many of each
+  const std::vector<double> ious = class_ious(confusion);
+  EXPECT_DOUBLE_EQ(ious[0], 200.0 / 3);
+  EXPECT_DOUBLE_EQ(ious[1], 100.0 / 3);
+  EXPECT_DOUBLE_EQ(ious[2], 0);
+  EXPECT_TRUE(std::isnan(ious[3]));
+  EXPECT_DOUBLE_EQ(mean_iou(ious), 100.0 / 3);
+  EXPECT_TRUE(std::isnan(mean_iou({std::nan("")})));
+}
+
 }  // namespace
 }  // namespace satchel

@@ -66,6 +66,12 @@ TEST(Schedule, StepsAreTorchs) {
   expect_rates(s, {{0.5, 0.9}, {0.5, 0.9}, {0.5, 0.9}, {0.1, 0.9}, {0.1, 0.9}, {0.02, 0.9}, {0.02, 0.9}, {0.02, 0.9}});
 }
 
+// PolynomialLR(total_iters=4, power=0.9): 0.5·(1 − i/4)^0.9.
+TEST(Schedule, PolyFallsToNothing) {
+  expect_rates(of(Decay::poly, 4), {{0.5, 0.9}, {0.38594475336178524, 0.9}, {0.26794336563407328, 0.9}, {0.14358729437462936, 0.9}});
+  EXPECT_GT(rates_at(of(Decay::poly, 1), 0).lr, 0);
+}
+
 TEST(Schedule, WarmUpRisesThenDecays) {
   Schedule s = of(Decay::cosine, 12);
   s.warmup = 4;
@@ -77,7 +83,7 @@ TEST(Schedule, WarmUpRisesThenDecays) {
 }
 
 TEST(Schedule, StepsBeyondTheEndsAreTheEnds) {
-  for (const Decay decay : {Decay::none, Decay::cosine, Decay::step, Decay::onecycle}) {
+  for (const Decay decay : {Decay::none, Decay::cosine, Decay::step, Decay::onecycle, Decay::poly}) {
     const Schedule s = of(decay, 9);
     EXPECT_EQ(rates_at(s, -3).lr, rates_at(s, 0).lr);
     EXPECT_EQ(rates_at(s, 100).lr, rates_at(s, 8).lr);
