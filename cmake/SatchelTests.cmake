@@ -52,6 +52,7 @@ satchel_test(test_data satchel_core
   tests/data/image_synthetic_test.cpp
   tests/data/npy_test.cpp
   tests/data/npz_test.cpp
+  tests/data/scene_boxes_test.cpp
   tests/data/scene_loader_test.cpp
   tests/data/scenes_test.cpp
   tests/data/split_test.cpp
@@ -142,6 +143,15 @@ if(SATCHEL_TORCH)
     tests/plan/bit_allocator_images_test.cpp
     tests/plan/bit_allocator_test.cpp)
   target_precompile_headers(test_nn REUSE_FROM test_autograd)
+
+  satchel_test(test_detect satchel
+    tests/autograd/box_loss_test.cpp
+    tests/autograd/roi_align_test.cpp
+    tests/models/detection_test.cpp
+    tests/train/box_score_test.cpp
+    tests/train/detect_train_test.cpp)
+  target_link_libraries(test_detect PRIVATE nlohmann_json::nlohmann_json)
+  target_precompile_headers(test_detect REUSE_FROM test_autograd)
 
   satchel_test(test_train satchel
     tests/graph/gin_test.cpp

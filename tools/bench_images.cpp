@@ -46,12 +46,6 @@ constexpr double kFlips = 0.1;
 constexpr int64_t kMostSegments = 254;  // classes that a byte tells from ignored pixels
 constexpr double kRate = 1e-3;          // small: random labels shall not drive the weights far
 
-/// cuDNN has words of its own for memory that could not be had.
-bool ran_out(const c10::Error& e) {
-  const std::string_view what = e.what_without_backtrace();
-  return out_of_memory(e) || what.find("ALLOC_FAILED") != what.npos || what.find("unable to find an engine") != what.npos;
-}
-
 /// Model, optimizer and a batch of noise, on their device while it lives.
 class Entry {
  public:
@@ -175,12 +169,28 @@ ordered_json result_json(const ImageBenchResult& r, const ImageBenchResult* base
 /// After every method: what is there stays, whatever comes.
 void write_results(const BenchImagesCommand& c, const ordered_json& about, const std::vector<ImageBenchResult>& results) {
   ordered_json all = about;
-  all["results"] = ordered_json::array();
-  for (const ImageBenchResult& r : results) all["results"].push_back(result_json(r, base_of(results)));
+  all["results"] = results_json(results);
   write_json(c.json, all, "bench");
 }
 
 }  // namespace
+
+bool ran_out(const c10::Error& e) {
+  const std::string_view what = e.what_without_backtrace();
+  return out_of_memory(e) || what.find("ALLOC_FAILED") != what.npos || what.find("unable to find an engine") != what.npos;
+}
+
+void print_results(const std::vector<ImageBenchResult>& results) {
+  std::vector<std::vector<std::string>> rows{{"method", "step", "of fp32", "images/s", "saved", "peak"}};
+  for (const ImageBenchResult& r : results) rows.push_back(row_of(r, base_of(results)));
+  print_table(rows);
+}
+
+ordered_json results_json(const std::vector<ImageBenchResult>& results) {
+  ordered_json all = ordered_json::array();
+  for (const ImageBenchResult& r : results) all.push_back(result_json(r, base_of(results)));
+  return all;
+}
 
 double ImageBenchResult::median() const { return satchel::median(seconds); }
 
@@ -298,9 +308,7 @@ void run_bench_images(const BenchImagesCommand& c) {
   if (silent) {
     write_results(c, about, results);
   } else {
-    std::vector<std::vector<std::string>> rows{{"method", "step", "of fp32", "images/s", "saved", "peak"}};
-    for (const ImageBenchResult& r : results) rows.push_back(row_of(r, base_of(results)));
-    print_table(rows);
+    print_results(results);
   }
   if (std::ranges::none_of(results, &ImageBenchResult::ran)) fail("bench", "a method must run to its end", "none that did");
 }

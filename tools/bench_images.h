@@ -1,6 +1,8 @@
 // `satchel bench images`: a whole training step of an image model, method by method; and one such measurement for `bench batch`.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <CLI/App.hpp>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -39,6 +41,12 @@ struct ImageBenchResult {
 
 /// Three steps to warm up, the last of them watched, then `steps` timed ones, alone on the device; its memory is given back.
 ImageBenchResult measure(const ImageBenchSetting& setting, const Method& method, int64_t batch, int64_t steps);
+
+/// Did memory run out? cuDNN has words of its own for it.
+bool ran_out(const c10::Error& e);
+/// A table, beside fp32's where that is among them; and JSON.
+void print_results(const std::vector<ImageBenchResult>& results);
+nlohmann::ordered_json results_json(const std::vector<ImageBenchResult>& results);
 
 /// What both benchmarks are told.
 struct BenchImagesCommand {

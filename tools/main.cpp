@@ -18,6 +18,7 @@
 #include "tools/bench_bias.h"
 #include "tools/bench_chain.h"
 #include "tools/bench_graph.h"
+#include "tools/bench_detect.h"
 #include "tools/bench_images.h"
 #include "tools/bench_product.h"
 #include "tools/bench_spmm.h"
@@ -148,6 +149,7 @@ void add_bench_commands(CLI::App& app, BenchOptions& o) {
   satchel::tool::add_bench_spmm(*bench);
   satchel::tool::add_bench_product(*bench);
   satchel::tool::add_bench_images(*bench);
+  satchel::tool::add_bench_detection(*bench);
   satchel::tool::add_bench_batch(*bench);
   satchel::tool::add_bench_bias(*bench);
   satchel::tool::add_bench_chain(*bench);

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "satchel/core/graph_layer.h"
+#include "tools/plan_detect.h"
 #include "tools/plan_image.h"
 #include "tools/plan_text.h"
 #include "tools/tool.h"
@@ -33,7 +34,8 @@ std::string footer() {
          "  satchel plan --model resnet50 --batch 256\n"
          "  satchel plan --model resnet50 --fit 16GB --method fp32,actnn,division,satchel,bits=3,norm_bits=1\n"
          "  satchel plan --model resnet50 --fit 16GiB --amp bf16\n"
-         "  satchel plan --model resnet18 --image 32 --classes 10 --method satchel";
+         "  satchel plan --model resnet18 --image 32 --classes 10 --method satchel\n"
+         "  satchel plan --model retinanet_resnet50_fpn --batch 16 --image 640 --frozen-norm --trainable 3";
 }
 
 constexpr int64_t kNotGiven = std::numeric_limits<int64_t>::min();
@@ -43,6 +45,8 @@ struct PlanOptions {
   std::string model = "sage";
   GraphShape shape;
   ImagePlanOptions images;
+  DetectPlanOptions detect;
+  bool batch_given = false, image_given = false;
   bool dropout_given = false;
   int64_t nodes = kNotGiven, training_nodes = kNotGiven;
   bool sparse = false;
@@ -84,6 +88,7 @@ std::string model_names() {
   for (const std::string& name : graph_layer_names()) names += (names.empty() ? "" : "|") + name;
   for (const std::string_view name : image_model_names()) names += "|" + std::string(name);
   for (const std::string_view name : segmentation_model_names()) names += "|" + std::string(name);
+  for (const std::string_view name : detector_names()) names += "|" + std::string(name);
   return names;
 }
 
@@ -105,6 +110,20 @@ ImagePlanOptions image_options(const PlanOptions& o, std::vector<Method> methods
   return images;
 }
 
+/// … and about a detector, which has a batch and a size of its own by default.
+DetectPlanOptions detect_options(const PlanOptions& o, std::vector<Method> methods) {
+  DetectPlanOptions d = o.detect;
+  d.shape.name = o.model;
+  d.shape.channels = o.images.shape.channels;
+  d.shape.width = o.images.shape.width;
+  if (o.shape.classes != kNotGiven) d.shape.classes = o.shape.classes;
+  if (o.batch_given) d.batch.images = o.images.batch;
+  if (o.image_given) d.batch.height = d.batch.width = o.images.image;
+  d.batch.half = o.images.amp != "none";
+  d.methods = std::move(methods);
+  return d;
+}
+
 struct Output {
   std::string text;
   nlohmann::ordered_json json;
@@ -114,6 +133,10 @@ struct Output {
 Output make_output(const PlanOptions& o) {
   try {
     std::vector<Method> methods = methods_of(o.methods);
+    if (is_detector(o.model)) {
+      const DetectPlanOptions detect = detect_options(o, std::move(methods));
+      return {detect_plan_text(detect), detect_plan_json(detect)};
+    }
     if (is_image(o.model)) {
       const ImagePlanOptions images = image_options(o, std::move(methods));
       return {image_plan_text(images), image_plan_json(images)};
@@ -158,6 +181,7 @@ void add_plan_command(CLI::App& app) {
                              ->check(CLI::Number)
                              ->capture_default_str();
   const std::vector<CLI::Option*> of_images = add_image_plan_options(*plan, o->images);
+  const std::vector<CLI::Option*> of_detectors = add_detect_plan_options(*plan, o->detect);
   const std::vector<CLI::Option*> of_graphs = {
       add_count(*plan, "--nodes", o->nodes, "Nodes of the graph"),
       add_count(*plan, "--features", s.features, "Features of a node"),
@@ -183,12 +207,14 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--json", o->json, "Write the plan to this file too; - prints it instead of the tables")->type_name("FILE");
   for (CLI::Option* option : of_graphs) option->group("Graph models");
   for (CLI::Option* option : of_images) option->group("Image models");
+  for (CLI::Option* option : of_detectors) option->group("Detectors");
   plan->footer(footer());
   plan->callback([=] {
-    if (!is_image(o->model) && !is_graph_layer(o->model)) {
+    const bool detects = is_detector(o->model);
+    if (!detects && !is_image(o->model) && !is_graph_layer(o->model)) {
       throw UsageError(fmt::format("[plan] --model must be {}, got '{}'", model_names(), o->model));
     }
-    const bool image = is_image(o->model), table = !o->table.empty();
+    const bool image = is_image(o->model) || detects, table = !o->table.empty();
     const auto refuse = [](const std::vector<CLI::Option*>& options, const std::string& rule) {
       for (const CLI::Option* option : options) {
         if (option->count() > 0) throw UsageError("[plan] " + rule + ", got " + option->get_name());
@@ -199,6 +225,14 @@ void add_plan_command(CLI::App& app) {
     if (table) refuse(of_images, "--table has its own sizes");
     if (image) refuse(of_graphs, o->model + " is an image model and takes no option of graph models");
     if (!image) refuse(of_images, o->model + " is a graph model and takes no option of image models");
+    if (!detects) refuse(of_detectors, o->model + " is no detector");
+    if (detects) {
+      for (const char* name : {"--small-stem", "--large-stem", "--fit", "--dropout"}) {
+        if (plan->count(name) > 0) throw UsageError(fmt::format("[plan] {} is not for detectors, got {}", name, o->model));
+      }
+      o->batch_given = plan->count("--batch") > 0;
+      o->image_given = plan->count("--image") > 0;
+    }
     if (!image) o->shape.conv = o->model;
     o->dropout_given = dropout->count() > 0;
     run_plan(*o);

@@ -11,6 +11,7 @@
 #include "satchel/data/image_data.h"
 #include "satchel/data/npy.h"
 #include "satchel/data/scenes.h"
+#include "satchel/plan/detector_shape.h"
 #include "satchel/train/checkpoint.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/names.h"
@@ -156,6 +157,7 @@ std::vector<std::string> model_names() {
   std::vector<std::string> names = graph_layer_names();
   for (const std::string_view name : image_model_names()) names.emplace_back(name);
   for (const std::string_view name : segmentation_model_names()) names.emplace_back(name);
+  for (const std::string_view name : detector_names()) names.emplace_back(name);
   return names;
 }
 
@@ -167,7 +169,9 @@ void add_train(CLI::App& app) {
       ->add_option("--data", command->data,
                    "Graph, images or scenes: a folder, an npz file, synthetic:…, synthetic-images:… or synthetic-shapes:…")
       ->required();
-  train->add_option("--model", command->model, "Graph layer, or image model")->check(CLI::IsMember(model_names()))->capture_default_str();
+  train->add_option("--model", command->model, "Graph layer, image model or detector")
+      ->check(CLI::IsMember(model_names()))
+      ->capture_default_str();
   train->add_option("--layers", shape.layers, "Graph layers")->transform(whole_number(1, 1000))->capture_default_str()->group(kGraphGroup);
   train->add_option("--hidden", shape.hidden, "Width between layers")
       ->transform(whole_number(1, 1 << 20))
@@ -190,12 +194,16 @@ void add_train(CLI::App& app) {
   add_run_options(*train, *command);
   add_image_options(*train, command->images);
   add_segment_options(*train, command->segments);
-  train->footer(std::string(kDataHelp) + image_train_help() + segment_train_help() + method_help() + kTrainNotes);
+  add_detect_options(*train, command->detect);
+  train->footer(std::string(kDataHelp) + image_train_help() + segment_train_help() + detect_train_help() + method_help() + kTrainNotes);
   train->callback([command, train] {
-    const bool segments = is_segmentation_model(command->model), images = segments || is_image_model(command->model);
+    const bool segments = is_segmentation_model(command->model), detects = is_detector(command->model);
+    const bool images = segments || detects || is_image_model(command->model);
     refuse_given(*train, images ? kGraphGroup : kImageGroup, command->model);
     if (!segments) refuse_given(*train, kSegmentGroup, command->model);
+    if (!detects) refuse_given(*train, kDetectGroup, command->model);
     if (segments) return run_train_segment(segment_command(*command, *train));
+    if (detects) return run_train_detect(*command, *train);
     if (images) return run_train_images(image_command(*command, *train));
     run_train(*command);
   });
@@ -211,7 +219,7 @@ void add_predict(CLI::App& app) {
       ->add_option(
           "-o,--output,--out", command->output,
           "Classes, a .npy file of int64: one a node or image (multi-label: nodes × labels); - writes it to stdout. Segmentation: a "
-          "folder, made where it is missing, for masks")
+          "folder, made where it is missing, for masks. Detectors: COCO results, JSON")
       ->required();
   predict->add_option("--scores", command->scores, "Probabilities too, a .npy file of float32, nodes or images × outputs")
       ->transform(file_name());
@@ -224,6 +232,8 @@ void add_predict(CLI::App& app) {
       "Images: the weights of the last epoch; the classes of the test images in their order, or, of a folder that holds .jpg, .jpeg\n"
       "and .png files themselves, of those files by name. Pixels are scaled as they were in training.\n"
       "Segmentation: a PNG file a test scene (or file of a folder), of palette indices that are the classes; names are the images'.\n"
+      "Detectors: the boxes of the test scenes, at most 100 each, as COCO results: image_id, category_id, bbox (left, top, width,\n"
+      "height) and score; ids are the data's own, or places from 0 on.\n"
       "\nExamples:\n  satchel predict --checkpoint run.safetensors --data arxiv/ -o classes.npy\n"
       "  satchel predict --checkpoint resnet.safetensors --data photos/ -o classes.npy --scores scores.npy\n"
       "  satchel predict --checkpoint fcn.safetensors --data photos/ --out masks/\n"
@@ -298,11 +308,13 @@ void run_predict(const PredictCommand& c) {
     if (path != "-") check_apart("predict", name, path, "--checkpoint", c.checkpoint);
     check_not_data("predict", name, path, c.data);
   }
+  const std::string format = checkpoint_format(c.checkpoint);
+  if (format == kDetectFormat) return run_predict_boxes(c);
   OutputFile file(c.output, "predict");
   std::optional<OutputFile> scores;
   if (!c.scores.empty()) scores.emplace(c.scores, "predict");
   use_device(c.device, "predict");
-  const bool images = checkpoint_format(c.checkpoint) == kImageFormat;
+  const bool images = format == kImageFormat;
   const Prediction p = images ? image_prediction(c) : graph_prediction(c);
   const std::vector<int64_t> both{p.count, p.outputs}, one{p.count};
   write_npy(file.path(), "<i8", p.multi_label ? both : one, p.classes.data());

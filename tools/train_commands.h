@@ -8,6 +8,7 @@
 
 #include "satchel/train/train.h"
 #include "tools/arguments.h"
+#include "tools/train_detect.h"
 #include "tools/train_images.h"
 #include "tools/train_runs.h"
 #include "tools/train_segment.h"
@@ -22,6 +23,7 @@ struct TrainCommand : RunsCommand {
   bool no_cache = false, unweighted = false;
   ImageTrainCommand images;      // of image models: what they have of their own
   SegmentTrainCommand segments;  // … and what models of segmentation have beside that
+  DetectCommand detect;          // of detectors
 };
 
 struct PredictCommand {

@@ -36,4 +36,10 @@ std::vector<ListedName> listed_names(const std::string& path);
 /// stem.jpg, stem.jpeg or stem.png, whichever is there; throws `[load] LIST: line 3 must name an image that is there, got STEM.jpg`.
 std::string listed_image(const std::string& list, const ListedName& name, const std::string& stem);
 
+/// Pascal VOC with Annotations; COCO.
+bool is_voc_boxes(const std::string& folder, const std::vector<std::string>& names);
+SceneSets load_voc_boxes(const std::string& folder);
+bool is_coco(const std::string& folder, const std::vector<std::string>& names);
+SceneSets load_coco(const std::string& folder);
+
 }  // namespace satchel

@@ -23,6 +23,8 @@ constexpr std::array kLayouts = {
     SceneLayout{SceneTask::segmentation, "JPEGImages, SegmentationClass and ImageSets/Segmentation (Pascal VOC)", is_voc_masks,
                 load_voc_masks},
     SceneLayout{SceneTask::segmentation, "leftImg8bit and gtFine (Cityscapes)", is_cityscapes, load_cityscapes},
+    SceneLayout{SceneTask::detection, "annotations/instances_train*.json (COCO)", is_coco, load_coco},
+    SceneLayout{SceneTask::detection, "JPEGImages, Annotations and ImageSets/Main (Pascal VOC)", is_voc_boxes, load_voc_boxes},
 };
 
 struct Found {

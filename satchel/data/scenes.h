@@ -22,6 +22,7 @@ struct ObjectBox {
   float left = 0, top = 0, right = 0, bottom = 0;
   int32_t label = 0;   // 0 … classes − 1 of SceneData
   bool crowd = false;  // of several objects: scores pass over it, training leaves it out
+  float area = 0;      // of the object itself, where the data say so; 0: the box's
   bool operator==(const ObjectBox&) const = default;
 };
 

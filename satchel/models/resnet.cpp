@@ -18,7 +18,7 @@ torch::nn::Conv2dOptions square(int64_t in, int64_t out, int64_t window, int64_t
 
 }  // namespace
 
-ResNetBlockImpl::ResNetBlockImpl(const Sizes& s, const SavePolicy& saving) : saving_(saving) {
+ResNetBlockImpl::ResNetBlockImpl(const Sizes& s, const SavePolicy& saving) : saving_(saving), frozen_norm_(s.frozen_norm) {
   if (s.bottleneck) {
     convs_ = {add_conv("conv1", square(s.in, s.planes, 1)), add_conv("conv2", square(s.planes, s.planes, 3, s.stride, s.dilation)),
               add_conv("conv3", square(s.planes, s.out, 1))};
@@ -33,7 +33,7 @@ ResNetBlockImpl::ResNetBlockImpl(const Sizes& s, const SavePolicy& saving) : sav
 void ResNetBlockImpl::add_downsample(const Sizes& s) {
   const auto downsample = register_module("downsample", torch::nn::Sequential());
   skip_conv_ = nn::Conv2d(square(s.in, s.out, 1, s.stride), named("downsample.0"));
-  skip_norm_ = nn::BatchNorm2d(torch::nn::BatchNormOptions(s.out), named("downsample.1"));
+  skip_norm_ = nn::BatchNorm2d(torch::nn::BatchNormOptions(s.out), named("downsample.1"), frozen_norm_);
   downsample->push_back(skip_conv_);
   downsample->push_back(skip_norm_);
 }
@@ -43,7 +43,7 @@ nn::Conv2d ResNetBlockImpl::add_conv(const std::string& name, const torch::nn::C
 }
 
 nn::BatchNorm2d ResNetBlockImpl::add_norm(const std::string& name, int64_t channels) {
-  return register_module(name, nn::BatchNorm2d(torch::nn::BatchNormOptions(channels), named(name)));
+  return register_module(name, nn::BatchNorm2d(torch::nn::BatchNormOptions(channels), named(name), frozen_norm_));
 }
 
 SavePolicy ResNetBlockImpl::named(const std::string& name) const { return {saving_.method, saving_.name + "." + name, saving_.allocator}; }
@@ -67,8 +67,24 @@ at::Tensor ResNetBlockImpl::forward(at::Tensor x) {
 ResNetBodyImpl::ResNetBodyImpl(const ResNetBodyOptions& o)
     : options_(o),
       conv1_(register_module("conv1", nn::Conv2d(square(o.channels, o.width, o.small_stem ? 3 : 7, o.small_stem ? 1 : 2), named("conv1")))),
-      bn1_(register_module("bn1", nn::BatchNorm2d(torch::nn::BatchNormOptions(o.width), named("bn1")))) {
+      bn1_(register_module("bn1", nn::BatchNorm2d(torch::nn::BatchNormOptions(o.width), named("bn1"), o.frozen_norm))) {
   add_stages();
+  freeze_stages();
+}
+
+void ResNetBodyImpl::freeze_stages() {
+  const auto count = static_cast<int>(stages_.size());
+  if (options_.trainable < 0 || options_.trainable > count + 1)
+    fail("resnet", "stages to train must be 0 to " + std::to_string(count + 1), options_.trainable);
+  const auto freeze = [](torch::nn::Module& module) {
+    for (at::Tensor& p : module.parameters()) p.requires_grad_(false);
+  };
+  for (int s = 0; s < count - options_.trainable; ++s) {
+    for (ResNetBlock& block : stages_[static_cast<size_t>(s)]) freeze(*block);
+  }
+  if (options_.trainable > count) return;
+  freeze(*conv1_);
+  freeze(*bn1_);
 }
 
 SavePolicy ResNetBodyImpl::named(const std::string& name) const {
@@ -91,7 +107,7 @@ void ResNetBodyImpl::add_stages() {
     stages_.emplace_back();
     for (int64_t b = 0; b < depths[s]; ++b) {
       const int64_t stride = b == 0 && s > 0 && !dilated ? 2 : 1;
-      const ResNetBlockImpl::Sizes sizes = {in, planes, out, stride, b == 0 ? before : dilation, bottleneck};
+      const ResNetBlockImpl::Sizes sizes = {in, planes, out, stride, b == 0 ? before : dilation, bottleneck, o.frozen_norm};
       stages_.back().emplace_back(sizes, named(name + "." + std::to_string(b)));
       stage->push_back(stages_.back().back());
       in = out;
@@ -119,7 +135,7 @@ at::Tensor ResNetBodyImpl::forward(const at::Tensor& images) {
 }
 
 ResNetImpl::ResNetImpl(const ImageModelOptions& o)
-    : ImageModelImpl(o), body_(ResNetBodyOptions{o.name, o.channels, o.width, o.small_stem, {}, saving("")}) {
+    : ImageModelImpl(o), body_(ResNetBodyOptions{o.name, o.channels, o.width, o.small_stem, {}, saving(""), false, 5}) {
   for (const auto& layer : body_->named_children()) register_module(layer.key(), layer.value());
   fc_ = register_module("fc", nn::Linear(torch::nn::LinearOptions(body_->channels_of(4), o.classes), saving("fc")));
 }

@@ -19,6 +19,7 @@ class ResNetBlockImpl : public torch::nn::Module {
   struct Sizes {
     int64_t in, planes, out, stride, dilation;  // dilation: of a bottleneck's 3×3 convolution
     bool bottleneck;
+    bool frozen_norm = false;
   };
   /// `saving.name` is the block's own: "layer1.0".
   ResNetBlockImpl(const Sizes& sizes, const SavePolicy& saving);
@@ -31,6 +32,7 @@ class ResNetBlockImpl : public torch::nn::Module {
   SavePolicy named(const std::string& name) const;
 
   SavePolicy saving_;
+  bool frozen_norm_;
   std::vector<nn::Conv2d> convs_;
   std::vector<nn::BatchNorm2d> norms_;
   nn::Conv2d skip_conv_ = nullptr;  // where the sum needs the input in other sizes
@@ -44,6 +46,8 @@ struct ResNetBodyOptions {
   bool small_stem = false;
   std::array<bool, 3> dilate = {};  // stages 2, 3 and 4: windows spread out instead of every second place left out
   SavePolicy saving = {};           // `name` is a prefix: "backbone." gives "backbone.layer1.0.conv1"
+  bool frozen_norm = false;         // norms are constants (nn::BatchNorm2d::frozen)
+  int trainable = 5;                // stages that are trained, from the last one back, the stem being the fifth; those below keep nothing
 };
 
 /// Stem and stages: conv1, bn1, layer1 … layer4.
@@ -58,6 +62,7 @@ class ResNetBodyImpl : public torch::nn::Module {
 
  private:
   void add_stages();
+  void freeze_stages();
   SavePolicy named(const std::string& name) const;
 
   ResNetBodyOptions options_;

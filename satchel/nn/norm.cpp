@@ -42,8 +42,8 @@ void check_dimensions(const at::Tensor& x) {
 }  // namespace
 
 template <size_t D, class Derived>
-BatchNormImplBase<D, Derived>::BatchNormImplBase(const torch::nn::BatchNormOptions& given, SavePolicy how)
-    : options(given), saving(std::move(how)) {
+BatchNormImplBase<D, Derived>::BatchNormImplBase(const torch::nn::BatchNormOptions& given, SavePolicy how, bool is_frozen)
+    : options(given), saving(std::move(how)), frozen(is_frozen) {
   BatchNormImplBase::reset();
 }
 
@@ -51,6 +51,14 @@ template <size_t D, class Derived>
 void BatchNormImplBase<D, Derived>::reset() {
   const int64_t channels = options.num_features();
   if (channels < 1) fail(kOps[D], "num_features must be 1 or more", channels);
+  if (frozen) {
+    if (!options.affine() || !options.track_running_stats()) fail(kOps[D], "a frozen norm must have weights and statistics", "none");
+    weight = this->register_buffer("weight", at::ones({channels}));
+    bias = this->register_buffer("bias", at::zeros({channels}));
+    running_mean = this->register_buffer("running_mean", at::zeros({channels}));
+    running_var = this->register_buffer("running_var", at::ones({channels}));
+    return;
+  }
   register_affine(*this, options.affine(), {channels});
   const bool tracks = options.track_running_stats();
   running_mean = this->register_buffer("running_mean", tracks ? at::zeros({channels}) : at::Tensor());
@@ -63,7 +71,7 @@ template <size_t D, class Derived>
 void BatchNormImplBase<D, Derived>::reset_running_stats() {
   if (!options.track_running_stats()) return;
   reset_numbers(running_var, running_mean);
-  num_batches_tracked.zero_();
+  if (num_batches_tracked.defined()) num_batches_tracked.zero_();
 }
 
 template <size_t D, class Derived>
@@ -75,7 +83,7 @@ void BatchNormImplBase<D, Derived>::reset_parameters() {
 template <size_t D, class Derived>
 NormOptions BatchNormImplBase<D, Derived>::begin(const at::Tensor& x) {
   check_dimensions<D>(x);
-  const bool training = this->is_training(), counts = training && num_batches_tracked.defined();
+  const bool training = this->is_training() && !frozen, counts = training && num_batches_tracked.defined();
   if (counts) num_batches_tracked.add_(1);
   double momentum = options.momentum().value_or(0);
   if (counts && !options.momentum()) momentum = 1.0 / num_batches_tracked.template item<double>();  // the mean of all batches
@@ -83,7 +91,17 @@ NormOptions BatchNormImplBase<D, Derived>::begin(const at::Tensor& x) {
 }
 
 template <size_t D, class Derived>
+at::Tensor BatchNormImplBase<D, Derived>::line(const at::Tensor& x) const {
+  check_dimensions<D>(x);
+  std::vector<int64_t> sizes(static_cast<size_t>(x.dim()), 1);
+  sizes[1] = options.num_features();
+  const at::Tensor scale = weight * (running_var + options.eps()).rsqrt(), shift = bias - running_mean * scale;
+  return x.mul(scale.reshape(sizes)).add_(shift.reshape(sizes));
+}
+
+template <size_t D, class Derived>
 at::Tensor BatchNormImplBase<D, Derived>::forward(at::Tensor x) {
+  if (is_line()) return line(x);
   return batch_norm(x, weights(), begin(x), saving);
 }
 
@@ -91,6 +109,15 @@ template <size_t D, class Derived>
 at::Tensor BatchNormImplBase<D, Derived>::forward_act(at::Tensor x, Activation activation, const at::Tensor& skip,
                                                       const std::shared_ptr<SharedGradient>& skip_gradient) {
   if (activation == Activation::none && !skip.defined()) return forward(std::move(x));
+  if (is_line()) {
+    at::Tensor y = line(x);
+    if (skip.defined()) y.add_(skip);
+    if (activation == Activation::relu) return y.relu_();
+    satchel::NormActOptions alone;
+    alone.norm = Norm::none;
+    alone.activation = activation;
+    return norm_act(y, {}, alone, saving);
+  }
   satchel::NormActOptions call;
   call.activation = activation;
   call.statistics = begin(x);
@@ -101,6 +128,7 @@ at::Tensor BatchNormImplBase<D, Derived>::forward_act(at::Tensor x, Activation a
 template <size_t D, class Derived>
 at::Tensor BatchNormImplBase<D, Derived>::forward_sum(ConvOfSum conv, at::Tensor skip,
                                                       const std::shared_ptr<SharedGradient>& skip_gradient) {
+  if (is_line()) return forward_act(satchel::conv(conv.x, conv.weight, {}, conv.options, conv.saving), Activation::relu, skip);
   satchel::NormActOptions call;
   call.statistics = begin(skip);
   call.skip_gradient = skip_gradient;
@@ -109,6 +137,7 @@ at::Tensor BatchNormImplBase<D, Derived>::forward_sum(ConvOfSum conv, at::Tensor
 
 template <size_t D, class Derived>
 at::Tensor BatchNormImplBase<D, Derived>::forward_to_sum(at::Tensor x) {
+  if (frozen) return forward(std::move(x));
   satchel::NormActOptions call;
   call.activation = Activation::none;
   call.only_added = true;

@@ -15,7 +15,7 @@ namespace satchel::nn {
 template <size_t D, class Derived>
 class BatchNormImplBase : public torch::nn::Cloneable<Derived> {
  public:
-  explicit BatchNormImplBase(const torch::nn::BatchNormOptions& options, SavePolicy saving = {});
+  explicit BatchNormImplBase(const torch::nn::BatchNormOptions& options, SavePolicy saving = {}, bool frozen = false);
   void reset() override;
   void reset_running_stats();
   void reset_parameters();
@@ -34,11 +34,17 @@ class BatchNormImplBase : public torch::nn::Cloneable<Derived> {
 
   torch::nn::BatchNormOptions options;
   SavePolicy saving;
+  /// All numbers are constants: weight and bias are buffers, no batch is counted, and nothing of x is kept (torchvision's
+  /// FrozenBatchNorm2d).
+  bool frozen = false;
   at::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
 
  private:
   /// Checks x and counts the batch.
   NormOptions begin(const at::Tensor& x);
+  /// The function as a product and a sum, which keep nothing, where torch's own batch_norm would keep x.
+  bool is_line() const { return frozen && is_baseline(saving.method); }
+  at::Tensor line(const at::Tensor& x) const;
   NormWeights weights() const { return {weight, bias, running_mean, running_var}; }
 };
 

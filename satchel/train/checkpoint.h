@@ -50,6 +50,7 @@ using TensorMap = std::map<std::string, at::Tensor>;
 
 constexpr const char* kGraphFormat = "satchel graph training 1";
 constexpr const char* kImageFormat = "satchel image training 1";
+constexpr const char* kDetectFormat = "satchel detection training 1";
 constexpr const char* kSegmentFormat = "satchel segmentation training 1";
 
 struct Checkpoint {

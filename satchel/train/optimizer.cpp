@@ -92,12 +92,12 @@ void ParameterStep::step() {
   }
   if (moved.empty()) return;
   if (inverse_.defined()) at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_, inverse_);
-  if (clip_ > 0) clip(gradients);
   std::optional<at::Tensor> found;
   if (scaler_) {
     scaler_->unscale_(gradients);
     found = scaler_->found();
   }
+  if (clip_ > 0) clip(gradients);
   if (steps_.defined()) steps_.add_(1);
   const std::vector<at::Tensor> steps(moved.size(), steps_);
   switch (kind_) {

@@ -27,6 +27,8 @@ class ParameterStep {
   /// SGD with the rates of set_rates(); amp fp16 has a loss scale.
   ParameterStep(const ImageTrainOptions& options, std::vector<at::Tensor> parameters);
 
+  /// The largest norm of all gradients together; 0: any.
+  void set_clip(double most) { clip_ = most; }
   /// Of the steps to come.
   void set_rates(const Rates& rates) { rates_ = rates; }
   /// What backward starts from: the loss, or the loss times its scale.

@@ -64,7 +64,7 @@ at::Tensor TrainStep::eager(StepCost* cost) {
 
 at::Tensor TrainStep::forward_to_optimizer(MemoryMeter* meter, StepCost* cost) {
   at::Tensor logits = parts_.forward();
-  const int64_t logit_bytes = static_cast<int64_t>(logits.nbytes());
+  const int64_t logit_bytes = static_cast<int64_t>(logits.nbytes()) + (parts_.more_logit_bytes ? parts_.more_logit_bytes() : 0);
   const int64_t after_forward = meter != nullptr ? meter->allocated() : 0;
   at::Tensor loss = parts_.loss(logits);
   logits.reset();

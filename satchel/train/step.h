@@ -26,6 +26,7 @@ struct StepCost {
 struct StepParts {
   std::function<at::Tensor()> forward;                       // logits
   std::function<at::Tensor(const at::Tensor& logits)> loss;  // may overwrite the logits
+  std::function<int64_t()> more_logit_bytes = {};            // of what else forward gave the loss, where it did
 };
 
 /// Forward, loss, backward, optimizer: the step that a run repeats. On CUDA nothing in it waits for the GPU, and its seeds, as many as
