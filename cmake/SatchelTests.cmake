@@ -16,6 +16,7 @@ endfunction()
 satchel_test(test_core satchel_core
   tests/core/allocate_test.cpp
   tests/core/code_test.cpp
+  tests/core/distribution_test.cpp
   tests/core/layout_test.cpp
   tests/core/levels_test.cpp
   tests/core/method_test.cpp
@@ -158,6 +159,7 @@ if(SATCHEL_TORCH)
   target_precompile_headers(test_train REUSE_FROM test_autograd)
 
   satchel_test(test_tools satchel_core
+    tests/tools/analyse_test.cpp
     tests/tools/bench_bias_test.cpp
     tests/tools/bench_chain_test.cpp
     tests/tools/data_command_test.cpp
@@ -166,6 +168,7 @@ if(SATCHEL_TORCH)
     tests/tools/overwrite_test.cpp
     tests/tools/plan_command_test.cpp
     tests/tools/plan_image_test.cpp
+    tests/tools/report_test.cpp
     tests/tools/tool_test.cpp
     tests/tools/bench_graph_test.cpp
     tests/tools/predict_command_test.cpp
