@@ -28,7 +28,7 @@ together(train_1 satchel/train checkpoint graph_checkpoint async_scalar expandab
 together(train_2 satchel/train image_step metrics optimizer options predict)
 together(train_3 satchel/train image_train schedule step train trainer)
 together(tools_1 tools bench_bias bench_bias_functions bench_bias_measure bench_bias_nets bench_graph_entries torch_model)
-together(tools_2 tools bench_chain bench_graph bench_spmm)
+together(tools_2 tools bench_axis bench_chain bench_graph bench_spmm)
 together(tools_3 tools bench_images train_commands)
 together(tools_4 tools bench_batch bench_codec bench_cpu codec_commands data_commands demo main quality)
 together(tools_5 tools arguments bench_check outputs plan_commands plan_text progress)
