@@ -71,6 +71,7 @@ find_package(Python3 QUIET COMPONENTS Interpreter)
 if(Python3_FOUND)
   add_test(NAME house_order COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/scripts/check_house.py")
   add_test(NAME docs_links COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/scripts/check_links.py")
+  add_test(NAME docs_reproduce COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/scripts/reproduce.py" --check)
   add_test(NAME docs_scripts COMMAND "${Python3_EXECUTABLE}" -B -m unittest discover -s "${PROJECT_SOURCE_DIR}/tests/docs" -p "*_test.py")
 endif()
 

@@ -236,6 +236,7 @@ void check_use(const AnalyseCommand& c) {
   }
   bits_of(c.bits);
   ratio_of(c.project);
+  block_names(c, /*graph=*/true);  // of images once it is known that they are
 }
 
 std::vector<std::string> all_model_names() {

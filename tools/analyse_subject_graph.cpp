@@ -1,6 +1,7 @@
 #include <ATen/ops/randperm.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -48,6 +49,7 @@ class GraphSubject : public Subject {
       take(read_checkpoint(s.checkpoint));
     }
     options_.device = s.device;
+    options_.epochs = std::max<int64_t>(options_.epochs, 1);  // none run here
     options_.tf32 = false;
     options_.amp = Amp::none;
     options_.cuda_graph = false;

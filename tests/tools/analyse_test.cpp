@@ -13,8 +13,8 @@ constexpr const char* kGraph = "synthetic:nodes=2000,edges=8000,features=128,cla
 
 /// Of SAGE every layer shows its input, A·x (both also projected) and its norm's input; normalised values lie as theory says.
 TEST_F(AnalyseCommand, SavesOfAGraph) {
-  const Outcome r = run({"analyse", "--data", kGraph, "--layers", "2", "--hidden", "64", "--epochs", "2", "--blocks", "row,8rows", "--bits",
-                         "1,2,5", "--json", "a.json"});
+  const Outcome r = run({"analyse", "--threads", "1", "--data", kGraph, "--layers", "2", "--hidden", "64", "--epochs", "2", "--blocks",
+                         "row,8rows", "--bits", "1,2,5", "--json", "a.json"});
   ASSERT_EQ(r.code, 0) << r.err;
   for (const char* part : {"sage, 2 layers × 64 on synthetic:", "after 2 epochs", "JS uniform", "convs.1", "aggregate, projected"})
     EXPECT_NE(r.out.find(part), std::string::npos) << part << '\n' << r.out;
@@ -50,17 +50,24 @@ TEST_F(AnalyseCommand, SavesOfAGraph) {
   }
   EXPECT_EQ(all["saves"][1]["blocks"][0]["values"], 16);  // 128 / 8
   EXPECT_EQ(all["saves"][1]["blocks"][1]["values"], 128);
+
+  const Outcome fresh =
+      run({"analyse", "--threads", "1", "--data", kGraph, "--model", "gcn", "--layers", "2", "--hidden", "16", "--project", "none"});
+  ASSERT_EQ(fresh.code, 0) << fresh.err;
+  EXPECT_NE(fresh.out.find("gcn, 2 layers × 16 on " + std::string(kGraph) + ", not trained"), std::string::npos) << fresh.out;
+  EXPECT_EQ(fresh.out.find("projected"), std::string::npos) << fresh.out;
 }
 
 /// A checkpoint's weights are those that are looked at: what training for as many epochs gives.
 TEST_F(AnalyseCommand, CheckpointAndGradients) {
   const json run_json = trained({"--method", "fp32", "--epochs", "3", "--seed", "4", "--checkpoint", "a.st"}, "a.json");
   ASSERT_FALSE(run_json.is_discarded());
-  const Outcome from = run({"analyse", "--data", kData, "--checkpoint", "a.st", "--gradients", "--draws", "12", "--parts", "4", "--method",
-                            "satchel;satchel,bits=8,norm_bits=8", "--json", "a.json"});
+  const Outcome from = run({"analyse", "--threads", "1", "--data", kData, "--checkpoint", "a.st", "--gradients", "--draws", "6", "--parts",
+                            "3", "--method", "satchel;int8", "--json", "a.json"});
   ASSERT_EQ(from.code, 0) << from.err;
   const json a = json::parse(slurp(path("a.json")));
-  const Outcome fresh = run({"analyse", "--data", kData, "--hidden", "16", "--epochs", "3", "--seed", "4", "--json", "b.json"});
+  const Outcome fresh =
+      run({"analyse", "--threads", "1", "--data", kData, "--hidden", "16", "--epochs", "3", "--seed", "4", "--json", "b.json"});
   ASSERT_EQ(fresh.code, 0) << fresh.err;
   EXPECT_EQ(json::parse(slurp(path("b.json")))["saves"], a["saves"]);
 
@@ -83,13 +90,11 @@ TEST_F(AnalyseCommand, CheckpointAndGradients) {
 }
 
 TEST_F(AnalyseCommand, Images) {
-  const Outcome r = run({"analyse",  "--data",   "synthetic-images:classes=4,size=8,count=64",
-                         "--model",  "resnet18", "--width",
-                         "8",        "--batch",  "16",
-                         "--blocks", "64,256",   "--gradients",
-                         "--draws",  "3",        "--parts",
-                         "3",        "--method", "actnn",
-                         "--json",   "a.json"});
+  const Outcome r = run({"analyse", "--threads", "1",       "--data",      "synthetic-images:classes=4,size=8,count=64",
+                         "--model", "resnet18",  "--width", "8",           "--batch",
+                         "16",      "--blocks",  "64,256",  "--gradients", "--draws",
+                         "3",       "--parts",   "3",       "--method",    "actnn",
+                         "--json",  "a.json"});
   ASSERT_EQ(r.code, 0) << r.err;
   const json a = json::parse(slurp(path("a.json")));
   EXPECT_EQ(a["saves"][0]["name"], "conv1");

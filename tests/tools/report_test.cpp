@@ -7,7 +7,7 @@ namespace {
 class ReportCommand : public TrainCommand {
  protected:
   void TearDown() override {
-    for (const char* name : {"page.html", "bad.json", "c.json"}) ::unlink(path(name).c_str());
+    for (const char* name : {"page.html", "c.json"}) ::unlink(path(name).c_str());
     TrainCommand::TearDown();
   }
   void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
@@ -53,29 +53,32 @@ TEST_F(ReportCommand, OnePageOfAll) {
 }
 
 TEST_F(ReportCommand, BadInputNamesFileAndPlace) {
-  const auto refused = [&](const std::string& text, const std::string& part) {
-    write("bad.json", text);
-    expect_refused({{}, 1, part}, run({"report", "bad.json", "-o", "page.html"}));
-    EXPECT_FALSE(exists(path("page.html")));
-  };
-  refused("", "[report] bad.json: input must be JSON up to its end, line 1, column 1, got an empty file");
-  refused("{\n  \"runs\": [1, }", "bad.json: input must be JSON up to its end, line 2, column 15, got '}'");
-  refused("{\"runs\": [", "got the end of the file");
-  refused("[1, 2]",
-          "bad.json: the file must be what `satchel analyse`, `train`, `bench graph` or `bench images` write with --json, got [1,2]");
-  refused("{\"a\": 1}", "got {\"a\":1}");
-  refused("{\"runs\": 3}", "[report] bad.json: runs must be a list, got 3");
-  refused("{\"runs\": [{\"metric\": 5}]}", "bad.json: runs[0].metric must be text, got 5");
-  refused("{\"runs\": [{\"metric\": \"accuracy\"}]}", "bad.json: runs[0] must be an object with \"method\"");
-  refused(R"({"results": [{"method": "x", "fits": true, "epoch_seconds": "soon"}], "model": "m"})",
-          "bad.json: results[0].epoch_seconds must be a number, got \"soon\"");
-  refused(R"({"results": [{"method": "x", "fits": true, "epoch_seconds": 1, "saved_bytes": -1, "peak_bytes": 1}], "model": "m"})",
-          "bad.json: results[0].saved_bytes must be 0 or more, got -1");
-  refused(R"({"saves": [{"name": "a", "kind": "input", "projected": "no"}]})", "bad.json: saves[0].projected must be true or false");
-  expect_errors(
-      {{{"report", "none.json", "-o", "page.html"}, 1, "input must be a file that can be read (No such file or directory), got none.json"},
-       {{"report", ".", "-o", "page.html"}, 1, "[report] input must be a file, not a folder, got ."},
-       {{"report", "a.json", "-o", "no/page.html"}, 1, "output must lie in an existing folder, got no/page.html"}});
+  const std::pair<const char*, const char*> bad[] = {
+      {"", ": input must be JSON up to its end, line 1, column 1, got an empty file"},
+      {"{\n  \"runs\": [1, }", ": input must be JSON up to its end, line 2, column 15, got '}'"},
+      {"{\"runs\": [", "got the end of the file"},
+      {"[1, 2]", ": the file must be what `satchel analyse`, `train`, `bench graph` or `bench images` write with --json, got [1,2]"},
+      {"{\"runs\": 3}", ": runs must be a list, got 3"},
+      {"{\"runs\": [{\"metric\": 5}]}", ": runs[0].metric must be text, got 5"},
+      {"{\"runs\": [{\"metric\": \"accuracy\"}]}", ": runs[0] must be an object with \"method\""},
+      {R"({"results": [{"method": "x", "fits": true, "epoch_seconds": "soon"}], "model": "m"})",
+       ": results[0].epoch_seconds must be a number, got \"soon\""},
+      {R"({"results": [{"method": "x", "fits": true, "epoch_seconds": 1, "saved_bytes": -1, "peak_bytes": 1}], "model": "m"})",
+       ": results[0].saved_bytes must be 0 or more, got -1"},
+      {R"({"saves": [{"name": "a", "kind": "input", "projected": "no"}]})", ": saves[0].projected must be true or false"}};
+  std::vector<Refusal> wanted = {
+      {{"report", "none.json", "-o", "page.html"}, 1, "input must be a file that can be read (No such file or directory), got none.json"},
+      {{"report", ".", "-o", "page.html"}, 1, "[report] input must be a file, not a folder, got ."},
+      {{"report", "a.json", "-o", "no/page.html"}, 1, "output must lie in an existing folder, got no/page.html"}};
+  std::vector<std::string> files;
+  for (const auto& [text, part] : bad) {
+    files.push_back("bad" + std::to_string(files.size()) + ".json");
+    write(files.back(), text);
+    wanted.push_back({{"report", files.back(), "-o", "page.html"}, 1, (*part == ':' ? "[report] " + files.back() : "") + part});
+  }
+  expect_errors(wanted);
+  EXPECT_FALSE(exists(path("page.html")));
+  for (const std::string& file : files) ::unlink(path(file).c_str());
 }
 
 }  // namespace
