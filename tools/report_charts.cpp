@@ -36,6 +36,15 @@ double nice_step(double range, int about) {
 std::vector<double> ticks_of(const ChartAxis& axis, double low, double high, int about) {
   if (!axis.ticks.empty()) return axis.ticks;
   std::vector<double> ticks;
+  if (axis.log && axis.unit == Unit::bytes) {
+    for (double whole = 1; whole <= high; whole *= 1024) {
+      for (const double factor : {1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0}) {
+        if (factor * whole >= low && factor * whole <= high) ticks.push_back(factor * whole);
+      }
+    }
+    while (ticks.size() > 6) std::erase_if(ticks, [&, n = 0](double) mutable { return ++n % 2 == 0; });
+    return ticks;
+  }
   if (axis.log) {
     const double decades = std::log10(high / low);
     for (double power = std::pow(10, std::floor(std::log10(low))); power <= high * 1.0001; power *= 10) {
@@ -227,7 +236,7 @@ std::string bar_chart(const std::string& title, Unit unit, const std::vector<std
   for (const BarGroup& g : groups) {
     svg += text_at(4, at + 11, "tick", short_name(g.name));
     for (size_t i = 0; i < series.size() && i < g.values.size(); ++i) {
-      const double value = g.values[i], length = std::isfinite(value) ? std::max(value / most * (kWidth - kRoom - 4), .8) : 0;
+      const double value = g.values[i], length = std::isfinite(value) && value > 0 ? std::max(value / most * (kWidth - kRoom - 4), .8) : 0;
       const double y = at + kGap - 1 + kBar * static_cast<double>(i);
       svg += fmt::format("<rect class=\"f c{}\" x=\"4\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{}\"><title>{} {}: {}</title></rect>",
                          colours[i] % kColours, y, length, kBar - 1.5, escaped(g.name), escaped(series[i]), escaped(shown(value, unit)));

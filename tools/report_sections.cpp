@@ -179,8 +179,8 @@ std::string block_chart(const JsonPlace& save, const JsonPlace& block) {
   std::vector<ChartSeries> models{model_series("uniform", 2, uniform_shares(bins), true)};
   if (values >= 3) models.push_back(model_series("clipped normal", 1, clipped_normal_shares(bins, values), false));
   return histogram_chart(save_name(save),
-                         fmt::format("blocks of {} values · JS uniform {:.4f}, clipped normal {:.4f}", values,
-                                     block.at("js_uniform").number(), block.at("js_normal").number()),
+                         fmt::format("blocks of {} · JS uniform {:.4f}, clipped normal {:.4f}", values, block.at("js_uniform").number(),
+                                     block.at("js_normal").number()),
                          shares, models);
 }
 
@@ -253,7 +253,7 @@ std::string axis_chart(const std::string& title, const std::vector<JsonPlace>& p
       if (r.has(key)) found->points.push_back({x.ticks[i], r.at(key).number(), spread != nullptr ? r.maybe_number(spread).value_or(0) : 0});
     }
   }
-  return line_chart(title, x, {"", unit}, series);
+  return line_chart(title, x, {"", unit, /*log=*/unit == Unit::bytes}, series);
 }
 
 }  // namespace
@@ -293,7 +293,9 @@ std::string train_section(const JsonPlace& file) {
       html_charts({curve_chart("loss", runs, "loss", Unit::number, palette),
                    curve_chart("test " + metric + ", %", runs, "test", Unit::number, palette),
                    curve_chart("validation " + metric + ", %", runs, "valid", Unit::number, palette),
-                   line_chart("kept over a step", step, {"", Unit::bytes, false, true}, over_step), peak_chart(firsts, palette)}) +
+                   line_chart("kept over a step", step, {"", Unit::bytes, false, true}, over_step),
+                   line_chart("kept over a step, packed", step, {"", Unit::bytes, false, true}, packed_over_step),
+                   peak_chart(firsts, palette)}) +
       "<h3>Runs</h3>\n" + html_table(rows) + "<h3>Bytes by layer, before and after</h3>\n" + html_charts(layers);
   return html + "</section>\n";
 }
@@ -365,8 +367,10 @@ std::string analyse_section(const JsonPlace& file) {
                          "cases.</p>\n",
                          epochs == 0 ? "Not trained" : fmt::format("After {} epochs", epochs), nearer, all) +
                      legend({{"clipped normal", 1}, {"uniform", 2}}) + html_charts(charts);
-  if (all > static_cast<int64_t>(charts.size()))
-    html += fmt::format("<p class=\"note\">The first {} of {} histograms.</p>\n", charts.size(), all);
+  const auto drawn = static_cast<int64_t>(charts.size() + more.size());
+  if (!more.empty())
+    html += "<details><summary>Histograms of inputs that are not projected</summary>\n" + html_charts(more) + "</details>\n";
+  if (all > drawn) html += fmt::format("<p class=\"note\">The first {} of {} histograms.</p>\n", drawn, all);
   html += "<h3>Divergence and variance of rounding</h3>\n" + variance_table(saves);
   if (file.has("gradients")) html += gradient_part(file.at("gradients"));
   return html + "</section>\n";
