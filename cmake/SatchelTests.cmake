@@ -87,6 +87,7 @@ if(SATCHEL_TORCH)
     tests/tensor/per_sample_test.cpp
     tests/tensor/ops_test.cpp
     tests/tensor/pack_test.cpp
+    tests/tensor/rounding_test.cpp
     tests/tensor/side_test.cpp
     tests/tensor/split_product_test.cpp
     tests/tensor/extra_bit_test.cpp

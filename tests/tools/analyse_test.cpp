@@ -60,7 +60,7 @@ TEST_F(AnalyseCommand, SavesOfAGraph) {
 
 /// A checkpoint's weights are those that are looked at: what training for as many epochs gives.
 TEST_F(AnalyseCommand, CheckpointAndGradients) {
-  const json run_json = trained({"--method", "fp32", "--epochs", "3", "--seed", "4", "--checkpoint", "a.st"}, "a.json");
+  const json run_json = trained({"--threads", "1", "--method", "fp32", "--epochs", "3", "--seed", "4", "--checkpoint", "a.st"}, "a.json");
   ASSERT_FALSE(run_json.is_discarded());
   const Outcome from = run({"analyse", "--threads", "1", "--data", kData, "--checkpoint", "a.st", "--gradients", "--draws", "6", "--parts",
                             "3", "--method", "satchel;int8", "--json", "a.json"});
@@ -69,7 +69,7 @@ TEST_F(AnalyseCommand, CheckpointAndGradients) {
   const Outcome fresh =
       run({"analyse", "--threads", "1", "--data", kData, "--hidden", "16", "--epochs", "3", "--seed", "4", "--json", "b.json"});
   ASSERT_EQ(fresh.code, 0) << fresh.err;
-  EXPECT_EQ(json::parse(slurp(path("b.json")))["saves"], a["saves"]);
+  EXPECT_TRUE(json::parse(slurp(path("b.json")))["saves"] == a["saves"]);
 
   ASSERT_TRUE(a.contains("gradients"));
   EXPECT_EQ(a["gradients"]["parts_are"], "random halves of the training nodes");
