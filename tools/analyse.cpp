@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
+#include <variant>
 
 #include "satchel/autograd/seeds.h"
 #include "satchel/core/distribution.h"

@@ -64,7 +64,7 @@ std::vector<double> ticks_of(const ChartAxis& axis, double low, double high, int
   if (high == low) return {low};
   double whole = 1;  // bytes have round numbers in their own unit
   while (axis.unit == Unit::bytes && high / whole >= 1024 && whole < 0x1p30) whole *= 1024;
-  const double step = nice_step((high - low) / whole, about) * whole;
+  const double step = std::max(nice_step((high - low) / whole, about) * whole, axis.whole ? 1.0 : 0.0);
   for (double v = std::ceil(low / step - 1e-9) * step; v <= high + 1e-9 * step; v += step)
     ticks.push_back(std::abs(v) < step * 1e-9 ? 0 : v);
   return ticks;
@@ -90,7 +90,7 @@ std::string text_at(double x, double y, const char* cls, const std::string& text
 std::string axis_lines(const ChartAxis& x, const ChartAxis& y, const Scale& sx, const Scale& sy) {
   std::string svg;
   const auto name = [](const ChartAxis& a, size_t i, double v) { return i < a.tick_names.size() ? a.tick_names[i] : shown(v, a.unit); };
-  const std::vector<double> ys = ticks_of(y, sy.low, sy.high, 4), xs = ticks_of(x, sx.low, sx.high, 5);
+  const std::vector<double> ys = ticks_of(y, sy.low, sy.high, 5), xs = ticks_of(x, sx.low, sx.high, 5);
   for (size_t i = 0; i < ys.size(); ++i) {
     const double at = sy(ys[i]);
     svg += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", kLeft, kWidth - kRight, at, at);

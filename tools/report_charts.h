@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace satchel::tool {
@@ -32,6 +33,7 @@ struct ChartAxis {
   Unit unit = Unit::number;
   bool log = false;
   bool from_zero = false;
+  bool whole = false;                        // ticks are whole numbers
   std::vector<double> ticks = {};            // these, or none: chosen
   std::vector<std::string> tick_names = {};  // of those
 };

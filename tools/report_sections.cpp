@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "satchel/core/distribution.h"
@@ -103,7 +104,7 @@ std::string curve_chart(const std::string& title, const std::vector<JsonPlace>& 
     s.dots = s.points.size() == 1;
     series.push_back(std::move(s));
   }
-  return line_chart(title, {"epoch"}, {"", unit}, series);
+  return line_chart(title, {"epoch", Unit::number, false, false, /*whole=*/true}, {"", unit}, series);
 }
 
 /// Before: what the run with torch's own saves keeps in each layer, where there is one, else the same values in float32.
