@@ -130,7 +130,7 @@ def blockwise():
            f"{gpu('blockwise, CUDA graph', 'hidden 128, full fp32')}; `exact` {gpu('exact, CUDA graph', 'hidden 128, full fp32')} (ms, of libtorch's, · MiB)", NONE)
     yield ("The same table on Flickr, SAGE 2 × 256", "in the paper",
            "satchel bench graph --axis block --methods fp32,exact,blockwise --data flickr/ --layers 2 --hidden 256 --dropout 0.3 --seeds 10 --epochs 400 --clip 0.5 --device cuda",
-           "–", SAINT)
+           f"bytes by the model: {ANALYSE.cell('block-bytes', 'Flickr, SAGE 2 × 256: model', 'FP32')} → {ANALYSE.cell('block-bytes', 'Flickr, SAGE 2 × 256: model', 'G/R 1')} (EXACT) → {ANALYSE.cell('block-bytes', 'Flickr, SAGE 2 × 256: model', '64')} MiB (G/R 64)", SAINT)
     for data, key in (("ogbn-arxiv", "arxiv, layer 2, x"), ("Flickr", "Flickr, layer 2, x")):
         uniform, normal = ANALYSE.cell("analyse", (key, "row"), "JS uniform"), ANALYSE.cell("analyse", (key, "row"), "JS clipped normal")
         folder = "ogbn-arxiv/" if data == "ogbn-arxiv" else "flickr/ --layers 2 --hidden 256 --dropout 0.3"
