@@ -10,7 +10,8 @@ namespace {
 constexpr const char* kStyle = R"(
 :root { --back: #ffffff; --ink: #1b1f24; --soft: #5b6570; --line: #d8dee4; --card: #f6f8fa; --bar: #b9c3cd;
   --c0: #5f6b7a; --c1: #00796b; --c2: #d95f02; --c3: #7b3fa0; --c4: #1f6fd0; --c5: #b3261e; --c6: #8a6d00; --c7: #c2185b; }
-@media (prefers-color-scheme: dark) { :root { --back: #12161b; --ink: #e6eaee; --soft: #9aa6b2; --line: #2c343d; --card: #1a2027; --bar: #465361;
+@media (prefers-color-scheme: dark) { :root {
+  --back: #12161b; --ink: #e6eaee; --soft: #9aa6b2; --line: #2c343d; --card: #1a2027; --bar: #465361;
   --c0: #9aa7b5; --c1: #4db6a5; --c2: #ff9a4d; --c3: #c08be0; --c4: #6fb0ff; --c5: #ff8a80; --c6: #d9bd4a; --c7: #ff80ab; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }

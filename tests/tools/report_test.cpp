@@ -21,14 +21,17 @@ class ReportCommand : public TrainCommand {
 constexpr const char* kBench = R"({"model": "sage", "data": "a <b> & c", "results": [
   {"method": "torch", "fits": true, "epoch_seconds": 0.004, "ratio": 1.0, "saved_bytes": 1048576, "loss_bytes": 10, "peak_bytes": 2097152},
   {"method": "fp32", "fits": false, "epoch_seconds": null, "ratio": null, "saved_bytes": null, "loss_bytes": null, "peak_bytes": null},
-  {"method": "satchel", "fits": true, "epoch_seconds": 0.002, "ratio": 0.5, "saved_bytes": 1024, "loss_bytes": 10, "peak_bytes": 524288}]})";
+  {"method": "satchel", "fits": true, "epoch_seconds": 0.002, "ratio": 0.5,
+   "saved_bytes": 1024, "loss_bytes": 10, "peak_bytes": 524288}]})";
 
 TEST_F(ReportCommand, OnePageOfAll) {
   ASSERT_FALSE(trained({"--method", "fp32,satchel", "--epochs", "3"}, "a.json").is_discarded());
   write("b.json", kBench);
   write("c.json", R"({"axis": "block", "model": "sage", "data": "d", "points": [
-    {"value": "row", "results": [{"method": "exact", "epoch_seconds": 1, "saved_bytes": 4096, "planned_bytes": 4000, "peak_bytes": 9999, "test": 70.5, "test_deviation": 0.2}]},
-    {"value": "2rows", "results": [{"method": "exact", "epoch_seconds": 2, "saved_bytes": 3000, "planned_bytes": 3000, "peak_bytes": 9000, "test": 70.1, "test_deviation": 0.3}]}]})");
+    {"value": "row", "results": [{"method": "exact", "epoch_seconds": 1, "saved_bytes": 4096,
+      "planned_bytes": 4000, "peak_bytes": 9999, "test": 70.5, "test_deviation": 0.2}]},
+    {"value": "2rows", "results": [{"method": "exact", "epoch_seconds": 2, "saved_bytes": 3000,
+      "planned_bytes": 3000, "peak_bytes": 9000, "test": 70.1, "test_deviation": 0.3}]}]})");
   const Outcome r = run({"report", "a.json", "b.json", "c.json", "-o", "page.html"});
   ASSERT_EQ(r.code, 0) << r.err;
   const std::string page = slurp(path("page.html"));
