@@ -140,7 +140,7 @@ def blockwise():
         yield (f"Less variance by optimal levels, {data}", "in the paper", f"satchel analyse --data {folder} --epochs 10",
                f"layer 2: {ANALYSE.cell('analyse', (key, 'row'), 'gain')} in rows, {ANALYSE.cell('analyse', (key, '64rows'), 'gain')} in 64 rows", "as above")
     yield ("Figure: normalised activations with both distributions", "picture", "satchel analyse --data ogbn-arxiv/ --epochs 10 --json a.json && satchel report a.json -o a.html", "picture", ARXIV)
-    yield ("Fit of the 2-bit level by block size", "a(D)", "build/test_core --gtest_filter=Levels.PaperFit", "optimum computed; the fit is within .0017 of it (test)", NONE)
+    yield ("Fit of the 2-bit level by block size", "a(D)", "build/test_core --gtest_filter=Levels.PaperFit", "optimum computed; the fit is within .0018 of it (test)", NONE)
 
 
 def actnn():
