@@ -16,6 +16,7 @@ endfunction()
 satchel_test(test_core satchel_core
   tests/core/allocate_test.cpp
   tests/core/code_test.cpp
+  tests/core/distribution_test.cpp
   tests/core/layout_test.cpp
   tests/core/levels_test.cpp
   tests/core/method_test.cpp
@@ -73,6 +74,7 @@ find_package(Python3 QUIET COMPONENTS Interpreter)
 if(Python3_FOUND)
   add_test(NAME house_order COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/scripts/check_house.py")
   add_test(NAME docs_links COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/scripts/check_links.py")
+  add_test(NAME docs_reproduce COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/scripts/reproduce.py" --check)
   add_test(NAME docs_scripts COMMAND "${Python3_EXECUTABLE}" -B -m unittest discover -s "${PROJECT_SOURCE_DIR}/tests/docs" -p "*_test.py")
 endif()
 
@@ -88,6 +90,7 @@ if(SATCHEL_TORCH)
     tests/tensor/per_sample_test.cpp
     tests/tensor/ops_test.cpp
     tests/tensor/pack_test.cpp
+    tests/tensor/rounding_test.cpp
     tests/tensor/side_test.cpp
     tests/tensor/split_product_test.cpp
     tests/tensor/extra_bit_test.cpp
@@ -174,6 +177,7 @@ if(SATCHEL_TORCH)
   target_precompile_headers(test_train REUSE_FROM test_autograd)
 
   satchel_test(test_tools satchel_core
+    tests/tools/analyse_test.cpp
     tests/tools/bench_bias_test.cpp
     tests/tools/bench_chain_test.cpp
     tests/tools/data_command_test.cpp
@@ -182,6 +186,7 @@ if(SATCHEL_TORCH)
     tests/tools/overwrite_test.cpp
     tests/tools/plan_command_test.cpp
     tests/tools/plan_image_test.cpp
+    tests/tools/report_test.cpp
     tests/tools/tool_test.cpp
     tests/tools/bench_graph_test.cpp
     tests/tools/predict_command_test.cpp

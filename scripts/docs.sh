@@ -17,6 +17,7 @@ if [[ -z "$python" ]]; then
   fi
 fi
 "$python" scripts/list_files.py
+"$python" scripts/reproduce.py
 "$python" scripts/check_links.py
 "$python" -m mkdocs build --quiet --clean || die "mkdocs failed (its reason is above); with PYTHON given: pip install -r requirements-docs.txt"
 echo "satchel: open build/site/index.html"

@@ -53,6 +53,9 @@ TensorBias bias_of(const at::Tensor& given, const at::Tensor& gradients, double 
   b.z = over(of_pairs <= free * free ? std::min(of_pairs, 0.0) : of_pairs - free * free, spread);
   b.noise = over(std::sqrt(squares / count), b.gradient);
   b.bias = over(std::sqrt(std::max(of_pairs, 0.0)), b.gradient);
+  const at::Tensor got = errors + truth, dots = (got * truth).sum(at::IntArrayRef{1}, true);
+  b.variance = over(errors.var(at::IntArrayRef{0}).sum().item<double>(), b.gradient * b.gradient);
+  b.cosine = (dots / (got.norm(2, at::IntArrayRef{1}, true) * sizes).clamp_min(1e-300)).mean().item<double>();
   return b;
 }
 

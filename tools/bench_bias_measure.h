@@ -24,6 +24,8 @@ struct TensorBias {
   double t = 0;         // Student's t of ⟨e_j, g⟩/‖g‖: bias along the gradient
   double z = 0;         // of T = mean of ⟨e_j, e_k⟩ over j ≠ k, which is ‖bias‖² on average: bias in any direction
   double bias = 0;      // √max(T, 0) / ‖g‖
+  double variance = 0;  // of a single pass around the mean of all: Σ of the values' variances / ‖g‖²
+  double cosine = 0;    // of g + e_j and g, in the mean
   bool is_biased() const;
 };
 

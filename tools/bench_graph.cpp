@@ -14,6 +14,7 @@
 #include "satchel/train/names.h"
 #include "satchel/train/options.h"
 #include "tools/arguments.h"
+#include "tools/bench_axis.h"
 #include "tools/bench_graph_entries.h"
 #include "tools/progress.h"
 #include "tools/quality.h"
@@ -191,6 +192,23 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
   graph.add_option("--json", c.json, "Write the results to this file too; - prints them instead of the table")->transform(file_name());
 }
 
+void add_axis_options(CLI::App& graph, BenchGraphCommand& c) {
+  constexpr const char* kAxis = "One size changes (--axis)";
+  const auto axis = [&](CLI::Option* option) { return option->group(kAxis); };
+  CLI::Option* of = axis(graph.add_option("--axis", c.axis, "What changes: accuracy, bytes and time at each value, without plain torch"))
+                        ->check(CLI::IsMember(kAxes))
+                        ->excludes("--memory-cap");
+  axis(graph.add_option("--values", c.values, "Its values, with commas between them; blocks as in specs: row, 2rows, 256"))
+      ->needs(of)
+      ->default_str("block " + default_values("block") + "; bits " + default_values("bits") + " …");
+  axis(graph.add_option("--seeds", c.seeds, "Seeds to train for accuracy; 0: none"))
+      ->needs(of)
+      ->transform(whole_number(0, 100000))
+      ->capture_default_str();
+  axis(graph.add_option("--epochs", c.epochs, "Epochs of each"))->needs(of)->transform(whole_number(1))->capture_default_str();
+  axis(graph.add_option("--clip", c.clip, "As train's"))->needs(of)->transform(real_number())->capture_default_str();
+}
+
 }  // namespace
 
 void run_bench_graph(const BenchGraphCommand& c) {
@@ -200,6 +218,7 @@ void run_bench_graph(const BenchGraphCommand& c) {
   setting.cap = check_use(c, options);
   check_not_data("bench", "--json", c.json, c.data);
   if (!c.json.empty() && c.json != "-") check_output(c.json, "bench");
+  if (!c.axis.empty()) return run_bench_axis(c, options);
   const at::Device device = use_device(c.device, "bench");
   if (c.threads > 0) at::set_num_threads(static_cast<int>(c.threads));
   const bool silent = c.json == "-";
@@ -231,6 +250,7 @@ void add_bench_graph(CLI::App& bench) {
   CLI::App* graph = bench.add_subcommand("graph", "A whole training step beside the same model in plain torch");
   add_model_options(*graph, *c);
   add_run_options(*graph, *c);
+  add_axis_options(*graph, *c);
   graph->footer(
       "\nChecked first: at 32 bits the gradients of all weights equal plain torch's within rounding, on a small graph in float32.\n"
       "Then steps of forward, loss, backward, Adam: on the CPU one each in turn, round by round; on CUDA all of one entry, then the\n"
@@ -245,7 +265,9 @@ void add_bench_graph(CLI::App& bench) {
       "\nExamples:\n  satchel bench graph\n  satchel bench graph --data synthetic:arxiv --device cuda --steps 100 --json graph.json\n"
       "  satchel bench graph --data synthetic:arxiv --device cuda:1 --tf32 --hidden 256\n"
       "  satchel bench graph --data synthetic:nodes=2449029,edges=61859140,features=100,classes=47 --hidden 256 --device cuda\n"
-      "    --memory-cap 12GB --methods satchel");
+      "    --memory-cap 12GB --methods satchel\n"
+      "  satchel bench graph --axis block --methods fp32,exact,blockwise --data synthetic:arxiv --seeds 8 --device cuda --json block.json\n"
+      "  satchel report block.json -o block.html");
   graph->callback([c] { run_bench_graph(*c); });
 }
 

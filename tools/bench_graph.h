@@ -22,6 +22,10 @@ struct BenchGraphCommand {
   std::string cache;               // most bytes of A·X that are kept; empty: all
   std::string memory_cap;          // bytes of torch's allocator, as parse_bytes() reads them; empty: none
   std::string json;
+  // With an axis: one size changes, and models are trained for their accuracy.
+  std::string axis, values;  // values empty: those of tools/bench_axis.h
+  int64_t seeds = 1, epochs = 100;
+  double clip = 0;
 };
 
 void add_bench_graph(CLI::App& bench);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "satchel/core/suggest.h"
+#include "tools/analyse.h"
 #include "tools/arguments.h"
 #include "tools/bench_batch.h"
 #include "tools/bench_bias.h"
@@ -24,6 +25,7 @@
 #include "tools/bench_spmm.h"
 #include "tools/data_commands.h"
 #include "tools/plan_commands.h"
+#include "tools/report.h"
 #include "tools/tool.h"
 #include "tools/train_commands.h"
 
@@ -237,6 +239,8 @@ int main(int argc, char** argv) {
       "Errors are one line on stderr: `satchel: [operation] rule, got value`.\n"
       "\n`satchel COMMAND --help` has more.");
   satchel::tool::add_train_commands(app);
+  satchel::tool::add_analyse(app);
+  satchel::tool::add_report(app);
   satchel::tool::add_plan_command(app);
   satchel::tool::add_data_command(app);
   add_codec_commands(app, codec);

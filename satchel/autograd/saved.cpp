@@ -11,6 +11,7 @@
 
 #include "satchel/autograd/bit_allocator.h"
 #include "satchel/autograd/input.h"
+#include "satchel/autograd/save_watch.h"
 #include "satchel/autograd/step.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/pack.h"
@@ -80,6 +81,7 @@ void AllocatorNote::report(const std::string& name, std::vector<SavedTensor>& li
 }
 
 Saved::Saved(const at::Tensor& x, const SavePolicy& saving, const Keep& keep, const at::Tensor& given) : cuda_(x.is_cuda()) {
+  show_save(saving.name, keep.kind, x);
   const CodecSpec& spec = keep.spec;
   const at::Tensor seed = given.defined() ? given : fresh_seed(x.device());
   const at::Tensor known = keep.per_sample_bits ? take(passed().ranges, x) : at::Tensor();

@@ -6,32 +6,13 @@
 #include <numbers>
 
 #include "satchel/core/error.h"
+#include "satchel/core/normal.h"
 
 namespace satchel {
 namespace {
 
 constexpr double kSideLength = 2.8;  // σ, theory.md 10
 constexpr double kGrain = 4096.0;    // levels are multiples of 2^−12
-
-double phi(double x) { return std::exp(-0.5 * x * x) / std::sqrt(2 * std::numbers::pi); }
-double Phi(double x) { return 0.5 * std::erfc(-x / std::numbers::sqrt2); }
-
-/// Φ⁻¹(p) for 0 < p < 1. Φ(x) ≤ ½·exp(−x²/2) below 0, so the start lies left of the root of the concave ln Φ(x) − ln p,
-/// from where Newton rises to it without overshooting.
-double inverse_Phi(double p) {
-  if (p > 0.5) return -inverse_Phi(1 - p);
-  double x = -std::sqrt(std::max(0.0, -2 * std::log(2 * p)));
-  for (int i = 0; i < 100; ++i) {
-    const double mass = Phi(x), step = mass / phi(x) * std::log(p / mass);
-    x += step;
-    if (std::abs(step) < 1e-15 * (1 + std::abs(x))) break;
-  }
-  return x;
-}
-
-struct Normal {
-  double mu, sigma;
-};
 
 /// Moments of the normal on the segment [a, c].
 struct Segment {
@@ -115,8 +96,6 @@ std::vector<double> even_levels(int count, double end) {
   for (int i = 0; i < count; ++i) levels[i] = end * i / (count - 1);
   return levels;
 }
-
-Normal clipped_normal(double top, double block) { return {top / 2, -top / 2 / inverse_Phi(1 / block)}; }
 
 void fill_side(float* to, const std::vector<double>& levels) {
   for (size_t i = 0; i < levels.size(); ++i) {

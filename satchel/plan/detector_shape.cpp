@@ -59,7 +59,7 @@ class DetectorLayers {
       return add(LayerKind::norm, name, std::move(inputs), map(x), 1, relus);
     }
     const int y = add(LayerKind::norm, name, {x}, map(x), 1, relus && skip < 0);
-    if (!frozen_) list_.layers.back().constant = true;
+    if (!frozen_) list_.layers.back().frozen_norm = true;
     return skip < 0 ? y : relu(name, sum(name, y, skip));
   }
 

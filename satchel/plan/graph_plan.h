@@ -40,6 +40,10 @@ struct PublishedRow {
 /// "arxiv" or "products".
 std::vector<PublishedRow> published_table(const std::string& name);
 
+/// The same byte model for any sizes: what the programs of EXACT (rows 1) and of the block-wise paper (blocks of so many rows, G/R) keep of
+/// a SAGE model in 2 bits, projected 8:1; rows 0: torch's own saves. With labels of so many training nodes; 0: without.
+std::vector<SavedTensor> paper_saves(const GraphShape& shape, int64_t nodes, int64_t training_nodes, int64_t rows);
+
 /// The sizes that a published table is about.
 struct PublishedModel {
   GraphShape shape;

@@ -61,7 +61,7 @@ class Lines {
       case conv:
       case linear: add_float_once("input", in_); return add_baseline_weight();
       case norm:
-        if (layer_->constant) return add_baseline_relu();
+        if (layer_->frozen_norm) return add_baseline_relu();
         add_float_once("norm", in_);
         add("statistics", {2, map_of(in_).channels}, 32, 8 * map_of(in_).channels, 8 * map_of(in_).channels);
         return add_baseline_relu();
@@ -160,14 +160,14 @@ class Lines {
     site.adds_skip = layer_->inputs.size() > 1;
     site.drops = layer_->kind == LayerKind::dropout || (layer_->dropout && !normed);
     site.next_reads = layer_->relu;
-    site.count = normed && !layer_->constant && !map_of(in_).constant ? rows_of(in_)[0] : 0;
+    site.count = normed && !layer_->frozen_norm && !map_of(in_).constant ? rows_of(in_)[0] : 0;
     std::vector<Keep> keeps = keeps_of(method_, site);
     const bool read_alone = normed && !layer_->relu && !site.adds_skip && weighed_.contains(out_) && reads_producer(method_);
     if (read_alone && serves_weights(method_, keeps.front().spec, /*after_relu=*/false)) keeps = shared_with_reader(std::move(keeps));
     const bool serves_next = find(keeps, Kind::shared) != nullptr;
     for (Keep keep : keeps) {
-      if (layer_->constant && keep.kind == Kind::norm) continue;  // its gradient reads the deviation alone
-      if (layer_->constant && keep.kind == Kind::statistics) keep.numbers = 1;
+      if (layer_->frozen_norm && keep.kind == Kind::norm) continue;  // its gradient reads the deviation alone
+      if (layer_->frozen_norm && keep.kind == Kind::statistics) keep.numbers = 1;
       // Layers that share code rows; a norm of its own codes samples, as the papers block them.
       const bool rows = serves_next || reads_producer(method_);
       const int coded = normed && keep.of != Of::output ? in_ : out_;

@@ -128,7 +128,7 @@ struct ImageLayer {
   int held = 0;                  // the map that a caller holds until this layer has run, beside those that are read later; 0: none
   int64_t groups = 1;            // convolution
   Smooth smooth = Smooth::none;  // smooth: which
-  bool constant = false;         // norm: with statistics and weights that are constants
+  bool frozen_norm = false;      // norm: with statistics and weights that are constants
 };
 
 struct ImageLayers {

@@ -60,13 +60,13 @@ Table table_of(const std::string& name) {
 /// What one row of the table counts, layer by layer.
 class Model {
  public:
-  Model(const Table& table, int64_t rows) : shape_(table.model.shape), nodes_(table.model.nodes), rows_(rows) {
+  Model(const GraphShape& shape, int64_t nodes, int64_t training_nodes, int64_t rows) : shape_(shape), nodes_(nodes), rows_(rows) {
     if (rows == 0) {
       add_plain();
     } else {
       add_compressed();
     }
-    if (table.labels) add("labels", "labels", {table.model.training_nodes}, 64, 8 * table.model.training_nodes);
+    if (training_nodes > 0) add("labels", "labels", {training_nodes}, 64, 8 * training_nodes);
   }
   std::vector<SavedTensor> parts;
 
@@ -112,6 +112,12 @@ class Model {
 
 }  // namespace
 
+std::vector<SavedTensor> paper_saves(const GraphShape& shape, int64_t nodes, int64_t training_nodes, int64_t rows) {
+  if (shape.conv != "sage") fail("plan", "the papers' byte model must be of sage", shape.conv);
+  if (rows < 0) fail("plan", "blocks must have 0 rows or more", rows);
+  return Model(shape, nodes, training_nodes, rows).parts;
+}
+
 PublishedModel published_model(const std::string& name) { return table_of(name).model; }
 
 std::vector<PublishedRow> published_table(const std::string& name) {
@@ -121,7 +127,8 @@ std::vector<PublishedRow> published_table(const std::string& name) {
     const std::string method = figure.rows == 0   ? "fp32"
                                : figure.rows == 1 ? "exact"
                                                   : "blockwise,block=" + std::to_string(figure.rows) + "rows";
-    rows.push_back({figure.name, figure.mib, Model(table, figure.rows).parts, method});
+    const PublishedModel& m = table.model;
+    rows.push_back({figure.name, figure.mib, paper_saves(m.shape, m.nodes, table.labels ? m.training_nodes : 0, figure.rows), method});
   }
   return rows;
 }

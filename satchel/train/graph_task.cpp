@@ -12,7 +12,9 @@
 #include <functional>
 
 #include "satchel/autograd/loss.h"
+#include "satchel/autograd/seeds.h"
 #include "satchel/core/error.h"
+#include "satchel/core/noise.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/metrics.h"
 #include "satchel/train/options.h"
@@ -127,6 +129,14 @@ GraphShape shape_for(const GraphData& data, GraphShape shape) {
 GraphModelOptions model_options(const TrainOptions& options) {
   GraphModelOptions model{options.shape, options.method};
   model.amp = options.amp;
+  return model;
+}
+
+GraphModel make_graph_model(const TrainOptions& options, at::Device device) {
+  constexpr uint32_t kWeights = 1;                                       // rank of the seed of initial weights; steps have rank 0
+  const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
+  GraphModel model(model_options(options));
+  model->to(device);
   return model;
 }
 

@@ -33,6 +33,9 @@ GraphShape shape_for(const GraphData& data, GraphShape shape);
 /// What the options say of the model.
 GraphModelOptions model_options(const TrainOptions& options);
 
+/// The model of a run from its seed, on a device: equal weights on every device and for every method.
+GraphModel make_graph_model(const TrainOptions& options, at::Device device);
+
 /// What of the features decides the type that they are kept in.
 struct FeatureRange {
   bool dense = false;

@@ -1,4 +1,4 @@
-// What of an image run its checkpoint holds beside the weights. Private to this room.
+// What of an image run its checkpoint holds beside the weights. Private to this room and tools.
 #pragma once
 
 #include <string>

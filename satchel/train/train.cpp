@@ -7,7 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "satchel/autograd/seeds.h"
 #include "satchel/core/error.h"
 #include "satchel/core/noise.h"
 #include "satchel/tensor/output.h"
@@ -20,15 +19,6 @@
 
 namespace satchel {
 namespace {
-
-constexpr uint32_t kWeights = 1;  // rank of the seed of initial weights; steps have rank 0
-
-GraphModel make_model(const TrainOptions& options, at::Device device) {
-  const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
-  GraphModel model(model_options(options));
-  model->to(device);
-  return model;
-}
 
 TrainOptions checked(const GraphData& data, TrainOptions options, const std::optional<Checkpoint>& from) {
   options.shape = shape_for(data, options.shape);
@@ -48,7 +38,7 @@ class GraphTraining : public TrainTask {
         options_(checked(data, asked, from)),
         device_(device_of(options_.device)),
         task_(make_task(data, options_)),
-        model_(make_model(options_, device_)),
+        model_(make_graph_model(options_, device_)),
         scale_(gradient_scale(task_, options_)),
         optimizer_(options_, model_->parameters(), scale_),
         cached_rows_(std::min(from ? from->state.cached_rows : satchel::cached_rows(task_, options_), task_.a.nodes())),

@@ -269,6 +269,39 @@ TEST(Published, PartsOfExactOnArxiv) {
   EXPECT_EQ(mib_of(exact, {"projection"}), 6 * 128 * 16 * 4 / kMiB);
 }
 
+// docs/theory.md 11, the block-size study: to .02 MiB.
+TEST(Published, BlockSizesOfArxiv) {
+  const PublishedModel m = published_model("arxiv");
+  const std::pair<int64_t, double> theory[] = {{0, 786.22}, {1, 30.46},  {2, 27.87},  {4, 26.58},
+                                               {8, 25.93},  {16, 25.69}, {32, 25.57}, {64, 25.51}};
+  for (const auto& [rows, mib] : theory) {
+    EXPECT_NEAR(static_cast<double>(total_bytes(paper_saves(m.shape, m.nodes, m.training_nodes, rows))) / kMiB, mib, .02) << rows;
+  }
+}
+
+// Flickr, SAGE 2 × 256 with 500 features, by hand from the formulas of docs/theory.md 11.
+TEST(Published, BlockSizesOfFlickr) {
+  GraphShape shape;
+  shape.layers = 2;
+  shape.features = 500;
+  shape.hidden = 256;
+  shape.classes = 7;
+  constexpr double kNodes = 89250, kTraining = 44625;
+  for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64}) {
+    const auto g = static_cast<double>(rows);
+    double bytes = 8 * kTraining;
+    for (const double width : {500.0, 256.0}) {
+      const double projected = std::ceil(width / 8);
+      bytes += 2 * (kNodes * projected / 4 + 4 * kNodes / g + 4 * width * projected);  // x and A·x, their headers and projections
+    }
+    bytes += kNodes * 256 / 4 + 4 * kNodes * 256 / std::min(256 * g, 1024.0) + 2 * kNodes * 256 / 8;  // norm, its headers, two masks
+    EXPECT_NEAR(static_cast<double>(total_bytes(paper_saves(shape, 89250, 44625, rows))) / kMiB, bytes / kMiB, .001) << rows;
+  }
+  EXPECT_EQ(error_of([&] { paper_saves(shape, 10, 0, -1); }), "[plan] blocks must have 0 rows or more, got -1");
+  shape.conv = "gcn";
+  EXPECT_EQ(error_of([&] { paper_saves(shape, 10, 0, 1); }), "[plan] the papers' byte model must be of sage, got gcn");
+}
+
 TEST(Published, ProductsInWholeMiB) {
   const std::vector<PublishedRow> rows = published_table("products");
   ASSERT_EQ(rows.size(), 3u);

@@ -23,6 +23,36 @@ TEST_F(BenchGraphCommand, BenchGraphWithoutTorch) {
   EXPECT_EQ(r.out.find("\ntorch "), std::string::npos) << r.out;
 }
 
+/// Bytes at each value are those of the plan; torch's own saves have no blocks.
+TEST_F(BenchGraphCommand, OneSizeChanges) {
+  const Outcome r =
+      run({"bench",   "graph", "--axis",   "block", "--values", "row,8rows", "--data",    kData,        "--hidden", "16",
+           "--steps", "1",     "--epochs", "2",     "--seeds",  "2",         "--methods", "fp32,exact", "--json",   "a.json"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  const json all = json::parse(slurp(path("a.json")));
+  EXPECT_EQ(all["axis"], "block");
+  ASSERT_EQ(all["points"].size(), 2u);
+  for (const json& point : all["points"]) {
+    for (const json& e : point["results"]) {
+      EXPECT_EQ(e["saved_bytes"], e["planned_bytes"]) << e;
+      EXPECT_EQ(e["tests"].size(), 2u);
+      EXPECT_GT(e["paper_bytes"].get<int64_t>(), 0);
+      EXPECT_GT(e["epoch_seconds"].get<double>(), 0);
+    }
+  }
+  const json &first = all["points"][0]["results"], &second = all["points"][1]["results"];
+  EXPECT_EQ(first[0], second[0]);
+  EXPECT_LT(second[1]["saved_bytes"].get<int64_t>(), first[1]["saved_bytes"].get<int64_t>());
+  EXPECT_LT(second[1]["paper_bytes"].get<int64_t>(), first[1]["paper_bytes"].get<int64_t>());
+  EXPECT_EQ(second[1]["spec"], "exact,block=8rows");
+  expect_errors({{{"bench", "graph", "--axis", "hidden", "--values", "16,x"},
+                  2,
+                  "--values of --axis hidden must be whole numbers from 1 to 1048576, got 'x'"},
+                 {{"bench", "graph", "--axis", "bits", "--values", "9", "--methods", "exact"}, 2, "got"},
+                 {{"bench", "graph", "--axis", "nodes", "--data", kData}, 2, "[bench] --axis nodes needs --data synthetic:arxiv"},
+                 {{"bench", "graph", "--values", "1"}, 2, "--axis"}});
+}
+
 TEST_F(BenchGraphCommand, BenchGraph) {
   const Outcome r =
       run({"bench", "graph", "--data", kData, "--hidden", "16", "--steps", "2", "--methods", "fp32,satchel", "--json", "a.json"});

@@ -66,7 +66,7 @@ TEST(Suggest, TheNearestNameOrNone) {
 }
 
 TEST_F(Words, MistypedWordsGetAHint) {
-  expect_said("trian --data x", 2, "[usage] a command must be one of train, predict, plan, data,");
+  expect_said("trian --data x", 2, "[usage] a command must be one of train, predict, analyse, report, plan, data,");
   expect_said("trian --data x", 2, "(did you mean train?), got trian");
   expect_said("bench grahp", 2, "(did you mean graph?), got grahp");
   expect_said(std::string("train --data ") + kGraph + " --epoch 5", 2,
