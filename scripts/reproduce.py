@@ -58,9 +58,14 @@ def plain(text):
 RESULTS, MEMORY, THEORY, ANALYSE = (Tables(n) for n in ("results.md", "memory.md", "theory.md", "analyse.md"))
 
 
-def has(word):
-    """Does a source of the library or the tool name that model?"""
-    return any(f'"{word}"' in p.read_text(encoding="utf-8") for room in ("satchel", "tools") for p in (ROOT / room).rglob("*.cpp"))
+def planned(model):
+    """FP32, DIVISION, ActNN and satchel of the plan's table."""
+    rows = MEMORY.rows("plan-division")[1:]
+    for i, row in enumerate(rows):
+        if row[0] == model:
+            values = {r[1].strip("`"): r[4] for r in rows[i:i + 4]}
+            return f"planned {values['FP32']}, {values['DIVISION']}, {values['ActNN']} GiB; `satchel` {values['satchel']}"
+    raise Missing(f"docs/memory.md, table plan-division: no row {model}")
 
 
 def accuracy(method):
@@ -148,6 +153,8 @@ def actnn():
            f"{images('CIFAR-10 part', 'actnn', 'less')} (ResNet-18 on a part of CIFAR-10), {images('Fashion-MNIST', 'actnn', 'less')} (Fashion-MNIST)", "CIFAR-10, binary version")
     yield ("Test accuracy, CIFAR-10", "in the paper", "satchel train --data cifar-10-batches-bin/ --model resnet18 --method fp32,actnn --seeds 5 --device cuda",
            f"{images('CIFAR-10 part', 'actnn', '− fp32 ± standard error')} of fp32 (a part of CIFAR-10, 5 epochs)", "CIFAR-10, binary version")
+    yield ("… CIFAR-10, pre-activation ResNet-56", "in the paper", "satchel train --data cifar-10-batches-bin/ --model preresnet56 --method fp32,actnn --epochs 200 --seeds 5 --device cuda", "–", "CIFAR-10, binary version")
+    yield ("… ImageNet, the other networks", "in the paper", "satchel train --data imagenet/ --model NAME --method fp32,actnn, with resnet18, resnet152, wide_resnet50_2, densenet161, mobilenet_v2 or efficientnet_b0", "–", IMAGENET)
     yield ("Test accuracy, ImageNet, ResNet-50", "in the paper", "satchel train --data imagenet/ --model resnet50 --method fp32,actnn --epochs 90 --batch 256 --device cuda --amp bf16", "–", IMAGENET)
     yield ("Throughput, ResNet-50, batch 256", "34 % less", "satchel bench images --model resnet50 --batch 256 --device cuda --tf32 --methods fp32,actnn",
            f"{step('actnn', 1)} of libtorch's", NONE)
@@ -155,12 +162,9 @@ def actnn():
            f"`satchel`, ResNet-50: {batch_gain()}", NONE)
     yield ("Levels L0 to L5", "in the paper", 'satchel bench images --model resnet50 --batch 256 --device cuda --methods "actnn,level=0;actnn,level=1;actnn,level=2;actnn,level=3;actnn,level=4"', "–", NONE)
     yield ("Variance of the gradient by layer", "in the paper", "satchel analyse --data cifar-10-batches-bin/ --model resnet18 --epochs 1 --gradients --method actnn", "–", "CIFAR-10, binary version")
-    segmentation = has("fcn_resnet50") or has("fcn")
-    yield ("Segmentation, FCN and DeepLabV3", "in the paper", "`satchel train --help`: models of segmentation" if segmentation else "–", "–" if segmentation else "no such model here",
-           "Cityscapes or Pascal VOC" if segmentation else "–")
-    detection = has("retinanet") or has("retinanet_resnet50_fpn")
-    yield ("Detection, Faster R-CNN on COCO", "37.4 mAP; FP32 37.4", "`satchel train --help`: models of detection" if detection else "–", "–" if detection else "no such model here",
-           "COCO 2017" if detection else "–")
+    yield ("Segmentation, FCN and DeepLabV3", "in the paper", "satchel train --data cityscapes/ --model deeplabv3_resnet50 --method fp32,actnn --weights resnet50.safetensors --device cuda", "–",
+           "Cityscapes or Pascal VOC, torchvision's weights as safetensors")
+    yield ("Detection, Faster R-CNN and RetinaNet on COCO", "Faster R-CNN 37.4 mAP; FP32 37.4", "satchel train --data coco/ --model fasterrcnn_resnet50_fpn --frozen-norm --trainable 3 --sides 800 --method fp32,actnn --device cuda", "–", "COCO 2017")
 
 
 def batch_gain():
@@ -177,13 +181,13 @@ def division():
            "satchel train --data cifar-10-batches-bin/ --model resnet18 --method fp32,division,actnn,satchel --epochs 200 --seeds 5 --device cuda",
            f"{images('CIFAR-10 part', 'division', '− fp32 ± standard error')} of fp32 (a part of CIFAR-10, 5 epochs)", "CIFAR-10, binary version")
     yield ("… CIFAR-100, DenseNet-121", "79.75, 79.47, 78.95", "satchel train --data cifar-100-binary/ --model densenet121 --method fp32,division,actnn --epochs 200 --seeds 5 --device cuda", "–", "CIFAR-100, binary version")
+    yield ("… CIFAR-100, pre-activation ResNet-164", "in the paper", "satchel train --data cifar-100-binary/ --model preresnet164 --method fp32,division,actnn --epochs 200 --seeds 5 --device cuda", "–", "CIFAR-100, binary version")
     yield ("… ImageNet, ResNet-50", "76.15, 75.86, 75.42", "satchel train --data imagenet/ --model resnet50 --method fp32,division,actnn --epochs 90 --batch 256 --device cuda --amp bf16", "–", IMAGENET)
     yield ("Memory, ResNet-50, batch 256: FP32, DIVISION, ActNN", "20.48, 1.97, 1.94 GB", "satchel plan --model resnet50 --batch 256",
            f"measured {step('fp32: libtorch', 2)}, {step('division', 2)}, {step('actnn', 2)} GiB; `satchel` {step('satchel', 2)}", NONE)
-    yield ("… batch 64", "5.14, .49, .49 GB", "satchel plan --model resnet50 --batch 64", "–", NONE)
-    yield ("… batch 512", "–, 3.94, 3.89 GB", "satchel plan --model resnet50 --batch 512", "–", NONE)
-    wide = next((name for name in ("wide_resnet50_2", "wrn50_2") if has(name)), None)
-    yield ("… WRN-50-2, batch 256", "26.75, 2.52, 2.49 GB", f"satchel plan --model {wide} --batch 256" if wide else "–", "–" if wide else "no such model here", NONE)
+    yield ("… batch 64", "5.14, .49, .49 GB", "satchel plan --table division", planned("ResNet-50, batch 64"), NONE)
+    yield ("… batch 512", "–, 3.94, 3.89 GB", "satchel plan --table division", planned("ResNet-50, batch 512"), NONE)
+    yield ("… WRN-50-2, batch 256", "26.75, 2.52, 2.49 GB", "satchel plan --table division", planned("Wide ResNet-50-2, batch 256"), NONE)
     yield ("… checkpointing, BLPA, AC-GC", "3.59, 3.28, 5.88 GB", "bench/image_torch.py --only checkpoint", f"checkpointing: {step('checkpointing, each block', 2)} GiB; the others are no methods here", NONE)
     yield ("Images a second, ResNet-50: FP32, DIVISION, ActNN", "469, 381 (−18.8 %), 308 (−34.3 %)",
            "satchel bench images --model resnet50 --batch 256 --device cuda --tf32 --methods fp32,division,actnn",
