@@ -191,6 +191,7 @@ if(SATCHEL_TORCH)
     tests/tools/bench_graph_test.cpp
     tests/tools/predict_command_test.cpp
     tests/tools/train_command_test.cpp
+    tests/tools/train_detect_test.cpp
     tests/tools/train_images_test.cpp
     tests/tools/train_segment_test.cpp
     tests/tools/words_test.cpp)
@@ -280,6 +281,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/bf16_cuda_test.cpp
     tests/cuda/torch_rules_cuda_test.cpp)
   satchel_cuda_test(train
+    tests/cuda/detect_cuda_test.cpp
     tests/cuda/image_train_cuda_test.cpp
     tests/cuda/segment_cuda_test.cpp
     tests/cuda/train_cuda_test.cpp)
