@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -145,8 +146,8 @@ void add_products(std::vector<RowCase>& all) {
   add("mul", {"MulBackward0.self", "MulBackward0.other"}, two({64, 96}, {64, 96}),
       [=](const Tensors& t) { return (t[0] + 1) * (t[1] + 2); });
   add("div", {"DivBackward0.self"}, two({64, 96}, {64, 96}), [=](const Tensors& t) { return (t[0] + 1) / (t[1].square() + 1); });
-  add("linear of a vendor", {"LinearBackward0.input"}, two({64, 96}, {96, 96}),
-      [=](const Tensors& t) { return at::linear(t[0] + 1, t[1]); });
+      [=](const Tensors& t) {
+    return at::linear(t[0] + 1, t[1]); });
 }
 
 void add_norms(std::vector<RowCase>& all) {
@@ -208,12 +209,12 @@ std::vector<RowCase> noisy_cases() {
   return all;
 }
 
-struct Run {
-  at::Tensor gradient;  // of all leaves, one line
+struct Gradient {
+  at::Tensor values;  // of all leaves, one line
   PackingReport report;
 };
 
-Run gradient_of(const RowCase& c, bool packed) {
+Gradient gradient_of(const RowCase& c, bool packed) {
   at::manual_seed(7);
   const Tensors leaves = c.leaves();
   std::optional<Packing> packing;
@@ -237,8 +238,8 @@ std::set<std::string> packed_rows(const PackingReport& report) {
 class ExactRows : public testing::TestWithParam<RowCase> {};
 TEST_P(ExactRows, GiveTorchsGradients) {
   const RowCase& c = GetParam();
-  const Run plain = gradient_of(c, false), packed = gradient_of(c, true);
-  EXPECT_TRUE(at::equal(plain.gradient, packed.gradient));
+  const Gradient plain = gradient_of(c, false), packed = gradient_of(c, true);
+  EXPECT_TRUE(at::equal(plain.values, packed.values));
   EXPECT_EQ(packed_rows(packed.report), std::set<std::string>(c.rows.begin(), c.rows.end())) << packed.report;
 }
 INSTANTIATE_TEST_SUITE_P(Packing, ExactRows, testing::ValuesIn(exact_cases()), kCaseName);
@@ -246,14 +247,12 @@ INSTANTIATE_TEST_SUITE_P(Packing, ExactRows, testing::ValuesIn(exact_cases()), k
 class NoisyRows : public testing::TestWithParam<RowCase> {};
 TEST_P(NoisyRows, AreRightOnAverage) {
   const RowCase& c = GetParam();
-  if (c.name == "linear of a vendor") GTEST_SKIP() << "a node of other backends";
   const OneThread one_thread;
   // The mean of N unbiased draws errs by 1/√N of what one does; where thousands of numbers are pooled the ratio is 1 ± a few per cent.
   constexpr int draws = 100;
-  const at::Tensor right = gradient_of(c, false).gradient;
+  const at::Tensor right = gradient_of(c, false).values;
   at::Tensor sum = at::zeros_like(right);
   double squares = 0;
-  std::vector<at::Tensor> all;
   std::set<std::string> rows;
   at::manual_seed(7);
   const Tensors leaves = c.leaves();
@@ -264,7 +263,7 @@ TEST_P(NoisyRows, AreRightOnAverage) {
       loss = c.run(leaves);
       if (i == 0) rows = packed_rows(packing.report());
     }
-    for (const at::Tensor& t : leaves) t.mutable_grad() = {};
+    for (const at::Tensor& t : leaves) t.mutable_grad().reset();
     loss.backward();
     Tensors parts;
     for (const at::Tensor& t : leaves) parts.push_back(t.grad().to(at::kDouble).flatten());
@@ -302,7 +301,7 @@ TEST(PackingRows, AreThoseOfThePolicyFile) {
 }
 
 TEST(PackingRows, AreAllTestedButThoseOfGpus) {
-  std::set<std::string> tested{"LinearBackward0.input"};  // MKLDNN's and MPS's
+  std::set<std::string> tested{"LinearBackward0.input"};  // of backends other than CPU and CUDA
   for (const auto& cases : {exact_cases(), noisy_cases()}) {
     for (const RowCase& c : cases) tested.insert(c.rows.begin(), c.rows.end());
   }
