@@ -284,6 +284,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/autograd_cuda_test.cpp
     tests/cuda/epilogue_cuda_test.cpp
     tests/cuda/bf16_cuda_test.cpp
+    tests/cuda/packing_cuda_test.cpp
     tests/cuda/torch_rules_cuda_test.cpp)
   satchel_cuda_test(train
     tests/cuda/detect_cuda_test.cpp

@@ -103,13 +103,14 @@ struct Hook : torch::autograd::SavedVariableHooks {
 };
 
 struct Made {
-  KeptFormPtr form;  // null: this case has to stay exact
-  std::string text;
+  KeptFormPtr form;   // null: this case has to stay exact
+  std::string text;   // its name, or why
   int64_t added = 0;  // bytes; of a shared code none but the first time
 };
 
 Made made_of(KeptFormPtr form, std::string text) {
-  const int64_t added = form == nullptr ? 0 : form->nbytes();
+  if (form == nullptr) return {};
+  const int64_t added = form->nbytes();
   return {std::move(form), std::move(text), added};
 }
 
@@ -237,14 +238,19 @@ class Packing::Walk {
     if (row.form == FieldForm::mask) return made_of(keep_mask(t), "mask");
     if (row.form == FieldForm::inside) return made_of(keep_inside(t, curve_of(node)), "mask");
     if (row.form == FieldForm::normed) return normed(node, row, t);
-    const bool to_parameter = row.edge >= 0 && parameter_behind(node.next_edge(static_cast<size_t>(row.edge)).function.get()) != nullptr;
-    const bool local = row.role == FieldRole::local || to_parameter;
+    const bool local = row.role == FieldRole::local || is_read_for_a_parameter(node, row);
     const int bits = bits_of(local ? FieldRole::local : row.role);
     if (bits == 32) return {nullptr, "32 bits"};
     if (row.form == FieldForm::slope)
       return made_of(keep_slope(t, curve_of(node), bits, fresh_seed(t.device())), "slope, " + bits_text(bits));
     if (row.form == FieldForm::exp) return made_of(keep_exp(t, bits, fresh_seed(t.device())), "exp, " + bits_text(bits));
     return code(t, bits, local);
+  }
+
+  /// Is the input whose gradient reads the field a parameter?
+  static bool is_read_for_a_parameter(const Node& node, const FieldRow& row) {
+    const auto edge = static_cast<size_t>(row.edge);
+    return row.edge >= 0 && edge < node.num_outputs() && parameter_behind(node.next_edge(edge).function.get()) != nullptr;
   }
 
   Made normed(Node& node, const FieldRow& row, const at::Tensor& t) {

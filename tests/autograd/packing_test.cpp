@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -293,7 +294,7 @@ TEST(Packing, ServesRetainGraphAndRefusesCreateGraph) {
   w.mutable_grad().reset();
   loss.backward({}, /*retain_graph=*/true);
   EXPECT_TRUE(at::equal(first, w.grad()));
-  EXPECT_EQ(error_of([&] { loss.backward({}, true, /*create_graph=*/true); }),
+  EXPECT_EQ(error_of([&] { torch::autograd::grad({loss}, {w}, {}, true, /*create_graph=*/true); }),
             "[packing] a gradient of a gradient needs exact saves; leave the guard for it, got create_graph");
 }
 
