@@ -33,17 +33,19 @@ at::Tensor shaped(const at::Tensor& line, const std::vector<int64_t>& shape, con
   return line.as_strided(shape, strides);
 }
 
-CodecSpec code_spec(int bits) {
+CodecSpec code_spec(int bits, HeaderType header = HeaderType::bf16) {
   CodecSpec spec;
   spec.bits = bits;
   spec.block = kCodeBlock;
+  spec.header = header;
   spec.levels = bits <= 4 ? Levels::optimal : Levels::even;
   return spec;
 }
 
 class Code : public KeptForm {
  public:
-  Code(const at::Tensor& x, int bits, const at::Tensor& seed) : packed_(pack(x, code_spec(bits), seed)) {}
+  Code(const at::Tensor& x, int bits, const at::Tensor& seed, HeaderType header = HeaderType::bf16)
+      : packed_(pack(x, code_spec(bits, header), seed)) {}
   at::Tensor restore() const override { return unpack(packed_); }
   at::Tensor bytes() const override { return packed_.bytes; }
 
@@ -160,11 +162,13 @@ class SlopeCode : public KeptForm {
 
 using Function = std::function<at::Tensor(const at::Tensor&)>;
 
-/// A code of a function of x, and on the way back an x' at which backward's formula gives the coded number.
+/// A code of a function of x, and on the way back an x' at which backward's formula gives the coded number. Headers are float32: a block's
+/// highest level then is its highest number. Of bf16's, which are rounded outwards, it would be up to 0.4 % of the range above; no x' has a
+/// slope beyond the most, and cutting it off there is a bias that 4 bits show where many values have that slope (ELU's 1).
 class Coded : public KeptForm {
  public:
   Coded(const at::Tensor& number, at::ScalarType dtype, int bits, const at::Tensor& seed, Function back)
-      : code_(number, bits, seed), dtype_(dtype), back_(std::move(back)) {}
+      : code_(number, bits, seed, HeaderType::f32), dtype_(dtype), back_(std::move(back)) {}
   at::Tensor restore() const override { return back_(code_.restore()).to(dtype_); }
   at::Tensor bytes() const override { return code_.bytes(); }
 

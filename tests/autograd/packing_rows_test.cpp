@@ -1,6 +1,7 @@
 // Every row of the policy table: C++ knows its node and field, and gradients are right, exactly where nothing is rounded and in the mean of
 // many draws where something is. What Python tests in python/tests/test_unbiased.py.
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,6 +15,8 @@
 
 #include "satchel/autograd/packing.h"
 #include "satchel/autograd/packing_fields.h"
+#include "satchel/autograd/packing_forms.h"
+#include "satchel/autograd/seeds.h"
 #include "tests/one_thread.h"
 #include "tests/support.h"
 #include "tests/torch_support.h"
@@ -32,10 +35,11 @@ struct RowCase {
   PackingOptions options = {.local = 2, .flow = 4, .attention = 8, .min_bytes = 0};
 };
 
+void PrintTo(const RowCase& c, std::ostream* out) { *out << c.name; }
+
 /// A scalar that reads every value with a weight of its own.
 at::Tensor weighted(const at::Tensor& y) {
-  const at::Tensor at_place = at::arange(y.numel(), at::kFloat).view(y.sizes());
-  return (y.to(at::kFloat) * at_place.mul(12.9898).sin()).sum();
+  return (y.to(at::kFloat) * at::randn(y.sizes(), at::make_generator<at::CPUGeneratorImpl>(1))).sum();
 }
 
 using Function = std::function<at::Tensor(const at::Tensor&)>;
@@ -60,7 +64,7 @@ RowCase after_conv(const std::string& name, std::vector<std::string> rows, bool 
   const at::Tensor x = at::randn({8, 8, 24, 24}).contiguous(last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   RowCase c{name, std::move(rows),
             [] {
-              return Tensors{(at::randn({8, 8, 3, 3}) / 8).requires_grad_()};
+              return Tensors{(at::randn({32, 8, 3, 3}) / 8).requires_grad_()};
             },
             [=](const Tensors& w) { return weighted(f(at::conv2d(x, w[0], {}, 1, 1))); }};
   c.options.include = c.rows;
@@ -71,7 +75,7 @@ Function operator_of(at::Tensor (*f)(const at::Tensor&)) { return f; }
 
 std::vector<RowCase> exact_cases() {
   std::vector<RowCase> all;
-  const at::IntArrayRef shape{64, 128};
+  const std::vector<int64_t> shape{64, 128};
   all.push_back(through("relu", {"ReluBackward0.result"}, shape, operator_of(at::relu)));
   all.push_back(through("leaky_relu", {"LeakyReluBackward0.self"}, shape, [](const at::Tensor& h) { return at::leaky_relu(h, 0.1); }));
   all.push_back(through("leaky_relu in place", {"LeakyReluBackward1.result"}, shape, [](const at::Tensor& h) {
@@ -105,7 +109,7 @@ std::vector<RowCase> exact_cases() {
     }));
     all.push_back(after_conv("relu_of_maps" + order, {"ReluBackward0.result"}, last, operator_of(at::relu)));
   }
-  const at::Tensor labels = at::arange(64).remainder(128), map = at::arange(8 * 24 * 24).remainder(8).view({8, 24, 24});
+  const at::Tensor labels = at::arange(64).remainder(128), map = at::arange(8 * 24 * 24).remainder(32).view({8, 24, 24});
   all.push_back(through("nll", {"NllLossBackward0.self"}, shape, [=](const at::Tensor& h) { return at::nll_loss(h, labels); }));
   all.push_back(after_conv("nll2d", {"NllLoss2DBackward0.self"}, false, [=](const at::Tensor& h) { return at::nll_loss2d(h, map); }));
   return all;
@@ -153,24 +157,30 @@ void add_norms(std::vector<RowCase>& all) {
   for (const bool last : {false, true}) {
     const std::string order = last ? "_channels_last" : "";
     all.push_back(after_conv("batch_norm" + order, {"NativeBatchNormBackward0.input"}, last, [=](const at::Tensor& h) {
-      return std::get<0>(at::native_batch_norm(h, ones(8), ones(8), {}, {}, true, 0.1, 1e-5));
+      return std::get<0>(at::native_batch_norm(h, ones(32), ones(32), {}, {}, true, 0.1, 1e-5));
     }));
     all.push_back(after_conv("group_norm" + order, {"NativeGroupNormBackward0.input"}, last,
-                             [=](const at::Tensor& h) { return at::group_norm(h, 2, ones(8), ones(8)); }));
+                             [=](const at::Tensor& h) { return at::group_norm(h, 4, ones(32), ones(32)); }));
   }
   all.push_back(after_conv("batch_norm_update", {"BatchNormWithUpdateBackward0.input"}, false, [=](const at::Tensor& h) {
-    at::Tensor mean = at::zeros({8}), var = at::ones({8});
-    return std::get<0>(at::_batch_norm_with_update(h, ones(8), ones(8), mean, var, 0.1, 1e-5));
+    at::Tensor mean = at::zeros({32}), var = at::ones({32});
+    return std::get<0>(at::_batch_norm_with_update(h, ones(32), ones(32), mean, var, 0.1, 1e-5));
   }));
-  all.push_back(after_conv("batch_norm of running statistics", {"NativeBatchNormBackward0.input"}, false, [=](const at::Tensor& h) {
-    const at::Tensor mean = at::zeros({8}), var = at::ones({8});
-    return std::get<0>(at::native_batch_norm(h, ones(8).requires_grad_(), ones(8), mean, var, false, 0.1, 1e-5));
-  }));
+  at::manual_seed(3);
+  const at::Tensor x = at::randn({8, 32, 24, 24}) + 0.5;
+  all.push_back({"batch_norm of running statistics",
+                 {"NativeBatchNormBackward0.input"},
+                 [] {
+                   return Tensors{leaf({32}), leaf({32})};
+                 },
+                 [=](const Tensors& t) {
+                   const at::Tensor h = x * t[1].view({32, 1, 1});
+                   return weighted(std::get<0>(at::native_batch_norm(h, t[0], {}, at::zeros({32}), at::ones({32}), false, 0.1, 1e-5)));
+                 }});
+  all.back().options.include = all.back().rows;
   for (const int64_t width : {96, 256}) {  // blocks across rows, and within them
     all.push_back(through("layer_norm_" + std::to_string(width), {"NativeLayerNormBackward0.input"}, {64, width},
                           [=](const at::Tensor& h) { return at::layer_norm(h, {width}, ones(width), ones(width)); }));
-    all.push_back(through("rms_norm_" + std::to_string(width), {"FusedRmsNormBackward0.input"}, {64, width},
-                          [=](const at::Tensor& h) { return std::get<0>(at::_fused_rms_norm(h, {width}, ones(width), 1e-5)); }));
   }
 }
 
@@ -305,9 +315,17 @@ TEST(PackingRows, AreAllTestedButThoseOfGpus) {
   }
   for (const FieldRow& row : field_rows()) {
     const std::string name = std::string(row.node) + "." + std::string(row.field);
-    const bool of_gpus = name.starts_with("Cudnn") || (name.starts_with("ScaledDotProduct") && name.find("ForCpu") == std::string::npos);
+    const bool of_gpus = name.starts_with("Cudnn") || name.starts_with("FusedRmsNorm") ||
+                         (name.starts_with("ScaledDotProduct") && name.find("ForCpu") == std::string::npos);
     EXPECT_TRUE(of_gpus || tested.contains(name)) << name;
   }
+}
+
+TEST(PackingRows, NormsWithoutAMean) {
+  at::manual_seed(1);
+  const at::Tensor x = at::randn({64, 96}), scale = x.square().mean(1, true).rsqrt();
+  const KeptFormPtr form = keep_normed(x, {}, scale, 8, fresh_seed(at::kCPU));
+  EXPECT_LT((form->restore() - x).abs().max().item<double>(), 0.05);
 }
 
 }  // namespace

@@ -45,6 +45,16 @@ TEST(PackingCuda, KeepsFourTimesLessAndGivesGradients) {
   EXPECT_EQ(packed.kept.at("MaxPool2DWithIndicesBackward0.result1"), "index, 10 bits");
 }
 
+TEST(PackingCuda, PacksTheFusedRmsNorm) {
+  const at::Tensor x = at::randn({64, 96}).to(at::kCUDA), w = at::randn({96, 96}).to(at::kCUDA).requires_grad_();
+  const Packing packing;
+  const at::Tensor loss = std::get<0>(at::_fused_rms_norm(at::mm(x, w), {96}, {}, 1e-5)).square().sum();
+  std::map<std::string, std::string> kept;
+  for (const PackingLine& line : packing.report().lines) kept[line.node + "." + line.field] = line.kept;
+  EXPECT_EQ(kept.at("FusedRmsNormBackward0.input"), "4 bits");
+  loss.backward();
+}
+
 TEST(PackingCuda, KeepsWhatTheCpuKeeps) {
   const Result cpu = run(at::kCPU, true), cuda = run(at::kCUDA, true);
   for (const char* row : {"ConvolutionBackward0.input", "ReluBackward0.result", "AddmmBackward0.mat1", "GeluBackward0.self"}) {
