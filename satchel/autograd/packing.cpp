@@ -82,6 +82,12 @@ bool is_float(const at::Tensor& t) {
   return t.scalar_type() == at::kFloat || t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
 }
 
+/// "ViewBackward0": torch's own nodes, of which those that are not traceable are views and save nothing.
+bool is_named_as_torchs(const std::string& name) {
+  const size_t end = name.find_last_not_of("0123456789");
+  return end != std::string::npos && end + 1 < name.size() && std::string_view(name).substr(0, end + 1).ends_with("Backward");
+}
+
 std::string bits_text(int bits) { return std::to_string(bits) + " bits"; }
 
 /// A form that is made already, in a SavedVariable's place.
@@ -166,7 +172,7 @@ class Packing::Walk {
   void tell_others(Node& node) {
     if (dynamic_cast<const SavingNode*>(&node) != nullptr) return;  // Satchel's own functions pack by themselves
     if (!node.is_traceable()) {
-      ++report.hidden[node.name()];
+      if (!is_named_as_torchs(node.name())) ++report.hidden[node.name()];
       return;
     }
     const NodeSaves saves = saves_of(&node);
@@ -181,7 +187,9 @@ class Packing::Walk {
     if (saved.has_hooks()) return;
     const std::optional<at::Tensor> raw = saved.get_raw_data();
     if (!raw || !raw->defined() || !is_plain(*raw)) return;
-    const auto exact = [&](const std::string& why) { tell(row, *raw, "exact: " + why, std::nullopt); };
+    const auto exact = [&](const std::string& why) {
+      if (!is_parameter(*raw)) tell(row, *raw, "exact: " + why, std::nullopt);
+    };
     if (static_cast<int64_t>(raw->nbytes()) < options_.min_bytes) return exact("small");
     if (!names_.want(row.node, row.field)) return exact("excluded");
     at::Tensor t;

@@ -173,9 +173,10 @@ TEST(Packing, KeepsSmallAndExpandedAndExcludedAsTheyAre) {
   const at::Tensor w = leaf({64, 64}), x = at::randn({64, 64});
   {
     const Packing packing(PackingOptions{.min_bytes = 64 * 64 * 4 + 1});
-    at::mm(x, w);
+    at::mm(at::mm(x, w), w);
     EXPECT_EQ(kept(packing.report()).at("MmBackward0.self"), "exact: small");
     EXPECT_EQ(packing.report().before(), packing.report().after());
+    EXPECT_EQ(kept(packing.report()).count("MmBackward0.mat2"), 0u) << "a parameter";
   }
   {
     const Packing packing(PackingOptions{.exclude = {"Mm*.self"}});
@@ -194,6 +195,15 @@ TEST(Packing, KeepsSmallAndExpandedAndExcludedAsTheyAre) {
   EXPECT_EQ(kept(packing.report()).at("MmBackward0.self"), "exact: expanded");
   at::maximum(at::mm(x, w), x);
   EXPECT_EQ(kept(packing.report()).at("MaximumBackward0."), "exact: no row");
+}
+
+TEST(Packing, NamesNodesThatDoNotShowWhatTheySave) {
+  const at::Tensor x = leaf({64, 64});
+  const Packing packing;
+  at::Tensor y = x * 2;
+  y.select(0, 1).exp_();
+  const at::Tensor z = (y.t().reshape({-1, 8}).chunk(2)[0] + 1).sum();
+  EXPECT_EQ(packing.report().hidden, (std::map<std::string, int>{{"torch::autograd::CopySlices", 1}})) << packing.report();
 }
 
 TEST(Packing, KeepsParametersByReference) {
