@@ -163,7 +163,7 @@ class SlopeCode : public KeptForm {
 using Function = std::function<at::Tensor(const at::Tensor&)>;
 
 /// A code of a function of x, and on the way back an x' at which backward's formula gives the coded number. Headers are float32: a block's
-/// highest level then is its highest number. Of bf16's, which are rounded outwards, it would be up to 0.4 % of the range above; no x' has a
+/// highest level then is its highest number. Of bf16's, which are rounded outwards, it would be up to 2^−7 of the range above; no x' has a
 /// slope beyond the most, and cutting it off there is a bias that 4 bits show where many values have that slope (ELU's 1).
 class Coded : public KeptForm {
  public:
