@@ -14,9 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from . import kept as forms
-from ._policy import Row, eager_rows
+from ._policy import Row, eager_rows, least_bits
 
 if TYPE_CHECKING:
+    from .meter import Line
     from .packing import packing
 
 __all__ = ["Step"]
@@ -109,6 +110,9 @@ class Step(TorchFunctionMode):
         self.shared: dict[tuple, tuple[StorageWeakRef, weakref.ref[forms.Code]]] = {}
         self.most_shared = 256
         self.inputs: dict[int, StorageWeakRef] = {}
+        self.tally = owner.budget.start(owner.meter) if owner.budget is not None and owner.meter is not None else None
+        self.watch = None if self.tally is None else self.tally.watch
+        self.place = ("", "")  # node and field at work
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -134,6 +138,8 @@ class Step(TorchFunctionMode):
             if number <= start or number >= _NEVER or number in visited:
                 continue
             visited.add(number)
+            if self.watch is not None:
+                self.watch.node(node, _ends_in_parameter)
             self.look(node)
             stack.extend([below for below, _ in node.next_functions])
         if len(visited) > 1 << 16:
@@ -183,18 +189,38 @@ class Step(TorchFunctionMode):
             return self.report(raw, name, field, "exact: no kernels for this device")
         if any(step == 0 and size > 1 for size, step in zip(t.shape, t.stride())):  # its storage may be smaller than a code
             return self.report(raw, name, field, "exact: expanded")
+        if self.watch is not None:
+            self.watch.operand(node, row, t.detach())
         if _is_parameter(t):
             return self.keep_cast(raw, name, field, t)
         if (row.weight and not t.requires_grad) or (self.inputs and t.untyped_storage()._cdata in self.inputs):
             return None
+        self.place = (name, field)
         made = self.make(node, name, row, t.detach())
         if made is None:
             return self.report(raw, name, field, "exact: this case")
         form, text, bytes_ = made
         if self.owner.meter is not None:
-            self.owner.meter.add(self.paths[-1], name, field, t, text, bytes_)
+            line = self.owner.meter.add(self.paths[-1], name, field, t, text, bytes_)
+            if self.tally is not None:
+                self.count(node, row, form, line, t.detach())
         raw.register_hooks(lambda _: form, _restore)
         return None
+
+    def count(self, node: Any, row: Row, form: Any, line: Line, t: Tensor) -> None:
+        """Under a budget: the coded field in the step's tally, and in what its backward is asked."""
+        assert self.tally is not None
+        key = self.tally.add(form, line)
+        if key is not None and self.watch is not None:
+            self.watch.field(key, node, row, form, t)
+        self.tally.fit(lambda f: self.seed(t.device))
+
+    def bits(self, role: str, least: str = "") -> int:
+        """Bits of the field at work: its role's, or the budget's. least: the entry of the table's least bits, where it is not the role's."""
+        given = self.owner.bits.for_role(role)
+        if self.tally is None or given == 32:
+            return given
+        return self.tally.bits((self.paths[-1], *self.place), least_bits(least or role, given), given)
 
     def keep_cast(self, raw: Any, name: str, field: str, t: Tensor) -> None:
         """Parameters are in memory anyway; autocast's casts of them are not, and are made anew."""
@@ -237,7 +263,7 @@ class Step(TorchFunctionMode):
             code = forms.Code(t, bits, self.seed(t.device))
             return code, code.nbytes
         reference = StorageWeakRef(t.untyped_storage())  # while it is held no other storage has this address
-        key = (reference.cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version, bits)
+        key = (reference.cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version, bits if self.tally is None else 0)
         found = self.shared.get(key)
         code = found[1]() if found else None
         if code is not None:
@@ -272,9 +298,9 @@ class Step(TorchFunctionMode):
             form = forms.inside(t, None if name == "HardsigmoidBackward0" else (float(node._saved_min_val), float(node._saved_max_val)))
             return None if form is None else (form, "mask", form.nbytes)
         local = row.role == "local" or (row.edge >= 0 and _ends_in_parameter(node.next_functions[row.edge][0]))
-        bits = self.owner.bits.for_role("local" if local else row.role)
         if row.keep == "normed":
             return self.make_normed(node, row, t)
+        bits = self.bits("local" if local else row.role)
         if bits == 32:
             return None
         if row.keep == "slope":
@@ -291,17 +317,17 @@ class Step(TorchFunctionMode):
             form = forms.Slope(torch.exp(t.float()), t.dtype, bits, self.seed(t.device), torch.log)
             return form, f"exp, {bits} bits", form.nbytes
         code, added = self.code(t, bits, local)
-        return code, f"{bits} bits", added
+        return code, f"{code.bits} bits", added
 
     def make_normed(self, node: Any, row: Row, t: Tensor) -> tuple[Any, str, int] | None:
         scale = getattr(node, "_saved_" + row.scale)
-        bits = self.owner.bits
         if scale.numel() == 0:  # running statistics: only the weight's gradient reads the input
-            if bits.local == 32:
+            wanted = self.bits("local")
+            if wanted == 32:
                 return None
-            code, added = self.code(t, bits.local, True)
-            return code, f"{bits.local} bits", added
-        wanted = bits.local if row.role == "local" and t.numel() // scale.numel() >= _MANY else bits.flow
+            code, added = self.code(t, wanted, True)
+            return code, f"{code.bits} bits", added
+        wanted = self.bits("local" if row.role == "local" and t.numel() // scale.numel() >= _MANY else "flow", "normed")
         if wanted == 32:
             return None
         if t.is_contiguous() and scale.dim() > 1 and t.numel() // scale.numel() % forms.BLOCK == 0:

@@ -31,11 +31,13 @@ class Meter:
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
+        self._after = 0
         self.hidden: dict[str, int] = {}  # nodes that do not show what they save, and how many: exact
         self._seen: dict[int, tuple[StorageWeakRef, list[bool]]] = {}  # storage → counted before, counted after
 
     def clear(self) -> None:
         self.lines.clear()
+        self._after = 0
         self.hidden.clear()
         self._seen.clear()
 
@@ -49,11 +51,19 @@ class Meter:
         counted[column] = True
         return storage.nbytes()
 
-    def add(self, module: str, node: str, field: str, t: Tensor, kept: str, after: int | None) -> None:
+    def add(self, module: str, node: str, field: str, t: Tensor, kept: str, after: int | None) -> Line:
         """after: bytes of the packed form, or None where the tensor itself is kept."""
         before = self._first(t, 0)
         dtype = str(t.dtype).removeprefix("torch.")
-        self.lines.append(Line(module, node, field, tuple(t.shape), dtype, kept, before, self._first(t, 1) if after is None else after))
+        line = Line(module, node, field, tuple(t.shape), dtype, kept, before, self._first(t, 1) if after is None else after)
+        self.lines.append(line)
+        self._after += line.after
+        return line
+
+    def change(self, line: Line, after: int, kept: str) -> None:
+        """A line's packed form was packed again."""
+        self._after += after - line.after
+        line.after, line.kept = after, kept
 
     @property
     def before(self) -> int:
@@ -63,7 +73,7 @@ class Meter:
     @property
     def after(self) -> int:
         """Bytes that are kept."""
-        return sum(line.after for line in self.lines)
+        return self._after
 
     def by_op(self) -> dict[str, tuple[int, int, int]]:
         """(fields, bytes before, bytes after) of each op and field, largest first."""

@@ -16,11 +16,12 @@ from torch.utils import _pytree as pytree
 
 from ._policy import Bits, checked_size
 from ._step import Step
+from .budget import PRESETS, Budget, parse_size, preset_of
 from .meter import Meter
 
 __all__ = ["packing", "attach", "detach"]
 
-_OPTIONS = ("min_bytes", "include", "exclude", "seed", "meter")  # packing()'s that attach() takes too
+_OPTIONS = ("preset", "budget", "refresh", "min_bytes", "include", "exclude", "seed", "meter")  # packing()'s that attach() takes too
 
 
 class packing:
@@ -28,6 +29,9 @@ class packing:
 
     bits: "local/flow/attention": of what only a parameter's gradient reads (inputs of linear and convolution layers, batch norms), of what
       the gradient flows through (activations' slopes, layer norms, products), and of attention's operands. 32 keeps a group exact.
+    preset: a name in place of bits: "satchel" (2/4/8), "gact" (4 bits in the mean, by sensitivity), "int8", "exact". bits may be such a name too.
+    budget: bytes ("4GiB", "512 MiB", a number) that a step keeps at most; bits then go where they save most variance of the gradient.
+    refresh: steps between two looks at the gradients, for the budget's bits.
     min_bytes: smaller tensors stay exact.
     include, exclude: patterns (fnmatch) of module paths, nodes ("GeluBackward0") or fields ("MulBackward0.other"); paths need attach() or `model`.
     seed: of the rounding; torch.initial_seed() if None. torch's own generators are not touched.
@@ -41,8 +45,11 @@ class packing:
 
     def __init__(
         self,
-        bits: str | int | tuple[int, ...] | Bits = "2/4/8",
+        bits: str | int | tuple[int, ...] | Bits | None = None,
         *,
+        preset: str | None = None,
+        budget: str | int | None = None,
+        refresh: int = 100,
         min_bytes: int = 4096,
         include: Iterable[str] = (),
         exclude: Iterable[str] = (),
@@ -57,17 +64,34 @@ class packing:
             raise ValueError(f"[packing] seed must be an integer or None, got {seed!r}")
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"[packing] model must be a torch.nn.Module, got {type(model).__name__}")
-        self.bits = Bits.of(bits)
+        if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
+            raise ValueError(f"[packing] refresh must be a number of steps, 1 or more, got {refresh!r}")
+        if isinstance(bits, str) and preset is None and bits in PRESETS:
+            bits, preset = None, bits
+        if bits is not None and preset is not None:
+            raise ValueError(f"[packing] bits and preset must not both be given, got {bits!r} and {preset!r}")
+        chosen = preset_of(preset) if preset is not None else PRESETS["satchel"]
+        self.bits = Bits.of(chosen.bits if bits is None else bits)
+        limit = None if budget is None else parse_size(budget)
+        mean = chosen.mean if limit is None else None
+        self.budget: Budget | None = None if limit is None and mean is None else Budget(limit, mean, self.bits, refresh)
         self.min_bytes, self.include, self.exclude, self.seed = checked_size(min_bytes, "packing"), tuple(include), tuple(exclude), seed
         self.filtered = bool(self.include or self.exclude)
-        self.meter: Meter | None = Meter() if meter else None
+        self.meter: Meter | None = Meter() if meter or self.budget is not None else None
         self._numbers = itertools.count(1)  # of steps; every thread draws its own
         self._local = threading.local()
         self._wanted: dict[tuple[str, str, str], bool] = {}
         self._model = model
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _packing_from, (self.bits, self.min_bytes, self.include, self.exclude, self.seed, self.meter is not None)
+        options = {name: getattr(self, name) for name in ("min_bytes", "include", "exclude", "seed")} | {"meter": self.meter is not None}
+        if self.budget is not None:  # what a copy learns is its own
+            options |= {"refresh": self.budget.refresh} | ({"budget": self.budget.limit} if self.budget.limit is not None else {"preset": "gact"})
+        return _packing_from, (None if "preset" in options else self.bits, options)
+
+    def bits_by_field(self) -> dict[str, int]:
+        """Bits of each coded field in the newest step, under a budget or "gact"."""
+        return self.budget.bits_by_field() if self.budget is not None else {}
 
     def base_seed(self) -> int:
         return torch.initial_seed() if self.seed is None else self.seed
@@ -99,13 +123,15 @@ class packing:
             step.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: Any) -> None:  # exception type, exception, traceback
         self._local.depth -= 1
         if self._local.depth == 0:
             step, self._local.step = self._local.step, None
             step.__exit__(*error)
             for handle in self._local.hooks:
                 handle.remove()
+            if self.budget is not None and step.tally is not None and error[0] is None:
+                self.budget.finish(step.tally)
 
     def leave_abandoned(self) -> None:
         """Takes this thread's step off where the forward that entered it is no longer running: torch calls no hook after KeyboardInterrupt."""
@@ -129,8 +155,8 @@ class packing:
             self._local.entered = frame
 
 
-def _packing_from(bits: Bits, min_bytes: int, include: tuple, exclude: tuple, seed: int | None, meter: bool) -> packing:
-    return packing(bits, min_bytes=min_bytes, include=include, exclude=exclude, seed=seed, meter=meter)
+def _packing_from(bits: Bits | None, options: dict[str, Any]) -> packing:
+    return packing(bits, **options)
 
 
 class _Before:
@@ -183,7 +209,7 @@ def _name_modules(model: nn.Module, owner: packing) -> list[Any]:
     return handles
 
 
-def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = "2/4/8", **options: Any) -> packing:
+def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits | None = None, **options: Any) -> packing:
     """Packs in every forward of `model` from now on; the options are packing()'s. Returns the packing, whose `.meter` may be read.
 
     The model's own code, its parameters and its state_dict stay as they are. The hooks are copied and stored with the model;
