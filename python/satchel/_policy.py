@@ -27,7 +27,7 @@ class Row:
     of: str = ""  # index: the field whose maps it points into
     mean: str = ""  # normed: the field with the means; without one they are 0
     scale: str = ""  # normed: the field with 1/σ
-    noise: str = ""  # how a code's noise comes out of backward: rows, taps, columns, each, norm, sum; _watch.py has the formulas
+    noise: str = ""  # how a code's noise comes out of backward: rows, taps, columns, each, norm, sum, attention; _watch.py has the formulas
     condition: tuple[tuple[str, float], ...] = ()
 
 

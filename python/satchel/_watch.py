@@ -55,6 +55,7 @@ class Watch:
         self.numbers: dict[tuple, Tensor] = {}
         self.readers: dict[int, list[Callable[..., None]]] = {}
         self.fields: dict[Key, int] = {}  # → node
+        self.squares: dict[tuple[int, str], Tensor] = {}  # of attention's operands, in the mean
         self.seen = False
 
     def node(self, node: Any, ends_in_parameter: Callable[[Any], bool]) -> None:
@@ -91,7 +92,10 @@ class Watch:
         Of a weight w: noise goes through it by ‖w‖² / outputs."""
         number, edge = node._sequence_nr(), row.edge
         if not t.is_floating_point():
-            return
+            return None
+        if row.noise == "attention":
+            self.squares[number, row.field] = _square(t) / max(1, t.numel())
+            return None
         if row.noise == "columns":
             gain = _square(t) / _outputs(node, t)
 
@@ -114,6 +118,8 @@ class Watch:
     def field(self, key: Key, node: Any, row: Row, form: Any, t: Tensor) -> None:
         """A coded field. Its noise is measured where every block's variance is the square of its range."""
         number = node._sequence_nr()
+        if t.numel() == 0:
+            return
         ranges, values = form.squared_ranges(t), t.numel()
         mean = ranges.mean()  # a last, shorter block counts as a whole one
         self.fields[key] = number
@@ -175,6 +181,19 @@ class Watch:
 
             def seen(g: Tensor, passed: list, grads: tuple) -> None:
                 note(each * _square(g.sum(dim)), 0)
+
+        elif kind == "attention" and row.field in ("value", "output"):
+            scale = getattr(node, "_saved_scale", None)
+            scale = 1.0 if scale is None else float(scale) ** 2 * t.shape[-1]
+
+            def seen(g: Tensor, passed: list, grads: tuple) -> None:
+                # Rows of P sum up to 1; Σ P² shows in how much smaller the outputs are than the values. dq = dS·k, dk = dSᵀ·q.
+                found = [self.squares.get((number, name)) for name in ("query", "key", "value", "output")]
+                if all(one is not None for one in found):
+                    query, key_, value, output = found
+                    noise = mean * _square(g) * (scale * output / value.clamp_min(1e-30))  # type: ignore[union-attr]
+                    note(noise * key_, 0)
+                    note(noise * query, 1)
 
         else:  # gradients that grow with the field: its share of noise is theirs
             share = mean * values / _square(t).clamp_min(1e-30)

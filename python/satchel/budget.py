@@ -121,6 +121,7 @@ class Tally:
         self.coded: list[Coded] = []
         self.counts: dict[tuple[str, str, str], int] = {}
         self.taken = 0  # bits off
+        self.fixed: int | None = None  # bytes that no bits change, once forward is over
         self._place: tuple[Key, int, int] | None = None  # key, least and planned bits of the field at work
         self._by_form: dict[int, Coded] = {}
 
@@ -163,10 +164,9 @@ class Tally:
                     form.recode(bits, seed(form))
                     self.meter.change(item.line, form.nbytes, item.line.kept.replace(f"{old} bits", f"{bits} bits"))
 
-    @property
-    def fixed(self) -> int:
-        """Bytes that no bits change."""
-        return self.meter.after - sum(item.line.after for item in self.coded)
+    def close(self) -> None:
+        """At the end of forward: the meter is another step's afterwards."""
+        self.fixed = self.meter.after - sum(item.line.after for item in self.coded)
 
 
 def _values(line: Line) -> int:
@@ -216,7 +216,7 @@ class Budget:
 
     def _make_plan(self, tally: Tally) -> None:
         items = tally.coded
-        if not items:
+        if not items or tally.fixed is None:
             return
         seen = [sum(self.sensitivity.get(reader, 0.0) for reader in item.readers) for item in items]
         if self.limit is not None:
@@ -232,6 +232,7 @@ class Budget:
         """At the end of a step's forward: raises where the first step that saves something cannot keep the budget, and warns later."""
         if not tally.meter.lines:
             return
+        tally.close()
         self.last = tally
         if self.limit is None:
             return
@@ -245,7 +246,7 @@ class Budget:
 
     def needed(self, tally: Tally) -> int:
         """Bytes of a step in which everything has its least bits."""
-        return tally.fixed + sum(item.sizes[item.least] for item in tally.coded)
+        return (tally.fixed or 0) + sum(item.sizes[item.least] for item in tally.coded)
 
     def bits_by_field(self) -> dict[str, int]:
         """Bits of each coded field in the newest step."""

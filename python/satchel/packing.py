@@ -196,8 +196,10 @@ class _After:
             while step.paths.pop() != self.path:
                 pass
         if self.root and step is not None:
-            self.owner.__exit__(None, None, None)
-            self.owner.entered_by(None)
+            try:
+                self.owner.__exit__(None, None, None)
+            finally:
+                self.owner.entered_by(None)
 
 
 def _name_modules(model: nn.Module, owner: packing) -> list[Any]:
