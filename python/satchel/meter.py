@@ -79,6 +79,10 @@ class Meter:
         """(fields, bytes before, bytes after) of each op and field, largest first."""
         return self._grouped(lambda line: f"{line.node}.{line.field}: {line.kept}")
 
+    def by_field(self) -> dict[str, tuple[int, int, int]]:
+        """(fields, bytes before, bytes after) of each op and field, however it is kept, largest first."""
+        return self._grouped(lambda line: f"{line.node}.{line.field}")
+
     def by_module(self) -> dict[str, tuple[int, int, int]]:
         """(fields, bytes before, bytes after) of each module, largest first."""
         return self._grouped(lambda line: line.module or "(no module)")
@@ -91,6 +95,18 @@ class Meter:
             group[1] += line.before
             group[2] += line.after
         return {name: (g[0], g[1], g[2]) for name, g in sorted(groups.items(), key=lambda item: -item[1][1])}
+
+    def timeline(self) -> list[tuple[int, int]]:
+        """(bytes before, bytes after) that are held over a step: after each save of forward, then after each release of backward.
+
+        Backward runs the newest node first, and a storage is let go by the node that was the first to save it. So it is forward in reverse.
+        """
+        before = after = 0
+        rise = [(0, 0)]
+        for line in self.lines:
+            before, after = before + line.before, after + line.after
+            rise.append((before, after))
+        return rise + rise[::-1]
 
     def table(self, by: str = "op") -> str:
         """A text table by "op" or by "module", and the sum."""
@@ -107,6 +123,23 @@ class Meter:
 
     def __str__(self) -> str:
         return self.table()
+
+    def __rich__(self) -> Any:
+        """The table by op for rich's print(), which asks for it."""
+        from rich.table import Table
+
+        table = Table(title="saved for backward")
+        table.add_column("saved by", overflow="fold")
+        for name in ("fields", "before KiB", "after KiB", "ratio"):
+            table.add_column(name, justify="right", no_wrap=True)
+        rows = [*self.by_op().items(), ("in all", (len(self.lines), self.before, self.after))]
+        for i, (name, (count, before, after)) in enumerate(rows):
+            style = "bold" if i == len(rows) - 1 else "dim" if ": exact" in name else ""
+            ratio = f"{before / after:.1f}" if after else "inf"
+            table.add_row(name, str(count), f"{before / 1024:,.1f}", f"{after / 1024:,.1f}", ratio, style=style, end_section=i == len(rows) - 2)
+        if self.hidden:
+            table.caption = ", ".join(f"{name}: {count} nodes, exact; they do not show what they save" for name, count in self.hidden.items())
+        return table
 
     def to_pandas(self) -> Any:
         """A DataFrame of the lines; pandas must be installed."""
