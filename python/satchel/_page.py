@@ -21,8 +21,7 @@ h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
 p { margin: .3rem 0 .6rem; max-width: 75ch; overflow-wrap: anywhere; }
 p.note { color: var(--soft); font-size: .9rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); gap: 12px; align-items: start; margin-top: 12px; }
-.charts > div, .wide-chart { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 6px; min-width: 0; }
-.wide-chart { max-width: 720px; }
+.charts > div { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 6px; min-width: 0; }
 svg { display: block; width: 100%; height: auto; font: 11px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 svg text { fill: var(--soft); }
 svg text.title { fill: var(--ink); font-size: 12.5px; font-weight: 600; }
@@ -45,7 +44,7 @@ details > summary { cursor: pointer; color: var(--soft); margin: .4rem 0; }
 @media (max-width: 480px) { body { font-size: 14px; } main { padding: 8px 10px 30px; } th, td { padding: 3px 7px; } }
 """
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 230, 56, 14, 46, 40
-_LONGEST = 44  # letters of a bar's name
+_LONGEST = 50  # letters of a bar's name
 _TEXT = ("why", "module", "op and field", "shape", "type", "kept as")  # columns of words
 
 
@@ -100,7 +99,8 @@ def bars(title: str, groups: Sequence[tuple[str, Sequence[float]]], series: Sequ
             length, y = max(value / most * (_WIDTH - room - 4), 0.8 if value else 0), at + gap - 1 + thick * i
             what = f"<title>{html.escape(f'{name}, {series[i]}: {number_of_bytes(value)}')}</title>"
             svg += f'<rect class="f c{i}" x="4" y="{y:.1f}" width="{length:.1f}" height="{thick - 1.5}">{what}</rect>'
-            svg += _text(8 + length, y + thick - 2, "small", number_of_bytes(value))
+            text = number_of_bytes(value) if value or not any(values) else "shared, counted elsewhere"
+            svg += _text(8 + length, y + thick - 2, "small", text)
         svg += "</g>\n"
         at += each
     return svg + "</svg>\n"

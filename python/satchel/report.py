@@ -83,9 +83,9 @@ def _section(name: str, meter: Meter) -> str:
     )
     over = meter.timeline()
     series = [("torch", 0, [b for b, _ in over]), ("packed", 1, [a for _, a in over])]
-    middle = len(over) / 2
-    parts.append('<div class="wide-chart">' + steps_chart("memory over a step", series, middle) + "</div>\n")
-    charts = [bars("by module", _groups(meter.by_module())), bars("by op", _groups(meter.by_field()))]
+    middle = len(over) / 2  # where backward begins
+    charts = [steps_chart("memory over a step", series, middle)]
+    charts += [bars("by module", _groups(meter.by_module())), bars("by op", _groups(meter.by_field()))]
     parts.append('<div class="charts">\n' + "".join(f"<div>{chart}</div>\n" for chart in charts if chart) + "</div>\n")
     parts.append("<h3>What stayed exact, and why</h3>\n")
     if any(line.kept.startswith("exact") for line in meter.lines):
