@@ -24,10 +24,12 @@ class Row:
     role: str = ""  # local, flow, attention
     edge: int = -1  # the input whose gradient reads the field; the role is local where that is a parameter
     weight: bool = False  # coded only where it is computed and needs a gradient
-    of: str = ""  # index: the field whose maps it points into
+    of: str = ""  # index: the field that it points into
+    last: int = 2  # index: counts through so many of its last dimensions; 0: through the node's dim
+    size: str = ""  # index: the node's attribute with the number of places, or with sizes of which dim is taken
     mean: str = ""  # normed: the field with the means; without one they are 0
     scale: str = ""  # normed: the field with 1/σ
-    noise: str = ""  # how a code's noise comes out of backward: rows, taps, columns, each, norm, sum, attention; _watch.py has the formulas
+    noise: str = ""  # how a code's noise comes out of backward: rows, taps, columns, each, norm, sum, attention, loss; _watch.py has the formulas
     condition: tuple[tuple[str, float], ...] = ()
 
 

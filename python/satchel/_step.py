@@ -5,6 +5,7 @@ packed form where policy.json has a row for (node, field). A node is known by it
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -295,7 +296,11 @@ class Step(TorchFunctionMode):
             form = forms.Mask(t, t.dtype)
             return form, "mask", form.nbytes
         if row.keep == "inside":
-            form = forms.inside(t, None if name == "HardsigmoidBackward0" else (float(node._saved_min_val), float(node._saved_max_val)))
+            if name == "ClampBackward1":
+                form = forms.within(t, node._saved_min, node._saved_max)
+            else:
+                ends = None if name == "HardsigmoidBackward0" else (float(node._saved_min_val), float(node._saved_max_val))
+                form = forms.inside(t, ends)
             return None if form is None else (form, "mask", form.nbytes)
         local = row.role == "local" or (row.edge >= 0 and _ends_in_parameter(node.next_functions[row.edge][0]))
         if row.keep == "normed":
@@ -339,11 +344,23 @@ class Step(TorchFunctionMode):
         return form, f"{wanted} bits", form.nbytes
 
     def make_index(self, node: Any, row: Row, t: Tensor) -> tuple[Any, str, int] | None:
-        whole = getattr(node, "_raw_saved_" + row.of)
-        if whole.unpack_hook is not None or t.dtype is not torch.int64:
+        if t.dtype is not torch.int64:
             return None
-        height, width = whole.data.shape[-2:]
-        form = forms.Index(t, max(0, height * width - 1))
+        if row.size:
+            sizes = getattr(node, "_saved_" + row.size)
+        else:
+            whole = getattr(node, "_raw_saved_" + row.of)
+            if whole.unpack_hook is not None:
+                return None
+            sizes = whole.data.shape
+        if isinstance(sizes, int):
+            places = sizes
+        elif row.of and row.last:
+            places = math.prod(sizes[-row.last :])
+        else:
+            dim = int(node._saved_dim)
+            places = sizes[dim - (1 << 64) if dim >= 1 << 63 else dim] if len(sizes) else 1
+        form = forms.Index(t, max(0, places - 1))
         return form, f"index, {form.bits} bits", form.nbytes
 
 

@@ -182,6 +182,13 @@ class Watch:
             def seen(g: Tensor, passed: list, grads: tuple) -> None:
                 note(each * _square(g.sum(dim)), 0)
 
+        elif kind == "loss":
+            mode, factor = int(node._saved_reduction), 4.0 if row.node == "MseLossBackward0" else 1.0  # none, mean, sum
+            each = mean * factor * (1.0, 1.0 / values, float(values))[mode]
+
+            def seen(g: Tensor, passed: list, grads: tuple) -> None:
+                note(each * _square(g), 0)
+
         elif kind == "attention" and row.field in ("value", "output"):
             scale = getattr(node, "_saved_scale", None)
             scale = 1.0 if scale is None else float(scale) ** 2 * t.shape[-1]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._ops import Numbers, layout, ops, parse_spec
 
-__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "dense", "inside", "slope_of", "smooth_kind"]
+__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "dense", "inside", "slope_of", "smooth_kind", "within"]
 
 
 BLOCK = 256  # values of a code that share a header
@@ -176,6 +176,16 @@ def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
     return Mask(torch.ops.aten.hardtanh_backward(one, x, low, high) != 0, x.dtype, middle, -math.inf)
 
 
+def within(x: Tensor, least: float | None, most: float | None) -> Mask | None:
+    """Where a clamp passes the gradient: from `least` to `most`, both ends in."""
+    low, high = -math.inf if least is None else float(least), math.inf if most is None else float(most)
+    middle = (low + high) / 2 if math.isfinite(low) and math.isfinite(high) else min(max(0.0, low + 1), high - 1)
+    if not low < float(torch.tensor(middle).to(x.dtype)) < high:  # ends so near that no number of the type lies between them
+        return None
+    inside = torch.ones_like(x, dtype=torch.bool) if least is None else x >= least
+    return Mask(inside if most is None else inside & (x <= most), x.dtype, middle, math.inf if least is None else -math.inf)
+
+
 class Shape:
     """Nothing at all: backward reads sizes, strides and type only."""
 
@@ -318,8 +328,11 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
     if name == "HardswishBackward0":  # x/3 + 1/2 between −3 and 3 takes the values 0 and 1 of both ends too
         end = 3 - 2 * torch.finfo(dtype).eps  # the last number of the type before 3
         return (lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5))), lambda d: (d - 0.5).mul_(3).clamp_(-end, end)
-    if name == "EluBackward0":
-        alpha, scale, inside = float(node._saved_alpha), float(node._saved_scale), float(node._saved_input_scale)
+    if name in ("EluBackward0", "CeluBackward0"):
+        alpha, scale = float(node._saved_alpha), 1.0
+        inside = 1 / alpha
+        if name == "EluBackward0":
+            scale, inside = float(node._saved_scale), float(node._saved_input_scale)
         most = alpha * scale * inside
         if most < scale:  # no value has a slope between the two ends
             return None
@@ -327,6 +340,14 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
             lambda x: torch.where(x > 0, scale, most * torch.exp((x * inside).clamp(max=0))),
             lambda d: torch.log((d / most).clamp_(0, 1)).div_(inside),
         )
+    if name == "BinaryCrossEntropyWithLogitsBackward0":  # linear in sigmoid(x), with and without weights
+        return torch.sigmoid, lambda d: torch.logit(d.clamp_(0, 1))
+    if name in ("SmoothL1LossBackward0", "HuberLossBackward0"):  # linear in the difference, cut off at β or δ
+        end, target = float(node._saved_beta if name[0] == "S" else node._saved_delta), node._raw_saved_target
+        if target.unpack_hook is not None or end <= 0 or target.data.shape != node._raw_saved_self.data.shape:
+            return None
+        target, unit = target.data.detach(), end if name[0] == "S" else 1.0
+        return (lambda x: (x - target).clamp_(-end, end).div_(unit)), lambda d: (d.mul_(unit)).add_(target)
     if name == "SoftplusBackward0":
         beta = float(node._saved_beta)
         return (lambda x: torch.sigmoid(x * beta)), lambda d: torch.logit(d.clamp_(0, 1)).div_(beta)
