@@ -20,7 +20,7 @@ from ._watch import SPREAD, Key, Watch
 if TYPE_CHECKING:
     from .meter import Line, Meter
 
-__all__ = ["Budget", "PRESETS", "Tally", "allocate", "parse_size", "preset_of"]
+__all__ = ["Budget", "PRESETS", "Tally", "allocate", "nearest", "parse_size", "preset_of"]
 
 MOST = 8  # bits that a budget gives at most
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -37,16 +37,21 @@ PRESETS = {
     "satchel": Preset("2 bits for what a parameter's gradient alone reads, 4 where the gradient flows through, 8 for attention", "2/4/8"),
     "gact": Preset("4 bits in the mean, shared out by sensitivity, as in the GACT paper", "4/4/8", 4.0),
     "int8": Preset("8 bits for all: nearly exact", "8/8/8"),
-    "exact": Preset("no rounding: masks, indices and shapes alone", "32/32/32"),
+    "lossless": Preset("no rounding: masks, indices and shapes alone", "32/32/32"),
 }
+
+
+def nearest(name: str) -> str | None:
+    """The preset whose name is this or nearly this."""
+    return next(iter(difflib.get_close_matches(name, PRESETS, 1)), None)
 
 
 def preset_of(name: Any) -> Preset:
     """The preset of a name; the nearest one is named where there is none."""
     if isinstance(name, str) and name in PRESETS:
         return PRESETS[name]
-    near = difflib.get_close_matches(str(name), PRESETS, 1)
-    raise ValueError(f"[packing] preset must be one of {', '.join(PRESETS)}, got {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    near = nearest(str(name))
+    raise ValueError(f"[packing] preset must be one of {', '.join(PRESETS)}, got {name!r}" + (f"; did you mean {near!r}?" if near else ""))
 
 
 def parse_size(size: Any) -> int:

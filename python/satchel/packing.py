@@ -16,11 +16,12 @@ from torch.utils import _pytree as pytree
 
 from ._policy import Bits, checked_size
 from ._step import Step
-from .budget import PRESETS, Budget, parse_size, preset_of
+from .budget import Budget, nearest, parse_size, preset_of
 from .meter import Meter
 
 __all__ = ["packing", "attach", "detach"]
 
+_BITS = "2/4/8"
 _OPTIONS = ("preset", "budget", "refresh", "min_bytes", "include", "exclude", "seed", "meter")  # packing()'s that attach() takes too
 
 
@@ -29,7 +30,7 @@ class packing:
 
     bits: "local/flow/attention": of what only a parameter's gradient reads (inputs of linear and convolution layers, batch norms), of what
       the gradient flows through (activations' slopes, layer norms, products), and of attention's operands. 32 keeps a group exact.
-    preset: a name in place of bits: "satchel" (2/4/8), "gact" (4 bits in the mean, by sensitivity), "int8", "exact". bits may be such a name too.
+    preset: a name in place of bits: "satchel" (2/4/8), "gact" (4 bits in the mean, by sensitivity), "int8", "lossless". bits may be such a name too.
     budget: bytes ("4GiB", "512 MiB", a number) that a step keeps at most; bits then go where they save most variance of the gradient.
     refresh: steps between two looks at the gradients, for the budget's bits.
     min_bytes: smaller tensors stay exact.
@@ -45,7 +46,7 @@ class packing:
 
     def __init__(
         self,
-        bits: str | int | tuple[int, ...] | Bits | None = None,
+        bits: str | int | tuple[int, ...] | Bits = _BITS,
         *,
         preset: str | None = None,
         budget: str | int | None = None,
@@ -66,14 +67,14 @@ class packing:
             raise ValueError(f"[packing] model must be a torch.nn.Module, got {type(model).__name__}")
         if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
             raise ValueError(f"[packing] refresh must be a number of steps, 1 or more, got {refresh!r}")
-        if isinstance(bits, str) and preset is None and bits in PRESETS:
-            bits, preset = None, bits
-        if bits is not None and preset is not None:
+        if preset is None and isinstance(bits, str) and nearest(bits):
+            bits, preset = _BITS, bits
+        if preset is not None and bits != _BITS:
             raise ValueError(f"[packing] bits and preset must not both be given, got {bits!r} and {preset!r}")
-        chosen = preset_of(preset) if preset is not None else PRESETS["satchel"]
-        self.bits = Bits.of(chosen.bits if bits is None else bits)
+        chosen = None if preset is None else preset_of(preset)
+        self.bits = Bits.of(bits if chosen is None else chosen.bits)
         limit = None if budget is None else parse_size(budget)
-        mean = chosen.mean if limit is None else None
+        mean = chosen.mean if chosen is not None and limit is None else None
         self.budget: Budget | None = None if limit is None and mean is None else Budget(limit, mean, self.bits, refresh)
         self.min_bytes, self.include, self.exclude, self.seed = checked_size(min_bytes, "packing"), tuple(include), tuple(exclude), seed
         self.filtered = bool(self.include or self.exclude)
@@ -87,7 +88,7 @@ class packing:
         options = {name: getattr(self, name) for name in ("min_bytes", "include", "exclude", "seed")} | {"meter": self.meter is not None}
         if self.budget is not None:  # what a copy learns is its own
             options |= {"refresh": self.budget.refresh} | ({"budget": self.budget.limit} if self.budget.limit is not None else {"preset": "gact"})
-        return _packing_from, (None if "preset" in options else self.bits, options)
+        return _packing_from, (_BITS if "preset" in options else self.bits, options)
 
     def bits_by_field(self) -> dict[str, int]:
         """Bits of each coded field in the newest step, under a budget or "gact"."""
@@ -155,7 +156,7 @@ class packing:
             self._local.entered = frame
 
 
-def _packing_from(bits: Bits | None, options: dict[str, Any]) -> packing:
+def _packing_from(bits: Bits | str, options: dict[str, Any]) -> packing:
     return packing(bits, **options)
 
 
@@ -211,7 +212,7 @@ def _name_modules(model: nn.Module, owner: packing) -> list[Any]:
     return handles
 
 
-def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits | None = None, **options: Any) -> packing:
+def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = _BITS, **options: Any) -> packing:
     """Packs in every forward of `model` from now on; the options are packing()'s. Returns the packing, whose `.meter` may be read.
 
     The model's own code, its parameters and its state_dict stay as they are. The hooks are copied and stored with the model;

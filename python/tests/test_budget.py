@@ -273,11 +273,13 @@ def test_presets_and_their_errors():
     assert satchel.packing(preset="satchel").bits == satchel.packing().bits and satchel.packing().budget is None
     assert satchel.packing("gact", budget="1GiB").budget.limit == 1 << 30
     model, f = convolutions()
-    assert torch.equal(gradient(model, f, satchel.packing("exact")), gradient(model, f))
-    with pytest.raises(ValueError, match=r"\[packing\] preset must be one of satchel, gact, int8, exact, got 'gatc'; did you mean 'gact'\?"):
+    assert torch.equal(gradient(model, f, satchel.packing("lossless")), gradient(model, f))
+    with pytest.raises(ValueError, match=r"\[packing\] preset must be one of satchel, gact, int8, lossless, got 'gatc'; did you mean 'gact'\?"):
         satchel.packing(preset="gatc")
     with pytest.raises(ValueError, match=r"\[packing\] bits and preset must not both be given"):
-        satchel.packing("2/4/8", preset="gact")
+        satchel.packing("4/4/8", preset="gact")
+    with pytest.raises(ValueError, match=r"did you mean 'lossless'\?"):
+        satchel.packing("losless")
     with pytest.raises(ValueError, match=r"\[packing\] refresh must be a number of steps, 1 or more, got 0"):
         satchel.packing(budget=1, refresh=0)
 
