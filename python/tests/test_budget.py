@@ -211,6 +211,31 @@ def test_refresh_and_no_wait_inside_a_step(monkeypatch):
     assert p.budget.plan == plan
 
 
+def test_a_step_reads_no_number_from_the_device():
+    """What a GPU would be waited for: aten's _local_scalar_dense and functions whose size the data decide."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Reads(TorchDispatchMode):
+        found: list = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"):
+                self.found.append(func)
+            return func(*args, **(kwargs or {}))
+
+    for make in MODELS.values():
+        model, f = make()
+        p = satchel.packing(budget="1 GiB", refresh=1, min_bytes=1024, model=model)
+        gradient(model, f, p)
+        with p, Reads() as reads:
+            torch.autograd.grad(f(), list(model.parameters()))
+        assert p.budget._watched.watch.seen and not reads.found, reads.found
+        with Reads() as reads, p:
+            f()
+        assert reads.found, "between steps they are read"
+        reads.found.clear()
+
+
 def test_gradients_that_are_not_finite_teach_nothing():
     model, f = convolutions()
     p = satchel.packing(budget="1 GiB", min_bytes=1024)
