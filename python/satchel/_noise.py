@@ -114,7 +114,7 @@ def _norm(c: Coded) -> Rule:
 
     def rule(g: Tensor, passed: list, grads: tuple) -> list[tuple[int, Tensor]]:
         noise = []
-        if passed[0] is not None and channels is not None and grads[1] is not None:  # one statistic a channel: the weight's gradient is N·mean(g·x̂)
+        if passed[0] is not None and channels is not None and grads[1] is not None:  # by channel the weight's gradient is N·mean(g·x̂)
             noise.append((0, mean * torch.dot(channels, grads[1].float().square() + square(g, *others)) / per))
         elif passed[0] is not None and count:
             noise.append((0, 2 * mean * passed[0] / per))
@@ -141,7 +141,10 @@ def _loss(c: Coded) -> Rule:
 
 
 def _attention(c: Coded) -> Rule:
-    """Values and output: dq = dS·k and dk = dSᵀ·q, with dS = P·(g·vᵀ − Σ g·out). How small Σ P² is shows in how much smaller outputs are than values."""
+    """Values and output: dq = dS·k and dk = dSᵀ·q, with dS = P·(g·vᵀ − Σ g·out).
+
+    How small Σ P² is shows in how much smaller the outputs are than the values.
+    """
     if c.row.field not in ("value", "output"):
         return _share(c)
     scale = getattr(c.node, "_saved_scale", None)
@@ -163,7 +166,9 @@ def _share(c: Coded) -> Rule:
     return lambda g, passed, grads: [(j, share * passed[j]) for j in edges if j < len(passed) and passed[j] is not None]
 
 
-_RULES = {"rows": _rows, "taps": _taps, "columns": _columns, "each": _each, "norm": _norm, "sum": _sum, "loss": _loss, "attention": _attention}
+_RULES = {
+    "rows": _rows, "taps": _taps, "columns": _columns, "each": _each, "norm": _norm, "sum": _sum, "loss": _loss, "attention": _attention
+}  # fmt: skip
 
 
 def rule_of(coded: Coded) -> Rule:

@@ -20,7 +20,8 @@ h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; padding-top: .8rem; border-top: 1
 h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
 p { margin: .3rem 0 .6rem; max-width: 75ch; overflow-wrap: anywhere; }
 p.note { color: var(--soft); font-size: .9rem; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); gap: 12px; align-items: start; margin-top: 12px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); gap: 12px; align-items: start;
+  margin-top: 12px; }
 .charts > div { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 6px; min-width: 0; }
 svg { display: block; width: 100%; height: auto; font: 11px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 svg text { fill: var(--soft); }
@@ -141,5 +142,6 @@ def steps_chart(title: str, series: Sequence[tuple[str, int, Sequence[float]]], 
     half = x(middle - 0.5)
     svg += f'<line class="axis dashed" x1="{half:.1f}" x2="{half:.1f}" y1="{_TOP}" y2="{floor}"/>'
     svg += f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>'
-    svg += _text((_LEFT + half) / 2, floor + 14, "tick middle", "forward: saved") + _text((half + right) / 2, floor + 14, "tick middle", "backward: let go")
+    svg += _text((_LEFT + half) / 2, floor + 14, "tick middle", "forward: saved")
+    svg += _text((half + right) / 2, floor + 14, "tick middle", "backward: let go")
     return svg + _text((_LEFT + right) / 2, _HEIGHT - 8, "tick middle", "saved fields, in order") + "</svg>\n"

@@ -29,7 +29,7 @@ class Row:
     size: str = ""  # index: the node's attribute with the number of places, or with sizes of which dim is taken
     mean: str = ""  # normed: the field with the means; without one they are 0
     scale: str = ""  # normed: the field with 1/σ
-    noise: str = ""  # how a code's noise comes out of backward: rows, taps, columns, each, norm, sum, attention, loss; _watch.py has the formulas
+    noise: str = ""  # how a code's noise comes out of backward: rows, taps, columns, each, norm, sum, attention, loss (_noise.py)
     condition: tuple[tuple[str, float], ...] = ()
 
 

@@ -1,5 +1,7 @@
-"""What one thread's packing() does: after every torch function the autograd nodes it has made are walked, and what they saved is replaced by a
-packed form where policy.json has a row for (node, field). A node is known by its sequence number, so each is looked at once.
+"""What one thread's packing() does.
+
+After every torch function the autograd nodes it has made are walked, and what they saved is replaced by a packed form where policy.json has a
+row for (node, field). A node is known by its sequence number, so each is looked at once.
 """
 
 from __future__ import annotations

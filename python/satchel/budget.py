@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "PRESETS", "Tally", "allocate", "nearest", "parse_size", "preset_of"]
 
 MOST = 8  # bits that a budget gives at most
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 @dataclasses.dataclass(frozen=True)

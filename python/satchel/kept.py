@@ -1,4 +1,4 @@
-"""Ways to keep a saved tensor. Each has `nbytes` and `restore()`; the coded ones `bits`, `recode()`, `bytes_at()` and `squared_ranges()` too.
+"""Ways to keep a saved tensor. Each has `nbytes` and `restore()`; the coded ones have `bits`, `recode()`, `bytes_at()`, `squared_ranges()` too.
 
 What restore() gives back need not be the saved value: it gives the same gradient, exactly (mask, inside, shape, index, flags) or in the
 mean (code, normed, slope, exp).
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ._ops import Numbers, layout, ops, parse_spec
 
-__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "dense", "inside", "slope_of", "smooth_kind", "within"]
+__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode",
+           "code_numbers", "dense", "inside", "slope_of", "smooth_kind", "within"]  # fmt: skip
 
 
 BLOCK = 256  # values of a code that share a header

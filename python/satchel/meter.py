@@ -136,9 +136,11 @@ class Meter:
         for i, (name, (count, before, after)) in enumerate(rows):
             style = "bold" if i == len(rows) - 1 else "dim" if ": exact" in name else ""
             ratio = f"{before / after:.1f}" if after else "inf"
-            table.add_row(name, str(count), f"{before / 1024:,.1f}", f"{after / 1024:,.1f}", ratio, style=style, end_section=i == len(rows) - 2)
+            cells = (name, str(count), f"{before / 1024:,.1f}", f"{after / 1024:,.1f}", ratio)
+            table.add_row(*cells, style=style, end_section=i == len(rows) - 2)
         if self.hidden:
-            table.caption = ", ".join(f"{name}: {count} nodes, exact; they do not show what they save" for name, count in self.hidden.items())
+            notes = (f"{name}: {count} nodes, exact; they do not show what they save" for name, count in self.hidden.items())
+            table.caption = ", ".join(notes)
         return table
 
     def to_pandas(self) -> Any:

@@ -30,7 +30,7 @@ class packing:
 
     bits: "local/flow/attention": of what only a parameter's gradient reads (inputs of linear and convolution layers, batch norms), of what
       the gradient flows through (activations' slopes, layer norms, products), and of attention's operands. 32 keeps a group exact.
-    preset: a name in place of bits: "satchel" (2/4/8), "gact" (4 bits in the mean, by sensitivity), "int8", "lossless". bits may be such a name too.
+    preset: a name in place of bits: "satchel" (2/4/8), "gact" (4 bits in the mean, by sensitivity), "int8", "lossless"; bits takes it too.
     budget: bytes ("4GiB", "512 MiB", a number) that a step keeps at most; bits then go where they save most variance of the gradient.
     refresh: steps between two looks at the gradients, for the budget's bits.
     min_bytes: smaller tensors stay exact.
@@ -87,7 +87,8 @@ class packing:
     def __reduce__(self) -> tuple[Any, ...]:
         options = {name: getattr(self, name) for name in ("min_bytes", "include", "exclude", "seed")} | {"meter": self.meter is not None}
         if self.budget is not None:  # what a copy learns is its own
-            options |= {"refresh": self.budget.refresh} | ({"budget": self.budget.limit} if self.budget.limit is not None else {"preset": "gact"})
+            options["refresh"] = self.budget.refresh
+            options |= {"preset": "gact"} if self.budget.limit is None else {"budget": self.budget.limit}
         return _packing_from, (_BITS if "preset" in options else self.bits, options)
 
     def bits_by_field(self) -> dict[str, int]:

@@ -69,8 +69,10 @@ def _exact_table(lines: Iterable[Line]) -> str:
             entry[0] += 1
             entry[1] += line.after
     rows = sorted(found.items(), key=lambda item: -item[1][1])
-    head = [["op and field", "why", "fields", "kept"]]
-    return table(head + [[name, _WHY.get(why, why.removeprefix("exact: ")), str(n), number_of_bytes(size)] for (why, name), (n, size) in rows])
+    cells = [["op and field", "why", "fields", "kept"]]
+    for (why, name), (count, size) in rows:
+        cells.append([name, _WHY.get(why, why.removeprefix("exact: ")), str(count), number_of_bytes(size)])
+    return table(cells)
 
 
 def _section(name: str, meter: Meter) -> str:
@@ -116,12 +118,13 @@ def report(meters: Any, path: str | os.PathLike[str], title: str = "What was sav
     from . import __version__
 
     named = _named(meters)
-    body = [f"<h1>{html.escape(title)}</h1>\n", f'<p class="note">Written by <code>satchel.report</code> {__version__}. A storage that several '
-            "fields share is counted once; parameters and the batch are left out.</p>\n"]  # fmt: skip
+    about = "A storage that several fields share is counted once; parameters and the batch are left out."
+    body = [f"<h1>{html.escape(title)}</h1>\n", f'<p class="note">Written by <code>satchel.report</code> {__version__}. {about}</p>\n']
     if len(named) > 1:
         rows = [["", "before", "after", "less"]]
         rows += [[name, number_of_bytes(m.before), number_of_bytes(m.after), _ratio(m.before, m.after)] for name, m in named]
-        body.append('<div class="charts"><div>' + bars("kept for backward", [(n, [m.before, m.after]) for n, m in named]) + "</div></div>\n")
+        chart = bars("kept for backward", [(name, [m.before, m.after]) for name, m in named])
+        body.append(f'<div class="charts"><div>{chart}</div></div>\n')
         body.append(table(rows))
     body += [_section(name, m) for name, m in named]
     page = (
