@@ -216,7 +216,7 @@ class Step(TorchFunctionMode):
         key = self.tally.add(form, line)
         if key is not None and self.watch is not None:
             self.watch.field(key, node, row, form, t)
-        self.tally.fit(lambda f: self.seed(t.device))
+        self.tally.fit(lambda f: self.seed(f.device))
 
     def bits(self, role: str, least: str = "") -> int:
         """Bits of the field at work: its role's, or the budget's. least: the entry of the table's least bits, where it is not the role's."""
@@ -249,6 +249,8 @@ class Step(TorchFunctionMode):
         t = raw.data
         if isinstance(t, Tensor) and t.layout is torch.strided:
             meter.add(self.paths[-1], name, field, t, why, None)
+            if self.tally is not None:
+                self.tally.fit(lambda f: self.seed(f.device))
 
     def seed(self, device: torch.device) -> Tensor:
         part, place = divmod(self.saves, _SEEDS)

@@ -63,6 +63,10 @@ class Code:
     def bits(self) -> int:
         return self.numbers[0]
 
+    @property
+    def device(self) -> torch.device:
+        return self.bytes.device
+
     def bytes_at(self, bits: int) -> int:
         """What the code would take in so many bits."""
         return layout(tuple(self.shape), self.dtype, 0, 1, code_numbers(bits))["total"]
@@ -92,6 +96,10 @@ class _OfCode:
     @property
     def bits(self) -> int:
         return self.code.bits
+
+    @property
+    def device(self) -> torch.device:
+        return self.code.device
 
     def bytes_at(self, bits: int) -> int:
         return self.code.bytes_at(bits)
@@ -290,6 +298,10 @@ class SlopeCode:
     def _encode(self, x: Tensor, bits: int, seed: Tensor) -> None:
         levels, self.table = _slope_tables(self.kind, bits, x.dtype, x.device)
         self.bits, self.bytes = bits, ops.pack_slope.default(x, seed, levels, _KINDS[self.kind][0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.bytes.device
 
     def bytes_at(self, bits: int) -> int:
         values = self.shape.numel()

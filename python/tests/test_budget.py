@@ -177,6 +177,17 @@ def test_a_larger_batch_still_fits_and_a_too_large_one_warns():
     loss.backward()
 
 
+def test_what_stays_exact_last_of_all_takes_bits_off_too():
+    """A large exact field is the last one saved."""
+    model, x = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256)), torch.randn(512, 64)
+    p = satchel.packing("8/8/8", budget=512 * 256 * 4 + 100_000)
+    with p:
+        loss = torch.sin(model(x)).sum()
+    assert p.meter.lines[-1].node == "SinBackward0" and p.meter.lines[-1].after == 512 * 256 * 4
+    assert p.meter.after <= 512 * 256 * 4 + 100_000 and p.budget.last.taken > 4
+    loss.backward()
+
+
 def test_gradients_are_right_in_the_mean_in_the_first_step_too():
     """Codes that were coded again on the way are unbiased."""
     model, f = convolutions()
