@@ -42,7 +42,8 @@ th, td { padding: 3px 10px; border-bottom: 1px solid var(--line); text-align: ri
 th { color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child, th.text, td.text { text-align: left; }
 details > summary { cursor: pointer; color: var(--soft); margin: .4rem 0; }
-@media (max-width: 480px) { body { font-size: 14px; } main { padding: 8px 10px 30px; } th, td { padding: 3px 7px; } }
+@media (max-width: 480px) { body { font-size: 14px; } main { padding: 8px 10px 30px; } th, td { padding: 3px 7px; }
+  td.text { white-space: normal; overflow-wrap: anywhere; min-width: 12ch; } }
 """
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 230, 56, 14, 46, 40
 _LONGEST = 50  # letters of a bar's name

@@ -118,7 +118,7 @@ def report(meters: Any, path: str | os.PathLike[str], title: str = "What was sav
     from . import __version__
 
     named = _named(meters)
-    about = "A storage that several fields share is counted once; parameters and the batch are left out."
+    about = "A storage that several fields share is counted once; parameters, and the batch under attach(), are left out."
     body = [f"<h1>{html.escape(title)}</h1>\n", f'<p class="note">Written by <code>satchel.report</code> {__version__}. {about}</p>\n']
     if len(named) > 1:
         rows = [["", "before", "after", "less"]]
