@@ -82,8 +82,8 @@ class Normed:
 
     def __init__(self, x: Tensor, mean: Tensor | None, scale: Tensor, bits: int, seed: Tensor) -> None:
         self.dtype, self.mean, self.scale = x.dtype, mean, scale  # the node holds both anyway
-        mean, scale = (None if t is None else _beside(t, x.shape) for t in (mean, scale))
-        self.code = Code((x.float() if mean is None else torch.sub(x, mean)).mul(scale), bits, seed)
+        centred = x.float() if mean is None else torch.sub(x, _beside(mean, x.shape))
+        self.code = Code(centred.mul(_beside(scale, x.shape)), bits, seed)
 
     @property
     def nbytes(self) -> int:

@@ -12,6 +12,7 @@ import itertools
 import sys
 import threading
 import weakref
+from types import FrameType
 from typing import Any, Callable, Iterable
 
 import torch
@@ -86,9 +87,9 @@ def _parameter_below(t: Tensor) -> Tensor | None:
         if casts and type(node).__name__ != "ToCopyBackward0":
             return None
         node = node.next_functions[0][0]
-    if casts != 1 or type(node).__name__ != "AccumulateGrad":
+    if node is None or casts != 1 or type(node).__name__ != "AccumulateGrad":
         return None
-    parameter = node.variable
+    parameter: Tensor = getattr(node, "variable")
     plain = type(parameter) in (Tensor, nn.Parameter) and parameter.is_contiguous() and parameter.device == t.device
     return parameter if plain and t.untyped_storage().nbytes() == parameter.numel() * t.element_size() else None
 
@@ -149,14 +150,13 @@ class _Step(TorchFunctionMode):
     def look(self, node: Any) -> None:
         name = type(node).__name__
         meter = self.owner.meter
-        fields, rows = _fields_of(type(node), name)
+        fields, rows = _fields_of(type(node), name)  # type: ignore[arg-type]  # a type is hashable
         if meter is None:
-            if rows:
-                for field in rows:
-                    self.keep(node, name, *field)
+            for field, row in rows:
+                self.keep(node, name, field, row)
             return
-        for field in fields:
-            self.keep(node, name, *field)
+        for field, maybe in fields:
+            self.keep(node, name, field, maybe)
         if not fields and name.startswith(_HIDDEN):
             meter.hidden[name] = meter.hidden.get(name, 0) + 1
 
@@ -245,9 +245,8 @@ class _Step(TorchFunctionMode):
         reference = StorageWeakRef(t.untyped_storage())  # while it is held no other storage has this address
         key = (reference.cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version, bits)
         found = self.shared.get(key)
-        code = found[1]() if found else None
-        if code is not None:
-            return code, 0
+        if found and (shared := found[1]()) is not None:
+            return shared, 0
         if len(self.shared) >= self.most_shared:
             self.shared = {k: v for k, v in self.shared.items() if v[1]() is not None}
             self.most_shared = 2 * len(self.shared) + 256
@@ -275,8 +274,8 @@ class _Step(TorchFunctionMode):
             form = forms.Mask(t, t.dtype)
             return form, "mask", form.nbytes
         if row.keep == "inside":
-            form = forms.inside(t, None if name == "HardsigmoidBackward0" else (float(node._saved_min_val), float(node._saved_max_val)))
-            return None if form is None else (form, "mask", form.nbytes)
+            inside = forms.inside(t, None if name == "HardsigmoidBackward0" else (float(node._saved_min_val), float(node._saved_max_val)))
+            return None if inside is None else (inside, "mask", inside.nbytes)
         local = row.role == "local" or (row.edge >= 0 and _ends_in_parameter(node.next_functions[row.edge][0]))
         bits = self.owner.bits.for_role("local" if local else row.role)
         if row.keep == "normed":
@@ -291,11 +290,11 @@ class _Step(TorchFunctionMode):
             pair = forms.slope_of(node, name, t.dtype)
             if pair is None:
                 return None
-            form = forms.Slope(pair[0](t.float()), t.dtype, bits, self.seed(t.device), pair[1])
-            return form, f"slope, {bits} bits", form.nbytes
+            slope = forms.Slope(pair[0](t.float()), t.dtype, bits, self.seed(t.device), pair[1])
+            return slope, f"slope, {bits} bits", slope.nbytes
         if row.keep == "exp":
-            form = forms.Slope(torch.exp(t.float()), t.dtype, bits, self.seed(t.device), torch.log)
-            return form, f"exp, {bits} bits", form.nbytes
+            powers = forms.Slope(torch.exp(t.float()), t.dtype, bits, self.seed(t.device), torch.log)
+            return powers, f"exp, {bits} bits", powers.nbytes
         code, added = self.code(t, bits, local)
         return code, f"{bits} bits", added
 
@@ -424,7 +423,8 @@ class packing:
 
     def leave_abandoned(self) -> None:
         """Takes this thread's step off where the forward that entered it is no longer running: torch calls no hook after KeyboardInterrupt."""
-        entered, frame = getattr(self._local, "entered", None), sys._getframe(1)
+        entered = getattr(self._local, "entered", None)
+        frame: FrameType | None = sys._getframe(1)
         if entered is None:
             return
         while frame is not None and frame is not entered:
