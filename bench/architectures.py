@@ -206,7 +206,7 @@ timm_model("nfnet", "nfnet_l0", lambda m: m.create_model("nf_resnet26", num_clas
 
 # ---- transformers --------------------------------------------------------------------------------------------------------------------
 
-TOKENS = {"vocab_size": 128}
+TOKENS, ENDS = {"vocab_size": 128}, {"bos_token_id": 0, "eos_token_id": 1}
 
 
 def words(name, config, net, small_sizes, loss="labels", **full_sizes):
@@ -229,7 +229,7 @@ words("bert", "BertConfig", "BertForMaskedLM", BERT)
 words("roberta", "RobertaConfig", "RobertaForSequenceClassification", BERT, "classes", max_position_embeddings=600)
 words("electra", "ElectraConfig", "ElectraForMaskedLM", BERT | {"embedding_size": 64})
 words("distilbert", "DistilBertConfig", "DistilBertForMaskedLM", {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256})
-words("gpt2", "GPT2Config", "GPT2LMHeadModel", {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 64})
+words("gpt2", "GPT2Config", "GPT2LMHeadModel", {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 64, **ENDS}, **ENDS)
 words("llama", "LlamaConfig", "LlamaForCausalLM", BERT | {"num_key_value_heads": 2}, hidden_size=1024, num_hidden_layers=12,
       num_attention_heads=16, intermediate_size=2816, num_key_value_heads=8)
 words("opt", "OPTConfig", "OPTForCausalLM", {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 256, "word_embed_proj_dim": 128})
@@ -257,12 +257,14 @@ def moved(x, device):
 
 
 def without_dropout(task):
-    """Every module's share of what it drops becomes 0, so that a gradient is a function of the batch."""
+    """Every module's share of what it drops becomes 0, so that a gradient is a function of the batch. Did any drop?"""
+    changed = False
     for module in task.modules():
         for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ("drop" in name or (name == "p" and ("Drop" in type(module).__name__ or "Depth" in type(module).__name__))):
+            if isinstance(value, float) and value > 0 and ("drop" in name or (name == "p" and ("Drop" in type(module).__name__ or "Depth" in type(module).__name__))):
                 setattr(module, name, 0.0)
-    return task
+                changed = True
+    return changed
 
 
 class Run:
@@ -335,20 +337,16 @@ class Run:
             satchel.detach(self.task)
 
     def compile(self):
-        pack = satchel.PackPass(min_bytes=self.least)
-        self.train(self.compiled(pack))
-        without_dropout(self.task)
-        exact = self.compiled(None)
-        result = {"before": saved_bytes(self.forward(exact), self.task, self.batch)}
-        expected = self.gradient(exact) if self.comparable else None
-        f = self.compiled(pack)
-        result["after"] = saved_bytes(self.forward(f), self.task, self.batch)
+        exact, f = self.compiled(None), self.compiled(satchel.PackPass(min_bytes=self.least))
+        self.train(f)
+        if without_dropout(self.task):
+            torch._dynamo.reset()
+        result = {"before": saved_bytes(self.forward(exact), self.task, self.batch), "after": saved_bytes(self.forward(f), self.task, self.batch)}
         if self.comparable:
-            result |= self.mean_of_draws(lambda i: self.gradient(f), expected)
+            result |= self.mean_of_draws(lambda i: self.gradient(f), self.gradient(exact))
         return result
 
     def compiled(self, pack):
-        torch._dynamo.reset()
         if self.options.inductor:
             return torch.compile(self.task) if pack is None else satchel.compile(self.task, min_bytes=pack.min_bytes)
         return torch.compile(self.task, backend=op_by_op(pack))

@@ -240,6 +240,14 @@ class SlopeCode:
         return ops.unpack_table.default(self.bytes, self.table, self.shape, self.strides, self.dtype)
 
 
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _root(d: Tensor) -> Tensor:
+    return torch.sqrt(d.clamp_(min=0))
+
+
 def smooth_kind(node: Any, name: str) -> str | None:
     """The activations whose slopes have kernels of their own."""
     if name == "GeluBackward0":
@@ -261,6 +269,8 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
             lambda x: torch.where(x > 0, scale, most * torch.exp((x * inside).clamp(max=0))),
             lambda d: torch.log((d / most).clamp_(0, 1)).div_(inside),
         )
+    if name == "PowBackward0":  # squares, and the cubes of GELU as transformers writes it; backward reads x and x²
+        return {2.0: (_same, _same), 3.0: (torch.square, _root)}.get(float(node._saved_exponent))
     if name == "SoftplusBackward0":
         beta = float(node._saved_beta)
         return (lambda x: torch.sigmoid(x * beta)), lambda d: torch.logit(d.clamp_(0, 1)).div_(beta)
