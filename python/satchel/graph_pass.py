@@ -125,6 +125,7 @@ class _Rewrite:
             if n.op == "call_function" and any(i in self.tangent for i in n.all_input_nodes):
                 self.tangent.add(n)
         self.places = {n: i for i, n in enumerate(nodes)}
+        nodes = self.join_factors(nodes)
         self.make_casts_again(nodes)
         self.find_scales(nodes)
         edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
@@ -153,6 +154,27 @@ class _Rewrite:
         self.number_seeds()
         self.graph.lint()
         return self.report
+
+    def join_factors(self, nodes: list[fx.Node]) -> list[fx.Node]:
+        """(g·a)·b becomes g·(a·b) where a and b are forward's: one code and one noise, not two. SiLU's slope comes in two such factors."""
+        for n in nodes:
+            inner = next((i for i in n.all_input_nodes if i in self.tangent), None)
+            if inner is None or len(inner.users) != 1 or any(m.target != aten.mul.Tensor or len(m.all_input_nodes) != 2 for m in (n, inner)):
+                continue
+            factors = [a for m in (inner, n) for a in m.all_input_nodes if a not in self.tangent]
+            if len(factors) != 2 or any(len(list(self.edges(m))) != 1 for m in (n, inner)):
+                continue
+            a, b = factors
+            if any(self.source(f)[0].meta["val"].dtype is torch.bool or f.meta["val"].shape != n.meta["val"].shape for f in factors):
+                continue
+            last = max(a, b, key=self.places.__getitem__)
+            self.mode = n.meta["val"].fake_mode
+            with self.graph.inserting_before(last.next):
+                product = self.node(aten.mul.Tensor, (a, b))
+            self.places[product] = self.places[last]
+            n.args = (next(i for i in inner.all_input_nodes if i in self.tangent), product)
+            self.graph.erase_node(inner)
+        return list(self.graph.nodes)
 
     def make_casts_again(self, nodes: list[fx.Node]) -> None:
         """Casts of parameters and of the batch: what they are made of is in memory anyway."""
@@ -294,11 +316,16 @@ class _Rewrite:
             return 1
         if "role" in row:
             return bits.for_role("flow" if place in row.get("flow", ()) else row["role"])
-        if self.origin(value).target in (aten.exp.default, aten.div.Tensor):  # probabilities
+        if self.is_softmax(self.origin(value)):
             return bits.attention
         if self.ends_outside(n) or self.values_per_statistic(value) >= _MANY:
             return bits.local
         return bits.flow
+
+    def is_softmax(self, n: fx.Node) -> bool:
+        """Powers, or powers by something: probabilities. x by a power, as SiLU's, is none."""
+        numerator = n.args[0] if n.target == aten.div.Tensor else n
+        return isinstance(numerator, fx.Node) and self.origin(numerator).target == aten.exp.default
 
     def ends_outside(self, n: fx.Node) -> bool:
         """Is n's result summed up to outputs only, as a parameter's gradient is?"""

@@ -270,7 +270,8 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
             lambda d: torch.log((d / most).clamp_(0, 1)).div_(inside),
         )
     if name == "PowBackward0":  # squares, and the cubes of GELU as transformers writes it; backward reads x and x²
-        return {2.0: (_same, _same), 3.0: (torch.square, _root)}.get(float(node._saved_exponent))
+        exponent = float(node._saved_exponent)
+        return (_same, _same) if exponent == 2 else (torch.square, _root) if exponent == 3 else None
     if name == "SoftplusBackward0":
         beta = float(node._saved_beta)
         return (lambda x: torch.sigmoid(x * beta)), lambda d: torch.logit(d.clamp_(0, 1)).div_(beta)
