@@ -144,8 +144,8 @@ class Normed(_OfCode):
 
     def __init__(self, x: Tensor, mean: Tensor | None, scale: Tensor, bits: int, seed: Tensor) -> None:
         self.dtype, self.mean, self.scale = x.dtype, mean, scale  # the node holds both anyway
-        mean, scale = (None if t is None else _beside(t, x.shape) for t in (mean, scale))
-        self.code = Code((x.float() if mean is None else torch.sub(x, mean)).mul(scale), bits, seed)
+        centred = x.float() if mean is None else torch.sub(x, _beside(mean, x.shape))
+        self.code = Code(centred.mul(_beside(scale, x.shape)), bits, seed)
 
     def restore(self) -> Tensor:
         y = self.code.restore()
@@ -329,6 +329,14 @@ class SlopeCode:
         return ops.unpack_table.default(self.bytes, self.table, self.shape, self.strides, self.dtype)
 
 
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _root(d: Tensor) -> Tensor:
+    return torch.sqrt(d.clamp_(min=0))
+
+
 def smooth_kind(node: Any, name: str) -> str | None:
     """The activations whose slopes have kernels of their own."""
     if name == "GeluBackward0":
@@ -361,6 +369,9 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
             return None
         target, unit = target.data.detach(), end if name[0] == "S" else 1.0
         return (lambda x: (x - target).clamp_(-end, end).div_(unit)), lambda d: (d.mul_(unit)).add_(target)
+    if name == "PowBackward0":  # squares, and the cubes of GELU as transformers writes it; backward reads x and x²
+        exponent = float(node._saved_exponent)
+        return (_same, _same) if exponent == 2 else (torch.square, _root) if exponent == 3 else None
     if name == "SoftplusBackward0":
         beta = float(node._saved_beta)
         return (lambda x: torch.sigmoid(x * beta)), lambda d: torch.logit(d.clamp_(0, 1)).div_(beta)

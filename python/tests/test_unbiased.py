@@ -148,6 +148,18 @@ def square(device):
     return lambda: weighted((a * 2).square()), [a]
 
 
+@case("PowBackward0.self")
+def cube(device):
+    a = leaf(64, 128, device=device)
+    return lambda: weighted((a * 2).pow(3)), [a]
+
+
+@case("PowBackward0.self", "TanhBackward0.result", bits="2/4/8")
+def gelu_by_hand(device):
+    """As transformers writes it: x is read by a product and by a cube, and 1 + tanh by the same product."""
+    return through(lambda h: 0.5 * h * (1 + torch.tanh(0.7978845608 * (h + 0.044715 * torch.pow(h, 3.0)))), 64, 128, device=device)
+
+
 @case("ExpBackward0.result")
 def exp(device):
     a = leaf(64, 128, device=device)
