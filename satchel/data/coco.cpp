@@ -44,7 +44,9 @@ json parse_json(const std::string& path) {
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     const size_t at = std::max<size_t>(e.byte, 1) - 1;
     refuse(path + ": byte " + std::to_string(at + 1), "must be JSON",
-           text.empty() ? "an empty file" : at >= text.size() ? "the file's end" : printable(text.substr(at)));
+           text.empty()        ? "an empty file"
+           : at >= text.size() ? "the file's end"
+                               : printable(text.substr(at)));
   } catch (const json::exception& e) {
     refuse(path, "must be JSON", "numbers out of range");
   }

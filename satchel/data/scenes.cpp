@@ -87,8 +87,9 @@ void check_size(const SceneData& data, size_t at, const Image& image) {
   for (const ObjectBox& box : data.objects.at(at)) {
     // As the loaders: a pixel over the edge is rounding.
     if (box.right <= static_cast<float>(image.width + 1) && box.bottom <= static_cast<float>(image.height + 1)) continue;
-    refuse(data.paths.at(at), "must be as large as its boxes, to " + std::to_string(std::lround(box.right)) + ", " +
-                                  std::to_string(std::lround(box.bottom)), size_text(image.width, image.height));
+    refuse(data.paths.at(at),
+           "must be as large as its boxes, to " + std::to_string(std::lround(box.right)) + ", " + std::to_string(std::lround(box.bottom)),
+           size_text(image.width, image.height));
   }
 }
 
