@@ -34,10 +34,10 @@ std::string present_name(std::string name) {
   return name.erase(number, 1);
 }
 
-using State = std::map<std::string, StoredTensor>;
+using StoredState = std::map<std::string, StoredTensor>;
 
 /// The tensors by the names that they have in a model; of a checkpoint of satchel train the model's alone.
-State read_state(const std::string& path) {
+StoredState read_state(const std::string& path) {
   TensorFile file;
   try {
     file = read_safetensors(path);
@@ -49,7 +49,7 @@ State read_state(const std::string& path) {
   const auto format = file.metadata.find("format");
   const bool checkpoint = format != file.metadata.end() &&
                           (format->second == kImageFormat || format->second == kSegmentFormat || format->second == kDetectFormat);
-  State state;
+  StoredState state;
   for (StoredTensor& t : file.tensors) {
     if (checkpoint && !t.name.starts_with(kModel)) continue;
     const std::string name = present_name(checkpoint ? t.name.substr(kModel.size()) : t.name);
@@ -59,7 +59,7 @@ State read_state(const std::string& path) {
 }
 
 /// What a model takes of a file.
-struct Wanted {
+struct WantedWeights {
   std::string name;                  // of the model, in errors
   std::string classifier;            // "fc": its weight has `rows` rows a class
   std::vector<std::string> classed;  // it and all other layers with rows for each class, "fc."
@@ -69,11 +69,11 @@ struct Wanted {
   bool no_counters = false;  // frozen norms have no num_batches_tracked
 };
 
-Wanted wanted_by(const ImageShape& shape) {
+WantedWeights wanted_by(const ImageShape& shape) {
   ImageShape own;
   own.name = shape.name;
   const int64_t least = least_side(own);
-  Wanted w;
+  WantedWeights w;
   w.name = shape.name;
   w.classifier = layers_of(own, least, least).layers.back().name;
   w.classes = shape.classes;
@@ -84,9 +84,9 @@ Wanted wanted_by(const ImageShape& shape) {
   return w;
 }
 
-Wanted wanted_by(const DetectorShape& shape) {
+WantedWeights wanted_by(const DetectorShape& shape) {
   constexpr int64_t kAnchors = 9;  // of a place
-  Wanted w;
+  WantedWeights w;
   w.name = shape.name;
   const bool regions = has_regions(shape.name);
   w.classifier = regions ? "roi_heads.box_predictor.cls_score" : "head.classification_head.cls_logits";
@@ -100,12 +100,12 @@ Wanted wanted_by(const DetectorShape& shape) {
 }
 
 /// A ResNet's own state dict is the backbone's, without its classifier. Does the file hold the backbone alone?
-bool fit_backbone(State& state, const Wanted& w) {
+bool fit_backbone(StoredState& state, const WantedWeights& w) {
   if (w.body.empty()) return false;
   if (!w.passed_over.empty()) std::erase_if(state, [&](const auto& item) { return item.first.starts_with(w.passed_over); });
   if (w.no_counters) std::erase_if(state, [](const auto& item) { return item.first.ends_with(kCounter); });
   if (!state.contains("conv1.weight")) return false;
-  State body;
+  StoredState body;
   for (auto& [name, tensor] : state) {
     if (!name.starts_with("fc.")) body.emplace(w.body + name, std::move(tensor));
   }
@@ -113,7 +113,7 @@ bool fit_backbone(State& state, const Wanted& w) {
   return true;
 }
 
-ClassifierFit fit_of(const State& state, const Wanted& w) {
+ClassifierFit fit_of(const StoredState& state, const WantedWeights& w) {
   ClassifierFit fit{w.classifier, 0, w.classes};
   const auto weight = state.find(fit.layer + ".weight");
   if (weight != state.end() && !weight->second.shape.empty()) fit.stored = weight->second.shape[0] / w.rows;
@@ -145,14 +145,14 @@ bool differs_in_classes(const StoredTensor& t, const at::Tensor& own) {
   return own.sizes() == at::IntArrayRef(as_own);
 }
 
-std::string stem_advice(const Wanted& w, const at::Tensor& own, const StoredTensor& t) {
+std::string stem_advice(const WantedWeights& w, const at::Tensor& own, const StoredTensor& t) {
   const bool stem = own.dim() == 4 && t.shape.size() == 4 && own.size(1) == w.channels && own.size(2) == 3 && t.shape[2] == 7;
   return stem ? " (the stem of small images; --large-stem has the other)" : "";
 }
 
-ClassifierFit load(torch::nn::Module& model, const Wanted& w, const std::string& path) {
+ClassifierFit load_wanted(torch::nn::Module& model, const WantedWeights& w, const std::string& path) {
   const at::NoGradGuard guard;
-  State state = read_state(path);
+  StoredState state = read_state(path);
   const bool backbone = fit_backbone(state, w);
   const ClassifierFit fit = fit_of(state, w);
   TensorMap own;
@@ -187,10 +187,10 @@ ClassifierFit classifier_fit(const ImageShape& shape, const std::string& path) {
 ClassifierFit classifier_fit(const DetectorShape& shape, const std::string& path) { return fit_of(read_state(path), wanted_by(shape)); }
 
 ClassifierFit load_weights(torch::nn::Module& model, const ImageShape& shape, const std::string& path) {
-  return load(model, wanted_by(shape), path);
+  return load_wanted(model, wanted_by(shape), path);
 }
 ClassifierFit load_weights(torch::nn::Module& model, const DetectorShape& shape, const std::string& path) {
-  return load(model, wanted_by(shape), path);
+  return load_wanted(model, wanted_by(shape), path);
 }
 
 }  // namespace satchel
