@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/core/keep.h"
 #include "satchel/core/noise.h"
 #include "satchel/plan/bit_allocator.h"
 #include "satchel/tensor/output.h"
@@ -152,6 +153,11 @@ class DetectTraining : public TrainTask {
     r.skipped_steps = step_.skipped();
     r.parameter_bytes = step_.parameter_bytes();
     if (scores_) r.more_scores = named_scores(*scores_);
+    // torch's own saves have no names; those of Faster R-CNN also depend on how many boxes there were.
+    if (is_baseline(options_.method) && !has_regions(shape_.name) && batch_.images.defined()) {
+      const BatchShape batch{options_.batch, batch_.images.size(2), batch_.images.size(3), is_half(options_.amp)};
+      r.tensors = plan_detector(shape_, batch, options_.method);
+    }
   }
 
  private:
