@@ -47,6 +47,7 @@ DetectTrainOptions detect_options(const TrainCommand& c, const ImageTrainCommand
   keep("--batch", o.batch, own.batch);
   keep("--lr", o.lr, own.lr);
   keep("--weight-decay", o.weight_decay, own.weight_decay);
+  keep("--width", o.width, own.width);
   o.method = method;
   o.seed = seed;
   o.amp = from_name<Amp>(images.amp, "train");

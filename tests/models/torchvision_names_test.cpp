@@ -228,12 +228,16 @@ State state_of(const torch::nn::Module& model) {
   return state;
 }
 
-State state_of(const std::string& name) {
+/// Each model is made once: drawing its weights takes most of the time.
+const State& state_of(const std::string& name) {
+  static std::map<std::string, State> states;
+  const auto found = states.find(name);
+  if (found != states.end()) return found->second;
   ImageModelOptions o;
   o.name = name;
   o.aux = is_segmentation_model(name);
   o.classes = o.aux ? kSegments : kClasses;
-  return state_of(*make_image_model(o));
+  return states[name] = state_of(*make_image_model(o));
 }
 
 State detector_state(const std::string& name, bool frozen) {
@@ -301,7 +305,7 @@ TEST(Torchvision, EveryNameAndShape) {
                               {"deeplabv3_resnet101", segmentation({3, 4, 23, 3}, true), 60996202}};
   for (const Published& model : models) {
     ASSERT_EQ(parameters_of(model.state), model.parameters) << model.name << ": the list above is wrong";
-    const State got = state_of(model.name);
+    const State& got = state_of(model.name);
     for (const auto& [name, sizes] : model.state) {
       const auto found = got.find(name);
       ASSERT_TRUE(found != got.end()) << model.name << " lacks " << name;

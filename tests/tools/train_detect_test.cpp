@@ -89,6 +89,18 @@ TEST_F(TrainDetect, OtherImagesAndWeights) {
       << tuned.out;
 }
 
+/// As the pages have their commands: without --width.
+TEST_F(TrainDetect, FullWidthIsTheDefault) {
+  const Outcome r = run_tool(
+      "train --data synthetic-shapes:count=2,size=32,shapes=1,classes=1,test=0 --model retinanet_resnet50_fpn --batch 2 "
+      "--epochs 1 --threads 1 --method satchel --json " +
+      path("w.json"));
+  ASSERT_EQ(r.code, 0) << r.out;
+  EXPECT_EQ(read("w.json")["runs"][0]["options"]["width"], 64);
+  const Outcome help = run_tool("bench detection --help");
+  EXPECT_NE(help.out.find("--width INT=64"), std::string::npos) << help.out;
+}
+
 TEST_F(TrainDetect, PlansWhatIsKept) {
   const Outcome r = run_tool("plan --model retinanet_resnet50_fpn --batch 16 --image 640 --json " + path("p.json"));
   ASSERT_EQ(r.code, 0) << r.out;
