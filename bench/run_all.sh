@@ -76,7 +76,7 @@ on_gpu() { [[ -n "$gpu" ]] || { say "no GPU: $1 is left out"; return 1; }; }
 there() { [[ -e "$1" ]] || { say "$1 is missing: left out"; return 1; }; }
 
 if wanted plan; then
-  for name in arxiv products; do measure "plan_$name" plan --table "$name" --method satchel; done
+  for name in arxiv products division; do measure "plan_$name" plan --table "$name" --method satchel; done
   measure plan_resnet50 plan --model resnet50 --batch 256
 fi
 if wanted codec; then measure codec_cpu bench codec ${quick:+--quick}; fi

@@ -300,6 +300,27 @@ def plan_table(name):
     return made
 
 
+def plan_division(run):
+    titles = {"resnet50": "ResNet-50", "wide_resnet50_2": "Wide ResNet-50-2"}
+    gib = lambda count: f"{count / GIB:.2f}"
+
+    def model(row):
+        """The byte model's figure, and by how much it misses the published one where that shows."""
+        if row["published_gib"] is None:
+            return gib(row["model_bytes"])
+        miss = f"{(row['model_bytes'] / GIB / row['published_gib'] - 1) * 100:+.1f} %".replace("-", "−")
+        return gib(row["model_bytes"]) + ("" if miss[1:] == "0.0 %" else f" ({miss})")
+
+    rows = []
+    for column in run.json("plan_division")["columns"]:
+        first = len(rows)
+        rows += [["", r["name"], "did not fit" if r["published_gib"] is None else f"{r['published_gib']:.2f}", model(r), gib(r["own_bytes"])]
+                 for r in column["rows"]]
+        rows += [["", f"`{m['method']}`", "", "", gib(m["own_bytes"])] for m in column.get("methods", [])]
+        rows[first][0] = f"{titles[column['model']]}, batch {column['batch']}"
+    return table(["", "", "published", "model", "Satchel"], rows), run.source("plan_division")
+
+
 # --- the summary ------------------------------------------------------------------------------------------------------
 
 def summary(run):
@@ -361,7 +382,8 @@ def summary(run):
 TABLES = {"summary": summary, "graph-accuracy": graph_accuracy, "graph-small": graph_small, "graph-step-cpu": graph_step_cpu,
           "graph-step-gpu": graph_step_gpu, "graph-products": graph_products, "graph-spmm": graph_spmm, "graph-product": graph_product,
           "images-step": images_step, "images-batch": images_batch, "images-accuracy": images_accuracy, "codec": codec, "bias": bias,
-          "bias-pairs": bias_pairs, "plan-arxiv": plan_table("arxiv"), "plan-products": plan_table("products")}
+          "bias-pairs": bias_pairs, "plan-arxiv": plan_table("arxiv"), "plan-products": plan_table("products"),
+          "plan-division": plan_division}
 
 
 def rewritten(text, run, say):

@@ -115,7 +115,7 @@ DetectPlanOptions detect_options(const PlanOptions& o, std::vector<Method> metho
   DetectPlanOptions d = o.detect;
   d.shape.name = o.model;
   d.shape.channels = o.images.shape.channels;
-  d.shape.width = o.images.shape.width;
+  if (o.images.shape.width != 0) d.shape.width = o.images.shape.width;
   if (o.shape.classes != kNotGiven) d.shape.classes = o.shape.classes;
   if (o.batch_given) d.batch.images = o.images.batch;
   if (o.image_given) d.batch.height = d.batch.width = o.images.image;

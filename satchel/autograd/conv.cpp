@@ -123,20 +123,34 @@ void check_reach(at::IntArrayRef x, at::IntArrayRef weight, const Geometry& g) {
   }
 }
 
+/// Does a convolution of one channel step over places? torch's oneDNN gets some of them wrong with AVX-512 in channels_last order (results
+/// one column wide).
+bool steps_over_one_channel(const at::Tensor& x, const Geometry& g) {
+  return x.is_cpu() && x.size(1) == 1 && !g.transposed && std::ranges::any_of(g.stride, [](int64_t n) { return n > 1; });
+}
+
+/// Does torch take its order for channels_last?
+bool is_last(const at::Tensor& t) { return t.suggest_memory_format() != at::MemoryFormat::Contiguous; }
+
+/// The same values in the default order of memory. Of one channel the orders differ by a stride that nothing reads but torch's choice.
+at::Tensor in_default_order(const at::Tensor& x) { return x.reshape({-1}).view(x.sizes()); }
+
 at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Geometry& g) {
   if (x.is_cpu() && g.pads_beyond(weight.sizes())) {
     if (!g.transposed) return convolve(g.padded(x), weight, bias, g.without_padding());
     return g.padded(convolve(x, weight, bias, g.without_padding()), -1);
   }
-  return at::convolution(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, g.stride, g.padding, g.dilation, g.transposed,
+  const bool reorders = steps_over_one_channel(x, g) && (is_last(x) || is_last(weight));
+  return at::convolution(reorders ? in_default_order(x) : x, reorders ? in_default_order(weight) : weight,
+                         bias.defined() ? std::optional(bias) : std::nullopt, g.stride, g.padding, g.dilation, g.transposed,
                          g.output_padding, g.groups);
 }
 
-/// Would torch's own convolution crash, or its gradient of the weight be wrong (Geometry::skips, pads_beyond)?
+/// Would torch's own convolution crash, or be wrong (Geometry::skips, pads_beyond, steps_over_one_channel)?
 bool torch_miscounts(const at::Tensor& x, const at::Tensor& weight, at::ScalarType type, const Geometry& g) {
-  const auto last = [](const at::Tensor& t) { return t.suggest_memory_format() != at::MemoryFormat::Contiguous; };
   const at::IntArrayRef kernel = g.in(weight).sizes();
-  return x.is_cpu() && type != at::kDouble && (g.skips(kernel) || g.pads_beyond(kernel)) && (last(x) || last(weight));
+  const bool miscounts = g.skips(kernel) || g.pads_beyond(kernel) || steps_over_one_channel(x, g);
+  return x.is_cpu() && type != at::kDouble && miscounts && (is_last(x) || is_last(weight));
 }
 
 class ConvNode : public SavingNode {

@@ -100,7 +100,8 @@ SceneLoaderOptions detect_testing_options(const std::vector<float>& mean, const 
 int64_t first_class_of(const std::string& model) { return has_regions(model) ? 1 : 0; }
 
 DetectorShape shape_of(const DetectTrainOptions& o, int64_t classes, int64_t channels) {
-  return {o.model, classes + first_class_of(o.model), channels, o.width, o.frozen_norm, static_cast<int>(o.trainable)};
+  const int64_t width = o.width != 0 ? o.width : DetectorShape().width;
+  return {o.model, classes + first_class_of(o.model), channels, width, o.frozen_norm, static_cast<int>(o.trainable)};
 }
 
 Detector make_detector(const DetectTrainOptions& options, const DetectorShape& s, at::Device device,

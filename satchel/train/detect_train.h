@@ -15,6 +15,7 @@ namespace satchel {
 struct DetectTrainOptions : ImageTrainOptions {
   DetectTrainOptions() {
     model = "retinanet_resnet50_fpn";
+    width = 64;
     epochs = 12;
     batch = 8;
     lr = 0.01;

@@ -278,7 +278,7 @@ GradientCase gated_conv_case(at::Device device) {
                   return Inputs{values_around({6, 8, 5, 3}), values_around({6, 8, 1, 1}, 0.5), values_around({4, 8, 3, 3})};
                 }),
           [](const Inputs& in, const SavePolicy& s) {
-            return conv(gate(in[0], in[1], s), in[2], {}, {{1}, {1}}, s);
+            return conv(gate(in[0], in[1].to(in[0].scalar_type()), s), in[2], {}, {{1}, {1}}, s);
           },
           [](const Inputs& in, const at::Tensor&) { return at::conv2d(in[0] * in[1], in[2], {}, 1, 1); },
           kKeep,
@@ -299,7 +299,7 @@ GradientCase gate_case(at::Device device, const std::string& name, bool channels
   return {device,
           name,
           fixed(device, inputs),
-          [](const Inputs& in, const SavePolicy& s) { return gate(in[0], in[1], s); },
+          [](const Inputs& in, const SavePolicy& s) { return gate(in[0], in[1].to(in[0].scalar_type()), s); },
           [](const Inputs& in, const at::Tensor&) { return in[0] * in[1]; },
           kKeep,
           both(),

@@ -155,6 +155,26 @@ TEST(NonFinite, MinusInfinityIsOffInAReluWithoutANorm) {
   }
 }
 
+/// Sizes at which torch's own oneDNN gets results wrong with AVX-512, where strides say channels_last.
+TEST(Conv, OfOneChannelWithAStrideIsRight) {
+  const auto in_last = [](const at::Tensor& t) {
+    return at::empty_strided(t.sizes(), {t.size(2) * t.size(3), 1, t.size(3), 1}).copy_(t).requires_grad_();
+  };
+  for (const char* method : {"fp32", "satchel,bits=32"}) {
+    for (const int64_t width : {2, 3, 4, 5}) {
+      at::manual_seed(9);
+      const at::Tensor x = in_last(at::randn({3, 1, 4, width})), w = in_last(at::randn({2, 1, 1, 2}));
+      const at::Tensor out = conv(x, w, {}, {.stride = {1, 2}}, saving_of(method));
+      const at::Tensor x64 = x.detach().to(at::kDouble).contiguous().requires_grad_(),
+                       w64 = w.detach().to(at::kDouble).contiguous().requires_grad_();
+      const at::Tensor out64 = at::conv2d(x64, w64, {}, {1, 2}), g = at::randn(out64.sizes());
+      EXPECT_TRUE(at::allclose(out.to(at::kDouble), out64, 1e-5, 1e-5)) << method << width;
+      const auto got = gradients_of(out, g, {x, w}), want = gradients_of(out64, g.to(at::kDouble), {x64, w64});
+      for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::allclose(got[i].to(at::kDouble), want[i], 1e-5, 1e-5)) << method << width << i;
+    }
+  }
+}
+
 /// Sizes at which torch's own oneDNN gets these gradients wrong, or crashes.
 TEST(Conv, OfOnePixelWithAStrideHasRightWeightGradients) {
   struct Shape {

@@ -46,7 +46,10 @@ def sample():
              "bias": {"biased": 0, "results": [{"net": "batch", "loss": "squares", "rows": 4096, "tensors": tensors}]},
              "bias_pairs": {"biased": 0, "results": [{"net": net, "tensors": tensors[:n]} for net, n in (
                  ("batch_leaky_relu_rows", 1), ("batch_leaky_relu_images_dropout", 2), ("rms_leaky_relu_rows", 1))]},
-             "plan_arxiv": plan, "plan_products": plan,
+             "plan_arxiv": plan, "plan_products": plan, "plan_division": {"columns": [{"model": "resnet50", "batch": 512, "rows": [
+                 {"name": "FP32", "published_gib": None, "model_bytes": 40.96 * GIB, "own_bytes": 40.97 * GIB},
+                 {"name": "ActNN", "published_gib": 3.89, "model_bytes": 3.71 * GIB, "own_bytes": 3.18 * GIB}],
+                 "methods": [{"method": "satchel", "own_bytes": 2.23 * GIB}]}]},
              "gpu/satchel_products": {"results": [{"method": "torch", "fits": False}, graph("satchel", 90.7, 3267)]},
              "gpu/spmm": {"results": [{"graph": "power", "type": "f32", "columns": 16, "forward": {"seconds": 7e-5, "ratio": 0.42},
                                        "transpose": {"seconds": 9e-5, "ratio": 0.54}}]},
@@ -131,6 +134,12 @@ class TablesTest(unittest.TestCase):
         files = sample()
         files["plan_products"]["rows"][0]["published_mib"] = 16480.0
         self.assertIn("| EXACT | 16,480 |", self.made("plan-products", files))
+
+    def test_divisions_table_says_by_how_much_the_model_misses(self):
+        made = self.made("plan-division")
+        self.assertIn("| ResNet-50, batch 512 | FP32 | did not fit | 40.96 | 40.97 |", made)
+        self.assertIn("| | ActNN | 3.89 | 3.71 (−4.6 %) | 3.18 |", made)
+        self.assertIn("| | `satchel` | | | 2.23 |", made)
 
     def test_docs_name_tables_that_exist(self):
         names = [n for page in (ROOT / "docs").glob("*.md") for n in re.findall(r"<!-- table: ([\w-]+) -->", page.read_text(encoding="utf-8"))]
