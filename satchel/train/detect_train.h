@@ -21,7 +21,6 @@ struct DetectTrainOptions : ImageTrainOptions {
     lr = 0.01;
     weight_decay = 1e-4;
     nesterov = false;
-    width = 64;
   }
   std::vector<int64_t> sides;  // images' shorter side is brought to one of these, drawn for each; tested at the last. None: as they are
   int64_t longest = 1333;      // but the longer side to at most this
