@@ -44,16 +44,20 @@ fi
 
 # Methods, and halves of the detectors' seeds, beside one another: small models leave most of a GPU idle. Scored after the last epoch.
 if [[ -n $accuracy ]]; then
-  mps=''
+  mps='' failed=0
   if [[ $device != cpu ]] && nvidia-cuda-mps-control -d 2>/dev/null; then mps=yes; fi
   pids=()
   # train NAME SEED COUNT OPTION…: into scenes_NAME_METHOD_SEED.json.
   train() {
     local to="$out/scenes_$1_${method}_$2" seed=$2 count=$3
     shift 3
-    "$satchel" train "$@" "${where[@]}" "${threads[@]}" --loaders 1 --no-augment --method "$method" --seed "$seed" --seeds "$count" --eval-every 100 --json "$to.json" > "$to.txt" 2>&1 &
-    pids+=($!)
-    if [[ $device == cpu ]]; then wait; fi
+    local command=("$satchel" train "$@" "${where[@]}" "${threads[@]}" --loaders 1 --no-augment --method "$method" --seed "$seed" --seeds "$count" --eval-every 100 --json "$to.json")
+    if [[ $device == cpu ]]; then
+      "${command[@]}" > "$to.txt" 2>&1 || failed=1
+    else
+      "${command[@]}" > "$to.txt" 2>&1 &
+      pids+=($!)
+    fi
   }
   half=$(((seeds + 1) / 2))
   for method in fp32 actnn division satchel; do
@@ -61,11 +65,10 @@ if [[ -n $accuracy ]]; then
     train boxes 0 "$half" --data "synthetic-shapes:$boxes_data" --model retinanet_resnet50_fpn "${boxes[@]}"
     train boxes "$half" $((seeds - half)) --data "synthetic-shapes:$boxes_data" --model retinanet_resnet50_fpn "${boxes[@]}"
   done
-  failed=0
   for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
   if [[ -n $mps ]]; then echo quit | nvidia-cuda-mps-control; fi
   if [[ $failed == 1 ]]; then
-    grep -l "^satchel: " "$out"/scenes_*.txt | while read -r file; do echo "$file: $(grep -m 1 '^satchel: ' "$file")" >&2; done
+    grep "^satchel: " "$out"/scenes_*.txt >&2 || true
     die "a run did not end"
   fi
   bench/paired.py "$out"/scenes_fcn_*_*.json "$out"/scenes_boxes_*_*.json | tee "$out/scenes_accuracy.md"

@@ -40,6 +40,11 @@ class PairedTest(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("| yes |", text)
 
+    def test_a_mean_above_the_limit_may_be_chance(self):
+        code, text = self.said(runs("fp32", {0: 50, 1: 60}), runs("actnn", {0: 47, 1: 61}))
+        self.assertEqual(code, 0)
+        self.assertIn("| within errors |", text)
+
     def test_what_cannot_be_compared_is_said(self):
         with self.assertRaisesRegex(SystemExit, "at least 2 seeds that fp32 has, got 0"):
             self.said(runs("fp32", {0: 50, 1: 60}), runs("actnn", {2: 50, 3: 60}))
