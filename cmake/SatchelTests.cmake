@@ -107,6 +107,8 @@ if(SATCHEL_TORCH)
     tests/autograd/gradient_test.cpp
     tests/autograd/loss_test.cpp
     tests/autograd/image_cases.cpp
+    tests/autograd/packing_rows_test.cpp
+    tests/autograd/packing_test.cpp
     tests/autograd/pair_test.cpp
     tests/autograd/pairs.cpp
     tests/autograd/reader_test.cpp
@@ -120,6 +122,9 @@ if(SATCHEL_TORCH)
     tests/graph/weighted_test.cpp
     tests/models/graph_model_test.cpp)
   target_precompile_headers(test_autograd PRIVATE <torch/nn/module.h> <gtest/gtest.h>)
+  target_link_libraries(test_autograd PRIVATE nlohmann_json::nlohmann_json)
+  set_source_files_properties(tests/autograd/packing_rows_test.cpp PROPERTIES
+    COMPILE_DEFINITIONS SATCHEL_POLICY="${PROJECT_SOURCE_DIR}/python/satchel/policy.json")
 
   # 60 seconds of random programs; SATCHEL_FUZZ_SECONDS says otherwise.
   satchel_test(test_fuzz satchel
@@ -200,7 +205,7 @@ if(SATCHEL_TORCH)
   add_dependencies(test_tools satchel_tool)
   set_tests_properties(test_tools PROPERTIES COST 100)  # the longest: ctest starts it first
 
-  foreach(example pack_tensor train_graph train_images)
+  foreach(example pack_tensor packing train_graph train_images)
     add_executable(${example} examples/${example}.cpp)
     target_link_libraries(${example} PRIVATE satchel satchel_flags)
     add_test(NAME example_${example} COMMAND ${example})
@@ -279,6 +284,7 @@ if(SATCHEL_TENSOR_CUDA)
     tests/cuda/autograd_cuda_test.cpp
     tests/cuda/epilogue_cuda_test.cpp
     tests/cuda/bf16_cuda_test.cpp
+    tests/cuda/packing_cuda_test.cpp
     tests/cuda/torch_rules_cuda_test.cpp)
   satchel_cuda_test(train
     tests/cuda/detect_cuda_test.cpp

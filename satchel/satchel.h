@@ -8,7 +8,7 @@
 #include "satchel/tensor/file.h"
 #include "satchel/tensor/pack.h"
 
-// Functions with gradients, losses, and the report of what a backward pass would read.
+// Functions with gradients, losses, the report of what a backward pass would read, and the guard that packs for any model of torch's.
 #include "satchel/autograd/activation.h"
 #include "satchel/autograd/conv.h"
 #include "satchel/autograd/gate.h"
@@ -16,6 +16,7 @@
 #include "satchel/autograd/loss.h"
 #include "satchel/autograd/norm.h"
 #include "satchel/autograd/norm_act.h"
+#include "satchel/autograd/packing.h"
 #include "satchel/autograd/pixel_loss.h"
 #include "satchel/autograd/pool.h"
 #include "satchel/autograd/report.h"

@@ -187,7 +187,9 @@ void run_predict_boxes(const PredictCommand& c) {
       results.push_back(std::move(box));
     }
   }
-  std::ofstream(file.path()) << results.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
+  std::ofstream out(file.path());
+  out << results.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
+  if (!out.flush()) fail("predict", "boxes must be written", c.output);
   file.finish();
   fmt::print(file.lines(), "{}: {} boxes in {} scenes, {}\n", c.output, grouped(static_cast<int64_t>(results.size())), grouped(data.count),
              std::isnan(found.scores.ap) ? std::string("no objects to test on") : fmt::format("test mAP {:.2f} %", 100 * found.scores.ap));

@@ -10,17 +10,23 @@
 #include <unordered_set>
 #include <utility>
 
+#include "satchel/autograd/step.h"
+
 namespace satchel {
 namespace {
 
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 
-struct NodeSaves {
-  Node* node;
-  std::vector<at::Tensor> tensors;  // each once
-  bool tells = true;
+struct Counting {
+  bool on = false;
 };
+
+const void* memory_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
+
+}  // namespace
+
+bool is_counting_saves() { return step_context().part<Counting>().on; }
 
 /// torch's nodes show what they hold to its compiler of backward passes, which is asked for nothing else.
 NodeSaves saves_of(Node* node) {
@@ -29,19 +35,17 @@ NodeSaves saves_of(Node* node) {
   compiler::AutogradCompilerCall call(compiler::SizeInput::STATIC);
   compiler::NodeCall node_call(0, node->shared_from_this());
   compiler::CompiledNodeArgs args(call, node_call);
+  step_context().part<Counting>().on = true;
   try {
     node->compiled_args(args);
   } catch (const std::exception& e) {
     const bool released = std::string_view(e.what()).find("a second time") != std::string_view::npos;
     saves.tells = released;
   }
+  step_context().part<Counting>().on = false;
   saves.tensors = std::move(call.tensor_args.inputs);
   return saves;
 }
-
-const void* memory_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
-
-}  // namespace
 
 std::vector<SavedTensor> torch_saves(const std::vector<Node*>& nodes) {
   std::unordered_set<const void*> counted;  // parameters' from the start
