@@ -164,7 +164,8 @@ def actnn():
     yield ("Variance of the gradient by layer", "in the paper", "satchel analyse --data cifar-10-batches-bin/ --model resnet18 --epochs 1 --gradients --method actnn", "–", "CIFAR-10, binary version")
     yield ("Segmentation, FCN and DeepLabV3", "in the paper", "satchel train --data cityscapes/ --model deeplabv3_resnet50 --method fp32,actnn --weights resnet50.safetensors --device cuda", "–",
            "Cityscapes or Pascal VOC, torchvision's weights as safetensors")
-    yield ("Detection, Faster R-CNN and RetinaNet on COCO", "Faster R-CNN 37.4 mAP; FP32 37.4", "satchel train --data coco/ --model fasterrcnn_resnet50_fpn --frozen-norm --trainable 3 --sides 800 --method fp32,actnn --device cuda", "–", "COCO 2017")
+    yield ("Detection, Faster R-CNN and RetinaNet on COCO", "Faster R-CNN 37.4 mAP; FP32 37.4", "satchel train --data coco/ --model fasterrcnn_resnet50_fpn --weights resnet50.safetensors --frozen-norm --trainable 3 --sides 800 --method fp32,actnn --device cuda", "–",
+           "COCO 2017, torchvision's weights as safetensors")
 
 
 def batch_gain():

@@ -108,24 +108,40 @@ std::string short_name(const std::string& name) {
   return name.size() <= kLongestName ? name : "…" + name.substr(name.size() - kLongestName + 1);
 }
 
-/// Labels of points, each moved down until it covers none before it.
+/// Labels of points, each beside its point or, where that covers another point or label, above or below.
 std::string labels_svg(const std::vector<ChartSeries>& series, const ChartAxis& x, const ChartAxis& y, const Scale& sx, const Scale& sy) {
   struct Box {
     double left, right, y;
   };
-  constexpr double kLetter = 6.2, kLine = 11.5;
-  std::vector<Box> placed;
+  constexpr double kLetter = 6.2, kLine = 11.5, kDot = 4, kBeside = 7, kDown = 3.5;
+  constexpr int kTries = 12;
+  const auto is_shown = [&](const ChartPoint& p) { return !p.label.empty() && fits(p.x, x.log) && fits(p.y, y.log); };
+  std::vector<Box> taken;
+  for (const ChartSeries& s : series) {
+    for (const ChartPoint& p : s.points) {
+      if (is_shown(p)) taken.push_back({sx(p.x) - kDot, sx(p.x) + kDot, sy(p.y) + kDown});
+    }
+  }
   std::string svg;
   for (const ChartSeries& s : series) {
     for (const ChartPoint& p : s.points) {
-      if (p.label.empty() || !fits(p.x, x.log) || !fits(p.y, y.log)) continue;
+      if (!is_shown(p)) continue;
       const double px = sx(p.x), length = kLetter * static_cast<double>(p.label.size());
-      const bool left = px > kWidth * .62;
-      Box box{left ? px - 7 - length : px + 7, left ? px - 7 : px + 7 + length, sy(p.y) + 3.5};
-      const auto covers = [&](const Box& b) { return b.left < box.right && box.left < b.right && std::abs(b.y - box.y) < kLine; };
-      for (int tries = 0; tries < 12 && std::ranges::any_of(placed, covers); ++tries) box.y += kLine / 2;
-      placed.push_back(box);
-      svg += text_at(left ? px - 7 : px + 7, box.y, left ? "tick end" : "tick", p.label);
+      const bool first_left = px > kWidth * .62;
+      Box box{};
+      bool left = first_left, free = false;
+      for (int i = 0; i < 2 * kTries && !free; ++i) {
+        left = first_left != (i % 2 == 1);
+        const int rows = i / 2;  // 0, 1 down, 1 up, 2 down …
+        const double move = (rows + 1) / 2 * kLine / 2 * (rows % 2 == 1 ? 1 : -1);
+        box = {left ? px - kBeside - length : px + kBeside, left ? px - kBeside : px + kBeside + length, sy(p.y) + kDown + move};
+        const bool inside = box.left >= kLeft && box.right <= kWidth && box.y >= kTop && box.y <= kHeight - kBottom;
+        free = inside && std::ranges::none_of(taken, [&](const Box& b) {
+                 return b.left < box.right && box.left < b.right && std::abs(b.y - box.y) < kLine;
+               });
+      }
+      taken.push_back(box);
+      svg += text_at(left ? px - kBeside : px + kBeside, box.y, left ? "tick end" : "tick", p.label);
     }
   }
   return svg;

@@ -349,14 +349,15 @@ std::string analyse_section(const JsonPlace& file) {
   const std::vector<JsonPlace> saves = file.at("saves").items();
   std::vector<std::string> charts, more;  // more: of inputs that stand projected among the others
   const bool projects = std::ranges::any_of(saves, [](const JsonPlace& s) { return s.at("projected").yes(); });
-  int64_t nearer = 0, all = 0;
+  int64_t nearer = 0, first = 0, all = 0;  // first: of those that stand first
   for (const JsonPlace& save : saves) {
     const bool second = projects && !save.at("projected").yes() && save.at("kind").text() != "norm";
     for (const JsonPlace& block : save.at("blocks").items()) {
       const std::string chart = block_chart(save, block);
       if (chart.empty()) continue;
       ++all;
-      nearer += block.at("js_normal").number() < block.at("js_uniform").number() ? 1 : 0;
+      first += second ? 0 : 1;
+      nearer += !second && block.at("js_normal").number() < block.at("js_uniform").number() ? 1 : 0;
       if (charts.size() + more.size() < kMostHistograms) (second ? more : charts).push_back(chart);
     }
   }
@@ -364,9 +365,9 @@ std::string analyse_section(const JsonPlace& file) {
   std::string html = heading(file, fmt::format("Activations: {} on {}", file.at("model").text(), file.at("data").text())) +
                      fmt::format(
                          "<p>{}. Values of each block between its minimum and maximum; the clipped normal is nearer than the uniform "
-                         "distribution in {} of {} "
-                         "cases.</p>\n",
-                         epochs == 0 ? "Not trained" : fmt::format("After {} epochs", epochs), nearer, all) +
+                         "distribution in {} of {} cases{}.</p>\n",
+                         epochs == 0 ? "Not trained" : fmt::format("After {} epochs", epochs), nearer, first,
+                         projects ? ", of inputs that are projected and of norms" : "") +
                      legend({{"clipped normal", 1}, {"uniform", 2}}) + html_charts(charts);
   const auto drawn = static_cast<int64_t>(charts.size() + more.size());
   if (!more.empty())

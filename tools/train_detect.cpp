@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "satchel/plan/detector_shape.h"
+#include "satchel/train/detect_step.h"
 #include "satchel/train/image_options.h"
 #include "satchel/train/options.h"
 #include "tools/progress.h"
@@ -16,6 +17,7 @@
 #include "tools/tool.h"
 #include "tools/train_commands.h"
 #include "tools/train_report.h"
+#include "tools/train_segment.h"
 
 namespace satchel::tool {
 namespace {
@@ -24,9 +26,11 @@ using nlohmann::ordered_json;
 
 /// Options of image classifiers that say nothing of a detector.
 void refuse_classifiers(const CLI::App& train, const std::string& model) {
-  for (const char* name : {"--small-stem", "--large-stem", "--skip-broken", "--label-smoothing", "--dropout"}) {
+  for (const char* name : {"--small-stem", "--large-stem", "--skip-broken", "--label-smoothing", "--dropout", "--stochastic-depth"}) {
     if (train.count(name) > 0) throw UsageError(fmt::format("[train] {} is not for this model, got {}", name, model));
   }
+  if (train.count("--freeze") > 0)
+    throw UsageError(fmt::format("[train] --freeze is not for detectors (--trainable says how many stages learn), got {}", model));
   if (train.count("--image") > 0 && train.count("--sides") > 0)
     throw UsageError("[train] one of --image and --sides must be given, got both");
 }
@@ -43,6 +47,7 @@ DetectTrainOptions detect_options(const TrainCommand& c, const ImageTrainCommand
   keep("--batch", o.batch, own.batch);
   keep("--lr", o.lr, own.lr);
   keep("--weight-decay", o.weight_decay, own.weight_decay);
+  keep("--width", o.width, own.width);
   o.method = method;
   o.seed = seed;
   o.amp = from_name<Amp>(images.amp, "train");
@@ -150,6 +155,8 @@ void run_train_detect(const TrainCommand& c, const CLI::App& train) {
                                  c.model, c.data));
   const SceneSets data = load_scenes(c.data, SceneTask::detection);
   if (!images.is_silent()) print_about_scenes(data);
+  if (!images.is_silent() && starts_from_weights(common))
+    print_left_out(common.weights, classifier_fit(shape_of(common, data.train.classes), common.weights));
   run_all(images, common, methods,
           {"step",
            [&](const Method& m, uint64_t seed) {
@@ -163,22 +170,26 @@ void run_train_detect(const TrainCommand& c, const CLI::App& train) {
 
 void run_predict_boxes(const PredictCommand& c) {
   if (!c.scores.empty()) throw UsageError("[predict] --scores is for classes: a detector's results have them, got " + c.scores);
-  const SceneSets sets = load_scenes(c.data, SceneTask::detection);
-  const SceneData& data = sets.test.count > 0 ? sets.test : sets.train;
+  const ScenesToPredict scenes = scenes_to_predict(c.data, SceneTask::detection);
+  const SceneData& data = scenes.data;
   OutputFile file(c.output, "predict");
   use_device(c.device, "predict");
-  const FoundBoxes found = predict_boxes(data, /*labelled=*/true, c.checkpoint, c.device, c.loaders);
+  const FoundBoxes found = predict_boxes(data, scenes.labelled, c.checkpoint, c.device, c.loaders);
   ordered_json results = ordered_json::array();
   for (size_t i = 0; i < found.scenes.size(); ++i) {
     for (const FoundBox& b : found.scenes[i]) {
       const auto label = static_cast<size_t>(b.label);
-      results.push_back({{"image_id", data.ids.empty() ? static_cast<int64_t>(i) : data.ids[i]},
-                         {"category_id", found.category_ids.empty() ? b.label : found.category_ids[label]},
-                         {"bbox", {b.left, b.top, b.right - b.left, b.bottom - b.top}},
-                         {"score", b.score}});
+      ordered_json box = {{"image_id", data.ids.empty() ? static_cast<int64_t>(i) : data.ids[i]},
+                          {"category_id", found.category_ids.empty() ? b.label : found.category_ids[label]},
+                          {"bbox", {b.left, b.top, b.right - b.left, b.bottom - b.top}},
+                          {"score", b.score}};
+      if (data.ids.empty() && !data.paths.empty()) box["file_name"] = data.paths[i].substr(data.paths[i].rfind('/') + 1);
+      results.push_back(std::move(box));
     }
   }
-  std::ofstream(file.path()) << results.dump() << '\n';
+  std::ofstream out(file.path());
+  out << results.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
+  if (!out.flush()) fail("predict", "boxes must be written", c.output);
   file.finish();
   fmt::print(file.lines(), "{}: {} boxes in {} scenes, {}\n", c.output, grouped(static_cast<int64_t>(results.size())), grouped(data.count),
              std::isnan(found.scores.ap) ? std::string("no objects to test on") : fmt::format("test mAP {:.2f} %", 100 * found.scores.ap));

@@ -46,16 +46,6 @@ void skip_broken(ImageSets& data) {
   if (why.size() > kShown) fmt::print(stderr, "  … and {} more\n", grouped(static_cast<int64_t>(why.size() - kShown)));
 }
 
-/// The weights that the runs start from, unless they go on from a checkpoint, and what of them is left out.
-void print_weights(const ImageTrainOptions& o, const ImageSets& data) {
-  if (o.weights.empty()) return;
-  const ClassifierFit fit =
-      classifier_fit(shape_of(o, data.train.classes, data.train.channels, data.train.height, data.train.width), o.weights);
-  if (!fit.is_left_out()) return;
-  fmt::print("{}: {} of {} classes is left out; that of the data's {} starts anew\n", o.weights, fit.layer, grouped(fit.stored),
-             grouped(fit.classes));
-}
-
 void print_about(const ImageSets& data) {
   const ImageData& t = data.train;
   const std::string size = t.height > 0 ? fmt::format("{} × {}", t.height, t.width) : "JPEG files";
@@ -220,6 +210,14 @@ ImagesToPredict images_to_predict(const std::string& where) {
   return images;
 }
 
+bool starts_from_weights(const ImageTrainOptions& o) { return !o.weights.empty() && !(o.resume && is_there(o.checkpoint)); }
+
+void print_left_out(const std::string& file, const ClassifierFit& fit) {
+  if (!fit.is_left_out()) return;
+  fmt::print("{}: {} of {} classes is left out; that of the data's {} starts anew\n", file, fit.layer, grouped(fit.stored),
+             grouped(fit.classes));
+}
+
 void run_train_images(const ImageTrainCommand& c) {
   const std::vector<Method> methods = methods_from(c.methods, validate);
   const auto options = [&](const Method& method, uint64_t seed) { return image_options(c, method, seed); };
@@ -234,7 +232,10 @@ void run_train_images(const ImageTrainCommand& c) {
   if (c.skip_broken) skip_broken(data);
   if (!c.is_silent()) print_about(data);
   const ImageTrainOptions common = options(methods.front(), c.options.seed);
-  if (!c.is_silent() && !(common.resume && is_there(common.checkpoint))) print_weights(common, data);
+  if (!c.is_silent() && starts_from_weights(common)) {
+    const ImageData& t = data.train;
+    print_left_out(common.weights, classifier_fit(shape_of(common, t.classes, t.channels, t.height, t.width), common.weights));
+  }
   run_all(c, common, methods,
           {"step",
            [&](const Method& m, uint64_t seed) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "satchel/train/image_train.h"
+#include "satchel/train/pretrained.h"
 #include "tools/train_runs.h"
 
 namespace satchel::tool {
@@ -41,6 +42,11 @@ ImageTrainCommand image_command(const TrainCommand& command, const CLI::App& tra
 const char* image_train_help();
 
 void run_train_images(const ImageTrainCommand& command);
+
+/// Does a run read its --weights, or does it go on from a checkpoint?
+bool starts_from_weights(const ImageTrainOptions& options);
+/// Says what of a file of weights is left out, if anything is.
+void print_left_out(const std::string& file, const ClassifierFit& fit);
 
 /// Throws UsageError for a graph given to an image model (or the checkpoint of one), which would only say that there is no such folder.
 void refuse_graph(const char* op, const std::string& data, const std::string& model);

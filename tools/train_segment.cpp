@@ -95,20 +95,6 @@ ordered_json segmentation_json(const RunResult& r, const SceneSets& data, const 
   return j;
 }
 
-/// The test scenes of a data set (or, without any, those to train on), or the image files of a folder.
-SceneData scenes_to_predict(const std::string& where) {
-  const std::vector<std::string> files = holds_scenes(where) ? std::vector<std::string>() : image_files_in(where);
-  if (files.empty()) {
-    SceneSets sets = load_scenes(where, SceneTask::segmentation);
-    return sets.test.count > 0 ? std::move(sets.test) : std::move(sets.train);
-  }
-  SceneData data;
-  data.name = where;
-  data.count = static_cast<int64_t>(files.size());
-  for (const std::string& name : files) data.paths.push_back(where + "/" + name);
-  return data;
-}
-
 /// NAME.png of each image; scenes that are drawn have numbers.
 std::vector<std::string> mask_names(const SceneData& data) {
   std::vector<std::string> names;
@@ -194,6 +180,8 @@ void run_train_segment(const SegmentTrainCommand& c) {
   const SceneSets data = load_scenes(images.data, SceneTask::segmentation);
   if (!images.is_silent()) print_about(data);
   const SegmentTrainOptions common = options(methods.front(), images.options.seed);
+  if (!images.is_silent() && starts_from_weights(common))
+    print_left_out(common.weights, classifier_fit(shape_of(common, data.train.classes, 3, 0, 0), common.weights));
   run_all(images, common, methods,
           {"step",
            [&](const Method& m, uint64_t seed) {
@@ -205,12 +193,27 @@ void run_train_segment(const SegmentTrainCommand& c) {
            [&](const RunResult& r) { return segmentation_json(r, data, common); }});
 }
 
+ScenesToPredict scenes_to_predict(const std::string& where, SceneTask task) {
+  const std::vector<std::string> files = holds_scenes(where) ? std::vector<std::string>() : image_files_in(where);
+  ScenesToPredict scenes;
+  if (files.empty()) {
+    SceneSets sets = load_scenes(where, task);
+    scenes.data = sets.test.count > 0 ? std::move(sets.test) : std::move(sets.train);
+    scenes.labelled = true;
+    return scenes;
+  }
+  scenes.data.name = where;
+  scenes.data.count = static_cast<int64_t>(files.size());
+  for (const std::string& name : files) scenes.data.paths.push_back(where + "/" + name);
+  return scenes;
+}
+
 void predict_segment(const PredictCommand& c) {
   if (c.output == "-") throw UsageError("[predict] --out must be a folder for masks, got -");
   if (!c.scores.empty()) throw UsageError("[predict] --scores is not for segmentation, got " + c.scores);
   check_not_data("predict", "--out", c.output, c.data);
   use_device(c.device, "predict");
-  const SceneData data = scenes_to_predict(c.data);
+  const SceneData data = scenes_to_predict(c.data, SceneTask::segmentation).data;
   const std::vector<std::string> names = mask_names(data);
   make_folder(c.output);
   const auto write = [&](int64_t index, const Mask& mask) {

@@ -32,6 +32,14 @@ const char* segment_train_help();
 
 void run_train_segment(const SegmentTrainCommand& command);
 
+/// What `satchel predict` reads: the test scenes of a data set (or, without any, those to train on), or the image files of a folder, by
+/// name.
+struct ScenesToPredict {
+  SceneData data;
+  bool labelled = false;
+};
+ScenesToPredict scenes_to_predict(const std::string& where, SceneTask task);
+
 /// Masks of scenes as PNG files into a folder.
 void predict_segment(const PredictCommand& command);
 

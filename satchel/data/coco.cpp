@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "satchel/data/graph_layouts.h"
 #include "satchel/data/image_layouts.h"
@@ -40,10 +41,21 @@ json parse_json(const std::string& path) {
       return !(event == json::parse_event_t::key && value == json("segmentation"));
     });
   } catch (const json::parse_error& e) {
-    refuse(path + ": byte " + std::to_string(e.byte), "must be JSON", bytes.empty() ? "an empty file" : "something else");
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const size_t at = std::max<size_t>(e.byte, 1) - 1;
+    refuse(path + ": byte " + std::to_string(at + 1), "must be JSON",
+           text.empty()        ? "an empty file"
+           : at >= text.size() ? "the file's end"
+                               : printable(text.substr(at)));
   } catch (const json::exception& e) {
     refuse(path, "must be JSON", "numbers out of range");
   }
+}
+
+/// For errors; what is deep is not written out.
+std::string shown(const json& value) {
+  const bool deep = value.is_structured() && std::ranges::any_of(value, [](const json& inner) { return inner.is_structured(); });
+  return deep ? std::string("lists in a list") : printable(value.dump());
 }
 
 /// Fields of the file's lists, in words of the file.
@@ -69,12 +81,13 @@ class CocoFile {
   }
   int64_t whole(const char* in, size_t i, const json& item, const char* name) const {
     const json& value = field(in, i, item, name);
-    if (!value.is_number_integer()) wrong(in, i, std::string(name) + " must be a whole number", printable(value.dump()));
+    const bool fits = !value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
+    if (!value.is_number_integer() || !fits) wrong(in, i, std::string(name) + " must be a whole number", shown(value));
     return value.get<int64_t>();
   }
   std::string text(const char* in, size_t i, const json& item, const char* name) const {
     const json& value = field(in, i, item, name);
-    if (!value.is_string()) wrong(in, i, std::string(name) + " must be a text", printable(value.dump()));
+    if (!value.is_string()) wrong(in, i, std::string(name) + " must be a text", shown(value));
     return value.get<std::string>();
   }
   const std::string& path() const { return path_; }
@@ -119,7 +132,7 @@ bool read_box(const CocoFile& file, size_t i, const json& item, double width, do
   const json& corners = file.field(in, i, item, "bbox");
   const auto is_number = [](const json& n) { return n.is_number() && std::isfinite(n.get<double>()); };
   if (!corners.is_array() || corners.size() != 4 || !std::ranges::all_of(corners, is_number))
-    file.wrong(in, i, "bbox must be 4 numbers: left, top, width, height", printable(corners.dump()));
+    file.wrong(in, i, "bbox must be 4 numbers: left, top, width, height", shown(corners));
   const double left = corners[0].get<double>(), top = corners[1].get<double>(), w = corners[2].get<double>(), h = corners[3].get<double>();
   const bool inside = left >= -1 && top >= -1 && left + w <= width + 1 && top + h <= height + 1;
   if (w < 0 || h < 0 || !inside) {
@@ -144,7 +157,6 @@ SceneData load_part(const std::string& folder, const std::string& name, const Cl
   std::map<int64_t, size_t> places;
   std::map<int64_t, int32_t> labels;
   for (size_t c = 0; c < classes.ids.size(); ++c) labels[classes.ids[c]] = static_cast<int32_t>(c);
-  std::vector<std::pair<double, double>> sizes;
   const json& images = file.list("images");
   if (images.empty()) refuse(file.path(), "must have images", "none");
   std::string from;
@@ -158,7 +170,7 @@ SceneData load_part(const std::string& folder, const std::string& name, const Cl
     const int64_t width = file.whole("images", i, images[i], "width"), height = file.whole("images", i, images[i], "height");
     if (width < 1 || height < 1)
       file.wrong("images", i, "width and height must be 1 or more", std::to_string(width) + " × " + std::to_string(height));
-    sizes.emplace_back(static_cast<double>(width), static_cast<double>(height));
+    data.sizes.push_back({width, height});
     data.paths.push_back(path);
     data.ids.push_back(id);
   }
@@ -174,8 +186,8 @@ SceneData load_part(const std::string& folder, const std::string& name, const Cl
       file.wrong("annotations", i, "category_id must be a category of the training images", item["category_id"].dump());
     ObjectBox box;
     box.label = label->second;
-    const auto& [width, height] = sizes[place->second];
-    if (read_box(file, i, item, width, height, box)) data.objects[place->second].push_back(box);
+    const auto& [width, height] = data.sizes[place->second];
+    if (read_box(file, i, item, static_cast<double>(width), static_cast<double>(height), box)) data.objects[place->second].push_back(box);
   }
   return data;
 }

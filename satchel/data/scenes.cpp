@@ -1,6 +1,7 @@
 #include "satchel/data/scenes.h"
 
 #include <array>
+#include <cmath>
 #include <exception>
 #include <new>
 #include <string_view>
@@ -57,13 +58,14 @@ SceneSets load_layout(const std::string& where, SceneTask task) {
   refuse(where, "must hold " + wanted, listed(names_in(where)));
 }
 
+std::string size_text(int64_t width, int64_t height) { return std::to_string(width) + " by " + std::to_string(height); }
+
 /// Read, of the image's size, and in classes.
 Mask read_mask(const SceneData& data, size_t at, const Image& image) {
   const std::string& path = data.mask_paths.at(at);
   Mask mask = decode_png_mask(read_file(path, kMaxFile), path);
-  const auto size = [](int64_t width, int64_t height) { return std::to_string(width) + " by " + std::to_string(height); };
   if (mask.height != image.height || mask.width != image.width)
-    refuse(path, "must be of its image's size, " + size(image.width, image.height), size(mask.width, mask.height));
+    refuse(path, "must be of its image's size, " + size_text(image.width, image.height), size_text(mask.width, mask.height));
   for (size_t i = 0; i < mask.classes.size(); ++i) {
     const uint8_t got = mask.classes[i];
     mask.classes[i] = data.class_of.at(got);
@@ -73,6 +75,22 @@ Mask read_mask(const SceneData& data, size_t at, const Image& image) {
            std::to_string(got) + " at row " + std::to_string(i / width) + ", column " + std::to_string(i % width));
   }
   return mask;
+}
+
+/// Loaders have checked boxes against the sizes that the annotations give, before any image is read.
+void check_size(const SceneData& data, size_t at, const Image& image) {
+  if (!data.sizes.empty()) {
+    const auto& [width, height] = data.sizes.at(at);
+    if (width != image.width || height != image.height)
+      refuse(data.paths.at(at), "must be " + size_text(width, height) + ", as its annotations say", size_text(image.width, image.height));
+  }
+  for (const ObjectBox& box : data.objects.at(at)) {
+    // As the loaders: a pixel over the edge is rounding.
+    if (box.right <= static_cast<float>(image.width + 1) && box.bottom <= static_cast<float>(image.height + 1)) continue;
+    refuse(data.paths.at(at),
+           "must be as large as its boxes, to " + std::to_string(std::lround(box.right)) + ", " + std::to_string(std::lround(box.bottom)),
+           size_text(image.width, image.height));
+  }
 }
 
 std::string name_of(std::string path) {
@@ -105,7 +123,10 @@ Scene scene_of(const SceneData& data, int64_t index) {
   Scene scene;
   scene.image = read_image(data.paths.at(at));
   if (!data.mask_paths.empty()) scene.mask = read_mask(data, at, scene.image);
-  if (!data.objects.empty()) scene.objects = data.objects.at(at);
+  if (!data.objects.empty()) {
+    check_size(data, at, scene.image);
+    scene.objects = data.objects.at(at);
+  }
   return scene;
 }
 

@@ -2,6 +2,7 @@
 // tested without torch.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -45,6 +46,7 @@ struct SceneData {
   std::vector<std::string> paths, mask_paths;   // in files: one a scene, or no masks
   std::vector<uint8_t> class_of;                // in files: 256, the class that a mask's number is; kUnknownClass: none
   std::vector<std::vector<ObjectBox>> objects;  // in files: one list a scene
+  std::vector<std::array<int64_t, 2>> sizes;    // in files: width and height that an image must have, as the data say it, or none
   std::vector<int64_t> ids;                     // detection: the data's own numbers of images, or none
   std::vector<int64_t> category_ids;            // detection: the data's own numbers of classes, or none
   struct Drawn {                                // drawn: side > 0 (synthetic_shapes.h)
@@ -54,7 +56,8 @@ struct SceneData {
   } drawn;
 };
 
-/// Scene `index`; throws `[load] …` that names the file where it cannot be decoded or image and mask differ in size. Thread-safe.
+/// Scene `index`; throws `[load] …` that names the file where it cannot be decoded, image and mask differ in size, or boxes
+/// lie outside the image. Thread-safe.
 Scene scene_of(const SceneData& data, int64_t index);
 
 struct SceneSets {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/core/keep.h"
 #include "satchel/core/noise.h"
 #include "satchel/plan/bit_allocator.h"
 #include "satchel/tensor/output.h"
@@ -20,6 +21,7 @@
 #include "satchel/train/image_options.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/options.h"
+#include "satchel/train/pretrained.h"
 #include "satchel/train/ranges.h"
 #include "satchel/train/trainer.h"
 
@@ -83,6 +85,9 @@ class DetectTraining : public TrainTask {
   }
 
   const DetectTrainOptions& options() const { return options_; }
+  void load_pretrained() {
+    if (!options_.weights.empty()) load_weights(*model_, shape_, options_.weights);
+  }
   std::string describe() const override { return describe_options(options_, shape_); }
   std::string describe_own_data() const override { return describe_boxes(data_); }
   const char* format() const override { return kDetectFormat; }
@@ -148,6 +153,11 @@ class DetectTraining : public TrainTask {
     r.skipped_steps = step_.skipped();
     r.parameter_bytes = step_.parameter_bytes();
     if (scores_) r.more_scores = named_scores(*scores_);
+    // torch's own saves have no names; those of Faster R-CNN also depend on how many boxes there were.
+    if (is_baseline(options_.method) && !has_regions(shape_.name) && batch_.images.defined()) {
+      const BatchShape batch{options_.batch, batch_.images.size(2), batch_.images.size(3), is_half(options_.amp)};
+      r.tensors = plan_detector(shape_, batch, options_.method);
+    }
   }
 
  private:
@@ -172,6 +182,7 @@ class DetectTraining : public TrainTask {
 void validate(const DetectTrainOptions& o) {
   validate(as_images(o));
   validate(shape_of(o, 1), "train");
+  if (!o.freeze.empty()) fail("train", "a detector's stages are frozen by trainable (--trainable), not by name", o.freeze);
   if (budget_of(o.method) > 0) fail("train", "a budget is for image classifiers", o.method.name);
   for (const int64_t side : o.sides) check_between("a side", side, 1, kMostPixels);
   check_finite_at_least("the largest norm of gradients", o.max_norm, 0);
@@ -184,6 +195,7 @@ RunResult train_detector(const SceneSets& data, const DetectTrainOptions& option
     const ConvolutionSettings settings(device_of(options.device), {options.tf32, true, wants_growing_segments(options.method)});
     const std::optional<Checkpoint> from = checkpoint_to_resume(options, kDetectFormat);
     DetectTraining task(data, options);
+    if (!from) task.load_pretrained();
     return run_task(task, task.options(), from, progress);
   } catch (const c10::Error& e) {
     if (!out_of_memory(e)) throw;

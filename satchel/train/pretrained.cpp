@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -33,8 +34,10 @@ std::string present_name(std::string name) {
   return name.erase(number, 1);
 }
 
+using StoredState = std::map<std::string, StoredTensor>;
+
 /// The tensors by the names that they have in a model; of a checkpoint of satchel train the model's alone.
-std::map<std::string, StoredTensor> read_state(const std::string& path) {
+StoredState read_state(const std::string& path) {
   TensorFile file;
   try {
     file = read_safetensors(path);
@@ -44,8 +47,9 @@ std::map<std::string, StoredTensor> read_state(const std::string& path) {
   }
   constexpr std::string_view kModel = "model.";
   const auto format = file.metadata.find("format");
-  const bool checkpoint = format != file.metadata.end() && (format->second == kImageFormat || format->second == kSegmentFormat);
-  std::map<std::string, StoredTensor> state;
+  const bool checkpoint = format != file.metadata.end() &&
+                          (format->second == kImageFormat || format->second == kSegmentFormat || format->second == kDetectFormat);
+  StoredState state;
   for (StoredTensor& t : file.tensors) {
     if (checkpoint && !t.name.starts_with(kModel)) continue;
     const std::string name = present_name(checkpoint ? t.name.substr(kModel.size()) : t.name);
@@ -54,33 +58,65 @@ std::map<std::string, StoredTensor> read_state(const std::string& path) {
   return state;
 }
 
-constexpr std::string_view kBackbone = "backbone.", kAux = "aux_classifier.";
+/// What a model takes of a file.
+struct WantedWeights {
+  std::string name;                  // of the model, in errors
+  std::string classifier;            // "fc": its weight has `rows` rows a class
+  std::vector<std::string> classed;  // it and all other layers with rows for each class, "fc."
+  int64_t classes = 0, rows = 1, channels = 3;
+  std::string body;          // "backbone.": where its ResNet stands; empty: it has none
+  std::string passed_over;   // "aux_classifier.": what a file may have and the model has not; empty: nothing
+  bool no_counters = false;  // frozen norms have no num_batches_tracked
+};
 
-/// Of segmentation: a ResNet's own state dict is the backbone's, without its classifier; what the auxiliary head has is passed over where
-/// the model has none. Does it hold the backbone alone?
-bool fit_backbone(std::map<std::string, StoredTensor>& state, const ImageShape& shape) {
-  if (!is_segmentation_model(shape.name)) return false;
-  if (!shape.aux) std::erase_if(state, [](const auto& item) { return item.first.starts_with(kAux); });
+WantedWeights wanted_by(const ImageShape& shape) {
+  ImageShape own;
+  own.name = shape.name;
+  const int64_t least = least_side(own);
+  WantedWeights w;
+  w.name = shape.name;
+  w.classifier = layers_of(own, least, least).layers.back().name;
+  w.classes = shape.classes;
+  w.channels = shape.channels;
+  w.classed = {w.classifier + ".", "aux_" + w.classifier + "."};
+  if (is_segmentation_model(shape.name)) w.body = "backbone.";
+  if (is_segmentation_model(shape.name) && !shape.aux) w.passed_over = "aux_classifier.";
+  return w;
+}
+
+WantedWeights wanted_by(const DetectorShape& shape) {
+  constexpr int64_t kAnchors = 9;  // of a place
+  WantedWeights w;
+  w.name = shape.name;
+  const bool regions = has_regions(shape.name);
+  w.classifier = regions ? "roi_heads.box_predictor.cls_score" : "head.classification_head.cls_logits";
+  w.rows = regions ? 1 : kAnchors;
+  w.classed = {w.classifier + ".", "roi_heads.box_predictor.bbox_pred."};
+  w.classes = shape.classes;
+  w.channels = shape.channels;
+  w.body = "backbone.body.";
+  w.no_counters = shape.frozen_norm;
+  return w;
+}
+
+/// A ResNet's own state dict is the backbone's, without its classifier. Does the file hold the backbone alone?
+bool fit_backbone(StoredState& state, const WantedWeights& w) {
+  if (w.body.empty()) return false;
+  if (!w.passed_over.empty()) std::erase_if(state, [&](const auto& item) { return item.first.starts_with(w.passed_over); });
+  if (w.no_counters) std::erase_if(state, [](const auto& item) { return item.first.ends_with(kCounter); });
   if (!state.contains("conv1.weight")) return false;
-  std::map<std::string, StoredTensor> body;
+  StoredState body;
   for (auto& [name, tensor] : state) {
-    if (!name.starts_with("fc.")) body.emplace(std::string(kBackbone) + name, std::move(tensor));
+    if (!name.starts_with("fc.")) body.emplace(w.body + name, std::move(tensor));
   }
   state = std::move(body);
   return true;
 }
 
-std::string classifier_of(const ImageShape& shape) {
-  ImageShape own;
-  own.name = shape.name;
-  const int64_t least = least_side(own);
-  return layers_of(own, least, least).layers.back().name;
-}
-
-ClassifierFit fit_of(const std::map<std::string, StoredTensor>& state, const ImageShape& shape) {
-  ClassifierFit fit{classifier_of(shape), 0, shape.classes};
+ClassifierFit fit_of(const StoredState& state, const WantedWeights& w) {
+  ClassifierFit fit{w.classifier, 0, w.classes};
   const auto weight = state.find(fit.layer + ".weight");
-  if (weight != state.end() && !weight->second.shape.empty()) fit.stored = weight->second.shape[0];
+  if (weight != state.end() && !weight->second.shape.empty()) fit.stored = weight->second.shape[0] / w.rows;
   return fit;
 }
 
@@ -109,20 +145,16 @@ bool differs_in_classes(const StoredTensor& t, const at::Tensor& own) {
   return own.sizes() == at::IntArrayRef(as_own);
 }
 
-std::string stem_advice(const ImageShape& shape, const at::Tensor& own, const StoredTensor& t) {
-  const bool stem = own.dim() == 4 && t.shape.size() == 4 && own.size(1) == shape.channels && own.size(2) == 3 && t.shape[2] == 7;
+std::string stem_advice(const WantedWeights& w, const at::Tensor& own, const StoredTensor& t) {
+  const bool stem = own.dim() == 4 && t.shape.size() == 4 && own.size(1) == w.channels && own.size(2) == 3 && t.shape[2] == 7;
   return stem ? " (the stem of small images; --large-stem has the other)" : "";
 }
 
-}  // namespace
-
-ClassifierFit classifier_fit(const ImageShape& shape, const std::string& path) { return fit_of(read_state(path), shape); }
-
-ClassifierFit load_weights(torch::nn::Module& model, const ImageShape& shape, const std::string& path) {
+ClassifierFit load_wanted(torch::nn::Module& model, const WantedWeights& w, const std::string& path) {
   const at::NoGradGuard guard;
-  std::map<std::string, StoredTensor> state = read_state(path);
-  const bool backbone = fit_backbone(state, shape);
-  const ClassifierFit fit = fit_of(state, shape);
+  StoredState state = read_state(path);
+  const bool backbone = fit_backbone(state, w);
+  const ClassifierFit fit = fit_of(state, w);
   TensorMap own;
   for (const auto& item : model.named_parameters()) own[item.key()] = item.value();
   for (const auto& item : model.named_buffers()) own[item.key()] = item.value();
@@ -131,23 +163,34 @@ ClassifierFit load_weights(torch::nn::Module& model, const ImageShape& shape, co
     const auto found = state.find(name);
     const bool counter = name.ends_with(kCounter);
     if (found == state.end()) {
-      if (counter || (backbone && !name.starts_with(kBackbone))) continue;
-      fail(kWeightsOp, path + " must hold " + name + " of " + sizes_text(tensor.sizes().vec()) + ", as " + shape.name + " has it", "none");
+      if (counter || (backbone && !name.starts_with(w.body))) continue;
+      fail(kWeightsOp, path + " must hold " + name + " of " + sizes_text(tensor.sizes().vec()) + ", as " + w.name + " has it", "none");
     }
     const StoredTensor& t = found->second;
-    const bool classifies = name.starts_with(fit.layer + ".") || name.starts_with("aux_" + fit.layer + ".");
+    const bool classifies = std::ranges::any_of(w.classed, [&](const std::string& layer) { return name.starts_with(layer); });
     if (fit.is_left_out() && classifies && differs_in_classes(t, tensor)) continue;
     const std::string at = path + ": " + name;
     if (tensor.sizes() != at::IntArrayRef(t.shape))
-      fail(kWeightsOp, at + " must be " + sizes_text(tensor.sizes().vec()) + stem_advice(shape, tensor, t), sizes_text(t.shape));
+      fail(kWeightsOp, at + " must be " + sizes_text(tensor.sizes().vec()) + stem_advice(w, tensor, t), sizes_text(t.shape));
     copies.emplace_back(tensor, values_of(t, counter, at));
   }
   for (const auto& [name, t] : state) {
-    if (!own.contains(name))
-      fail(kWeightsOp, path + " must hold the tensors of " + shape.name + " alone", name + " of " + sizes_text(t.shape));
+    if (!own.contains(name)) fail(kWeightsOp, path + " must hold the tensors of " + w.name + " alone", name + " of " + sizes_text(t.shape));
   }
   for (auto& [to, from] : copies) to.copy_(from);
   return fit;
+}
+
+}  // namespace
+
+ClassifierFit classifier_fit(const ImageShape& shape, const std::string& path) { return fit_of(read_state(path), wanted_by(shape)); }
+ClassifierFit classifier_fit(const DetectorShape& shape, const std::string& path) { return fit_of(read_state(path), wanted_by(shape)); }
+
+ClassifierFit load_weights(torch::nn::Module& model, const ImageShape& shape, const std::string& path) {
+  return load_wanted(model, wanted_by(shape), path);
+}
+ClassifierFit load_weights(torch::nn::Module& model, const DetectorShape& shape, const std::string& path) {
+  return load_wanted(model, wanted_by(shape), path);
 }
 
 }  // namespace satchel

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "satchel/plan/detector_shape.h"
 #include "satchel/plan/image_shape.h"
 
 namespace satchel {
@@ -24,7 +25,12 @@ struct ClassifierFit {
 /// FILE: rule, got value` with the tensor's name and both shapes where one is missing, too many, of another shape or type, or not finite.
 ClassifierFit load_weights(torch::nn::Module& model, const ImageShape& shape, const std::string& path);
 
+/// … into a detector: torchvision's own state dict of it, or a ResNet's for its backbone. Frozen norms leave out num_batches_tracked, as
+/// torchvision's do. Of Faster R-CNN the layer that makes a box for each class goes with the classifier.
+ClassifierFit load_weights(torch::nn::Module& model, const DetectorShape& shape, const std::string& path);
+
 /// What load_weights() would do with the classifier, from the file alone.
 ClassifierFit classifier_fit(const ImageShape& shape, const std::string& path);
+ClassifierFit classifier_fit(const DetectorShape& shape, const std::string& path);
 
 }  // namespace satchel

@@ -80,6 +80,9 @@ class SegmentTraining : public ImageTask {
   std::string describe() const override { return describe_options(own_, shape()); }
   std::string describe_own_data() const override { return describe_data(data_); }
   const char* format() const override { return kSegmentFormat; }
+  std::string advice() const override {
+    return ImageTask::advice() + "; of a batch whose pixels are all ignored, torch's loss (fp32) is nan";
+  }
 
   Scores evaluate() override {
     constexpr double kNone = std::numeric_limits<double>::quiet_NaN();

@@ -8,16 +8,27 @@
 #include "satchel/data/scenes.h"
 #include "satchel/data/xml.h"
 #include "tests/data/files.h"
+#include "tests/data/image_files.h"
 
 namespace satchel {
 namespace {
 
+using testing_files::flat_jpeg;
 using testing_files::Scratch;
 using testing_files::spill;
 
 std::string load_error(const std::string& folder) {
   try {
     load_scenes(folder, SceneTask::detection);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "none";
+}
+
+std::string scene_error(const SceneData& data, int64_t index) {
+  try {
+    scene_of(data, index);
   } catch (const Error& e) {
     return e.what();
   }
@@ -97,13 +108,32 @@ TEST(CocoBoxes, RefusesWithFileAndPlace) {
   EXPECT_EQ(load_error(coco.folder()), at + "images[0] file_name must name a file in " + coco.folder() + "/train2017, got 'z.jpg'");
   const std::string broken = coco.folder() + "/annotations/instances_train2017.json";
   spill(broken, R"({"images": [}])");
-  EXPECT_EQ(load_error(coco.folder()), "[load] " + broken + ": byte 13 must be JSON, got something else");
+  EXPECT_EQ(load_error(coco.folder()), "[load] " + broken + ": byte 13 must be JSON, got '}]'");
+  spill(broken, R"({"images": [{"id": 7, "file_na)");
+  EXPECT_EQ(load_error(coco.folder()), "[load] " + broken + ": byte 31 must be JSON, got the file's end");
+  std::string deep = R"({"categories": [{"id": )";  // lists in lists are not written out, however deep
+  deep += std::string(100000, '[') + std::string(100000, ']') + "}]}";
+  spill(broken, deep);
+  EXPECT_EQ(load_error(coco.folder()), "[load] " + broken + ": categories[0] id must be a whole number, got lists in a list");
+  spill(broken, R"({"categories": [{"id": 18446744073709551615, "name": "car"}]})");
+  EXPECT_EQ(load_error(coco.folder()), "[load] " + broken + ": categories[0] id must be a whole number, got '18446744073709551615'");
   spill(broken, "");
   EXPECT_EQ(load_error(coco.folder()), "[load] " + broken + ": byte 1 must be JSON, got an empty file");
   spill(broken, "[1]");
   EXPECT_EQ(load_error(coco.folder()), "[load] " + broken + " must be an object, got array");
   spill(broken, "{}");
   EXPECT_EQ(load_error(coco.folder()), "[load] " + broken + " must have a list 'categories', got none");
+}
+
+/// Annotations of images that were resized, or of other ones.
+TEST(CocoBoxes, ImagesAreOfTheSizeThatAnnotationsSay) {
+  const Coco coco;
+  const std::string image = coco.folder() + "/train2017/a.jpg";
+  spill(image, flat_jpeg(35, 30, 200, 100, 50));
+  const SceneSets sets = load_scenes(coco.folder(), SceneTask::detection);
+  EXPECT_EQ(scene_error(sets.train, 0), "[load] " + image + " must be 60 by 70, as its annotations say, got 30 by 35");
+  spill(image, flat_jpeg(70, 60, 200, 100, 50));
+  EXPECT_EQ(scene_error(sets.train, 0), "none");
 }
 
 std::string voc_xml(const std::string& objects) {
@@ -142,6 +172,14 @@ TEST(VocBoxes, LoadsBoxesFromOneOn) {
   EXPECT_TRUE(sets.test.objects[0].empty());
   voc.write("a", voc_xml(voc_object("zebra", kBox) + voc_object("ant", kBox)));  // classes of their own
   EXPECT_EQ(load_scenes(voc.folder(), SceneTask::detection).train.class_names, (std::vector<std::string>{"ant", "zebra"}));
+}
+
+TEST(VocBoxes, ImagesAreAsLargeAsTheirBoxes) {
+  const Voc voc;
+  const std::string image = voc.folder() + "/JPEGImages/a.jpg";
+  spill(image, flat_jpeg(20, 25, 200, 100, 50));
+  const SceneSets sets = load_scenes(voc.folder(), SceneTask::detection);
+  EXPECT_EQ(scene_error(sets.train, 0), "[load] " + image + " must be as large as its boxes, to 20, 40, got 25 by 20");
 }
 
 TEST(VocBoxes, RefusesWithFileAndLine) {

@@ -1,6 +1,7 @@
 // State dicts are torchvision's: every name and shape, from what torchvision's own sources build (pytorch/vision, torchvision/models/
 // resnet.py, vgg.py, densenet.py, mobilenetv2.py, efficientnet.py, segmentation/fcn.py and deeplabv3.py), written down here apart from our
-// models. The pre-activation ResNets have the names of ActNN's program (ucbrise/actnn, image_classification/preact_resnet.py).
+// models. Beside them torchvision's own state dicts, each as one number (torchvision_states.h). The pre-activation ResNets have the names
+// of ActNN's program (ucbrise/actnn, image_classification/preact_resnet.py).
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -9,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "satchel/models/detection.h"
 #include "satchel/models/image_model.h"
+#include "tests/models/torchvision_states.h"
 
 namespace satchel {
 namespace {
@@ -218,16 +221,30 @@ State preresnet(int64_t blocks, bool bottleneck) {
   return state;
 }
 
-State state_of(const std::string& name) {
+State state_of(const torch::nn::Module& model) {
+  State state;
+  for (const auto& item : model.named_parameters()) state[item.key()] = item.value().sizes().vec();
+  for (const auto& item : model.named_buffers()) state[item.key()] = item.value().sizes().vec();
+  return state;
+}
+
+/// Each model is made once: drawing its weights takes most of the time.
+const State& state_of(const std::string& name) {
+  static std::map<std::string, State> states;
+  const auto found = states.find(name);
+  if (found != states.end()) return found->second;
   ImageModelOptions o;
   o.name = name;
   o.aux = is_segmentation_model(name);
   o.classes = o.aux ? kSegments : kClasses;
-  const ImageModel model = make_image_model(o);
-  State state;
-  for (const auto& item : model->named_parameters()) state[item.key()] = item.value().sizes().vec();
-  for (const auto& item : model->named_buffers()) state[item.key()] = item.value().sizes().vec();
-  return state;
+  return states[name] = state_of(*make_image_model(o));
+}
+
+State detector_state(const std::string& name, bool frozen) {
+  DetectorOptions o;
+  o.name = name;
+  o.frozen_norm = frozen;
+  return state_of(*make_detector(o));
 }
 
 int64_t parameters_of(const State& state) {
@@ -239,6 +256,26 @@ int64_t parameters_of(const State& state) {
     count += values;
   }
   return count;
+}
+
+/// As scripts/torchvision_states.py makes it.
+uint64_t digest_of(const State& state) {
+  uint64_t number = 0xcbf29ce484222325;
+  for (const auto& [name, sizes] : state) {
+    std::string line = name;
+    for (const int64_t size : sizes) line += ' ' + std::to_string(size);
+    for (const char c : line + '\n') number = (number ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return number;
+}
+
+TEST(Torchvision, StatesAreThoseRecorded) {
+  for (const testing_models::TorchvisionState& recorded : testing_models::kTorchvisionStates) {
+    const std::string label = recorded.name, name = label.substr(0, label.find(','));
+    const State got = is_detector(name) ? detector_state(name, name != label) : state_of(name);
+    EXPECT_EQ(got.size(), static_cast<size_t>(recorded.tensors)) << label;
+    EXPECT_EQ(digest_of(got), recorded.digest) << label;
+  }
 }
 
 struct Published {
@@ -268,7 +305,7 @@ TEST(Torchvision, EveryNameAndShape) {
                               {"deeplabv3_resnet101", segmentation({3, 4, 23, 3}, true), 60996202}};
   for (const Published& model : models) {
     ASSERT_EQ(parameters_of(model.state), model.parameters) << model.name << ": the list above is wrong";
-    const State got = state_of(model.name);
+    const State& got = state_of(model.name);
     for (const auto& [name, sizes] : model.state) {
       const auto found = got.find(name);
       ASSERT_TRUE(found != got.end()) << model.name << " lacks " << name;

@@ -62,6 +62,45 @@ TEST_F(TrainDetect, TableJsonAndCocoResults) {
   }
 }
 
+/// Boxes of the images of a folder, which has no annotations; a run that starts from another's weights.
+TEST_F(TrainDetect, OtherImagesAndWeights) {
+  const std::string file = path("a.st"), masks = path("masks"), found = path("b.json");
+  ASSERT_EQ(run_tool(training("--method satchel --quiet --checkpoint " + file)).code, 0);
+  // Masks of another run are PNG files.
+  const std::string scenes = "synthetic-shapes:count=8,size=48,shapes=2,classes=2,test=3";
+  ASSERT_EQ(run_tool("train --data " + scenes +
+                     " --model fcn_resnet50 --width 4 --batch 4 --threads 1 --epochs 1 --quiet --method satchel "
+                     "--checkpoint " +
+                     path("s.st"))
+                .code,
+            0);
+  ASSERT_EQ(run_tool("predict --checkpoint " + path("s.st") + " --data " + scenes + " --out " + masks).code, 0);
+  const Outcome p = run_tool("predict --checkpoint " + file + " --data " + masks + " -o " + found);
+  ASSERT_EQ(p.code, 0) << p.out;
+  EXPECT_NE(p.out.find("boxes in 3 scenes, no objects to test on"), std::string::npos) << p.out;
+  for (const json& box : read("b.json")) EXPECT_TRUE(box["file_name"].get<std::string>().ends_with(".png")) << box;
+  const Outcome tuned = run_tool(
+      "train --data synthetic-shapes:count=8,size=48,shapes=2,classes=3,test=3 --model retinanet_resnet50_fpn --width 4 "
+      "--batch 4 --threads 1 --epochs 1 --method satchel --weights " +
+      file);
+  EXPECT_EQ(tuned.code, 0) << tuned.out;
+  EXPECT_NE(tuned.out.find("head.classification_head.cls_logits of 2 classes is left out; that of the data's 3 starts anew"),
+            std::string::npos)
+      << tuned.out;
+}
+
+/// As the pages have their commands: without --width.
+TEST_F(TrainDetect, FullWidthIsTheDefault) {
+  const Outcome r = run_tool(
+      "train --data synthetic-shapes:count=2,size=32,shapes=1,classes=1,test=0 --model retinanet_resnet50_fpn --batch 2 "
+      "--epochs 1 --threads 1 --method satchel --json " +
+      path("w.json"));
+  ASSERT_EQ(r.code, 0) << r.out;
+  EXPECT_EQ(read("w.json")["runs"][0]["options"]["width"], 64);
+  const Outcome help = run_tool("bench detection --help");
+  EXPECT_NE(help.out.find("--width INT=64"), std::string::npos) << help.out;
+}
+
 TEST_F(TrainDetect, PlansWhatIsKept) {
   const Outcome r = run_tool("plan --model retinanet_resnet50_fpn --batch 16 --image 640 --json " + path("p.json"));
   ASSERT_EQ(r.code, 0) << r.out;
@@ -81,6 +120,7 @@ TEST_F(TrainDetect, PlansWhatIsKept) {
 
 TEST_F(TrainDetect, RefusesWhatIsNotForIt) {
   expect_refused(training("--dropout 0.1"), "[train] --dropout is not for this model, got retinanet_resnet50_fpn");
+  expect_refused(training("--freeze layer2"), "[train] --freeze is not for detectors (--trainable says how many stages learn), got retina");
   expect_refused(training("--layers 3"), "[train] --layers is not for this model, got retinanet_resnet50_fpn");
   expect_refused(training("--image 40 --sides 40"), "[train] one of --image and --sides must be given, got both");
   expect_refused("train --data synthetic-images: --model retinanet_resnet50_fpn", "[train] data must be scenes with boxes");

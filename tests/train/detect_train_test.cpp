@@ -1,6 +1,7 @@
 // Runs of detectors on drawn scenes: they learn, resume bit for bit, and find what they are scored by.
 #include "satchel/train/detect_train.h"
 
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +10,11 @@
 
 #include "satchel/core/error.h"
 #include "satchel/data/scenes.h"
+#include "satchel/models/detection.h"
+#include "satchel/models/image_model.h"
+#include "satchel/train/checkpoint.h"
+#include "satchel/train/pretrained.h"
+#include "satchel/train/safetensors.h"
 #include "tests/one_thread.h"
 
 namespace satchel {
@@ -73,6 +79,67 @@ TEST(DetectTrain, ResumesBitForBitAndPredicts) {
   for (const std::string& f : {file, part}) std::remove(f.c_str());
 }
 
+TensorFile file_of(const TensorMap& state) {
+  TensorFile file;
+  for (const auto& [name, tensor] : state) {
+    const bool counter = tensor.scalar_type() == at::kLong;
+    const at::Tensor values = tensor.contiguous();
+    const auto* bytes = static_cast<const std::byte*>(values.const_data_ptr());
+    file.tensors.push_back({name, counter ? StoredType::i64 : StoredType::f32, values.sizes().vec(), {bytes, bytes + values.nbytes()}});
+  }
+  return file;
+}
+
+/// Of a ResNet alone, with the counters that frozen norms do not have; and of a detector of other classes, but for its classifier.
+TEST(DetectTrain, StartsFromPretrainedWeights) {
+  const test::OneThread one;
+  const std::string resnet = testing::TempDir() + "satchel_detect_resnet.safetensors", run = testing::TempDir() + "satchel_detect_run.st";
+  for (const std::string& f : {resnet, run}) std::remove(f.c_str());
+  ImageModelOptions body;
+  body.name = "resnet50";
+  body.classes = 11;
+  body.width = 4;
+  const TensorMap theirs = weights_of(*make_image_model(body));
+  write_safetensors(resnet, file_of(theirs));
+  for (const char* model : {"retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn"}) {
+    DetectTrainOptions o = quick("satchel");
+    o.model = model;
+    o.epochs = 1;
+    o.frozen_norm = true;
+    o.trainable = 3;
+    o.weights = resnet;
+    o.checkpoint = run;
+    const RunResult r = train_detector(scenes(), o);
+    for (const SavedTensor& line : r.tensors) {
+      EXPECT_FALSE(line.name.starts_with("backbone.body.conv1") || line.name.starts_with("backbone.body.layer1")) << line.name;
+    }
+    const TensorMap ours = read_checkpoint(run, kDetectFormat).model;
+    EXPECT_TRUE(at::equal(ours.at("backbone.body.layer1.0.conv1.weight"), theirs.at("layer1.0.conv1.weight"))) << model;
+    EXPECT_TRUE(at::equal(ours.at("backbone.body.layer4.2.bn3.running_var"), theirs.at("layer4.2.bn3.running_var"))) << model;
+    EXPECT_FALSE(at::equal(ours.at("backbone.body.layer4.0.conv1.weight"), theirs.at("layer4.0.conv1.weight"))) << model;
+
+    DetectorOptions other;
+    other.name = model;
+    other.width = 4;
+    other.frozen_norm = true;
+    other.classes = 6;
+    Detector fresh = make_detector(other);
+    const ClassifierFit fit = load_weights(*fresh, shape_of(other), run);
+    EXPECT_TRUE(fit.is_left_out());
+    EXPECT_EQ(fit.stored, std::string(model).starts_with("retina") ? 2 : 3);
+    EXPECT_TRUE(
+        at::equal(fresh->named_parameters()["backbone.fpn.inner_blocks.0.0.weight"], ours.at("backbone.fpn.inner_blocks.0.0.weight")));
+    other.frozen_norm = false;  // has counters, which may be missing
+    Detector norms = make_detector(other);
+    load_weights(*norms, shape_of(other), run);
+    other.name = std::string(model).starts_with("retina") ? "fasterrcnn_resnet50_fpn" : "retinanet_resnet50_fpn";
+    Detector wrong = make_detector(other);
+    EXPECT_THROW(load_weights(*wrong, shape_of(other), run), Error);
+    std::remove(run.c_str());
+  }
+  std::remove(resnet.c_str());
+}
+
 TEST(DetectTrain, RefusesOptionsThatCannotBe) {
   const auto error = [](const DetectTrainOptions& o) {
     try {
@@ -91,6 +158,12 @@ TEST(DetectTrain, RefusesOptionsThatCannotBe) {
   o = quick("satchel");
   o.trainable = 7;
   EXPECT_EQ(error(o), "[train] stages to train must be 0 to 5, got 7");
+  o = quick("satchel");
+  o.freeze = "layer2";
+  EXPECT_EQ(error(o), "[train] a detector's stages are frozen by trainable (--trainable), not by name, got layer2");
+  o = quick("satchel");
+  o.weights = "/nowhere.safetensors";
+  EXPECT_TRUE(error(o).starts_with("[weights] ")) << error(o);
 }
 
 }  // namespace
