@@ -2,13 +2,14 @@
 
 from ._ops import ops
 from .codec import Packed, inspect, pack, presets, unpack
+from .convert import Saved, convert, revert, saved
 from .doctor import Diagnosis, doctor
 from .graph_pass import PackPass, compile
 from .meter import Meter
 from .packing import attach, detach, packing
 
 __version__ = "0.1.0"
-__all__ = ["Diagnosis", "Meter", "PackPass", "Packed", "attach", "compile", "detach", "doctor", "inspect", "pack", "packing", "presets", "unpack", "cuda_compiled", "__version__"]
+__all__ = ["Diagnosis", "Meter", "PackPass", "Packed", "Saved", "attach", "compile", "convert", "detach", "doctor", "inspect", "pack", "packing", "presets", "revert", "saved", "unpack", "cuda_compiled", "__version__"]
 
 
 def cuda_compiled() -> bool:
