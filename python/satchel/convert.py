@@ -116,7 +116,9 @@ class GroupNorm(_Layer, nn.GroupNorm):
         if not self._records(x, self.weight, self.bias) or x.dim() < 2 or x.shape[1] != self.num_channels:
             return _unpacked(self, nn.GroupNorm, x)
         call = norms.NormCall("group", self.satchel_method, self.satchel_name, self.eps, groups=self.num_groups)
-        return norms.norm(_precise(x).contiguous(), self.weight, self.bias, call)
+        x = _precise(x)
+        in_place = x.device.type == "cpu" and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)  # as torch has it
+        return norms.norm(x if in_place else x.contiguous(), self.weight, self.bias, call)
 
 
 # ---- activations and dropout ---------------------------------------------------------------------------------------------------------
@@ -375,10 +377,13 @@ def saved(output: Tensor) -> Saved:
 def _tensors_of(node: Any) -> list[tuple[str, Tensor]]:
     if not hasattr(node, "kinds"):
         return []
-    found = [(kind, t) for kind, t in zip(node.kinds, node.saved_tensors) if kind and t is not None]
+    try:
+        found = [(kind, t) for kind, t in zip(node.kinds, node.saved_tensors) if kind and t is not None]
+    except RuntimeError:  # freed by backward
+        return []
     norm = getattr(node, "deferred", None)
     if norm is None:
         return found
     if norm.save is not None:
-        found += [(kind, t) for kind, t in zip(("norm", *norm.save.kinds[1:]), norm.save.tensors) if t is not None]
-    return found if norm.claimed is not None else [*found, ("statistics", norm.rstd)]
+        found += [(kind, t) for kind, t in zip(norm.save.kinds, norm.save.tensors) if t is not None]
+    return found if norm.claimed is not None or norm.save is None else [*found, ("statistics", norm.rstd)]

@@ -34,13 +34,13 @@ def _input_save(x: Tensor, dtype: torch.dtype, method: str) -> Save:
     found = find_save(x, method) if shares(method) else None
     if found is not None:
         return found
-    known = getattr(x, "_satchel_input", None) if x.grad_fn is not None else None
-    key = (x._version, dtype, method) if known is not None or x.grad_fn is not None else None
-    if known is not None and known[0] == key:
+    key = None if x.grad_fn is None else (x._version, dtype, method)
+    known = getattr(x, "_satchel_input", None)
+    if key is not None and known is not None and known[0] == key:
         return known[1]
     with torch.no_grad():
         bytes_, code = pack(x.detach().to(dtype), keeps(method, "weight_input")["input"].numbers, fresh_seed(x.device))
-    save = Save(code, bytes_)
+    save = Save(code, bytes_, kind="input")
     if key is not None:  # not of a batch: its noise would come again in the next step
         x._satchel_input = (key, save)
     return save

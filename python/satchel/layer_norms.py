@@ -133,7 +133,7 @@ def _forward_norm(call: NormCall, x: Tensor, w: Tensor | None, b: Tensor | None,
         values, axes = x, tuple(range(-call.dims, 0))
     else:
         y, mean, rstd = torch.native_group_norm(x, w, b, *x.shape[:2], x.shape[2:].numel(), call.groups, call.eps)
-        values, axes = x.view(x.shape[0], call.groups, -1), (2,)
+        values, axes = x.reshape(x.shape[0], call.groups, -1), (2,)
     if mean.dtype is not torch.float32:  # statistics of 16 bits are too coarse to normalise with
         var, mean = torch.var_mean(values.float(), axes, correction=0, keepdim=call.kind == "layer")
         rstd = var.add_(call.eps).rsqrt_()
@@ -204,7 +204,7 @@ class Deferred:
             return
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             bytes_, code = pack(self.call.normalised(x, self.mean, self.rstd), self.call.keeps(x)["norm"].numbers, fresh_seed(x.device))
-        self.save = Save(code, bytes_, self.call.dim)
+        self.save = Save(code, bytes_, self.call.dim, kind="norm")
 
     def affine(self, width: int) -> tuple[Tensor, Tensor]:
         """Copies of γ and β, float32, in a line."""

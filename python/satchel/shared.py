@@ -127,8 +127,12 @@ class Save:
     seed: Tensor | None = None  # of the dropout
     dropout: float = 0.0
     slope: float = 1.0  # of the activation's off side: 1 for none
+    kind: str = "shared"  # in reports; else norm or input: of one function alone
 
-    kinds = ("shared", "mask", "affine", "affine", "seed")
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of the tensors."""
+        return self.kind, "mask", "affine", "affine", "seed"
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
