@@ -1,4 +1,4 @@
-"""Layers with weights, dropout, pools and smooth activations of converted models, beside the norms of layer_norms.py."""
+"""Layers with weights and pools of converted models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.autograd import Function
 
 from . import kept as forms
 from ._ops import ops
-from .layer_norms import backward, keep, kept, shares
-from .shared import Save, find_save, flush_deferred, fresh_seed, in_order, keeps, link, link_of, pack
+from .layer_common import backward, keep, kept, shares
+from .shared import Save, dense_strides, find_save, flush_deferred, fresh_seed, in_order, keeps, link, link_of, pack
 
-__all__ = ["adaptive_avg_pool2d", "avg_pool2d", "conv", "dropout", "linear", "max_pool2d", "smooth"]
+__all__ = ["ConvCall", "adaptive_avg_pool2d", "avg_pool2d", "conv", "linear", "max_pool2d"]
 
 _aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ def _layer_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-def _input_save(x: Tensor, dtype: torch.dtype, method: str) -> Save:
+def _input_save(x: Tensor, dtype: torch.dtype, method: str, name: str) -> Save:
     """What stands for x already, or a code of x for every layer that reads it."""
     found = find_save(x, method) if shares(method) else None
     if found is not None:
@@ -40,7 +40,7 @@ def _input_save(x: Tensor, dtype: torch.dtype, method: str) -> Save:
         return known[1]
     with torch.no_grad():
         bytes_, code = pack(x.detach().to(dtype), keeps(method, "weight_input")["input"].numbers, fresh_seed(x.device))
-    save = Save(code, bytes_, kind="input")
+    save = Save(code, bytes_, kind="input", layer=name)
     if key is not None:  # not of a batch: its noise would come again in the next step
         x._satchel_input = (key, save)
     return save
@@ -76,7 +76,7 @@ class _Linear(Function):
 
 def linear(x: Tensor, w: Tensor, b: Tensor | None, method: str, name: str) -> Tensor:
     dtype = _layer_type(x)
-    save = _input_save(x, dtype, method) if w.requires_grad else None
+    save = _input_save(x, dtype, method, name) if w.requires_grad else None
     flush_deferred()
     return _Linear.apply(x, w, b, name, dtype, save)
 
@@ -153,76 +153,9 @@ def _input_gradient(call: ConvCall, g: Tensor, w: Tensor, shape: torch.Size) -> 
 
 def conv(x: Tensor, w: Tensor, b: Tensor | None, method: str, name: str, call: ConvCall) -> Tensor:
     dtype = _layer_type(x)
-    save = _input_save(x, dtype, method) if w.requires_grad else None
+    save = _input_save(x, dtype, method, name) if w.requires_grad else None
     flush_deferred()
     return _Conv.apply(x, w, b, name, dtype, save, call)
-
-
-# ---- dropout and smooth activations --------------------------------------------------------------------------------------------------
-
-
-class _Dropout(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, name: str, p: float, inplace: bool, seed: Tensor) -> Tensor:
-        dense = in_order(x, _dense(x))
-        z = ops.gate(dense, None, seed, p, 1.0)
-        ctx.p, ctx.strides = p, dense.stride()
-        keep(ctx, name, None, seed, kinds=("seed",))
-        if inplace:
-            ctx.mark_dirty(x)
-            return x.copy_(z)
-        return z
-
-    @backward
-    def backward(ctx: Any, g: Tensor) -> Any:
-        _, seed = kept(ctx)
-        return ops.gate(in_order(g, ctx.strides), None, seed, ctx.p, 1.0), *(None,) * 4
-
-
-def _dense(x: Tensor) -> tuple[int, ...]:
-    """x's strides, or contiguous ones where x has gaps."""
-    return x.stride() if x.is_contiguous() else tuple(ops.packed_strides(x, forms.code_numbers(2)))
-
-
-def dropout(x: Tensor, method: str, name: str, p: float, inplace: bool) -> Tensor:
-    """Keeps its seed. What x shares is shared on, dropped."""
-    flush_deferred()
-    save = find_save(x, method) if shares(method) else None
-    seed = fresh_seed(x.device)
-    z = _Dropout.apply(x, name, p, inplace, seed)
-    if save is not None and save.seed is None and save.code.strides == z.stride():
-        dropped = dataclasses.replace(save, seed=seed, dropout=p)
-        link(z, lambda _: dropped)
-    return z
-
-
-class _Smooth(Function):
-    """GELU or SiLU, of which the derivative is kept, rounded without bias."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, name: str, kind: str, bits: int, inplace: bool) -> Tensor:
-        ctx.table = levels = forms._slope_tables(kind, bits, x.dtype, x.device)[0]
-        ctx.shape, ctx.strides, ctx.dtype = x.shape, _dense(x), x.dtype
-        keep(ctx, name, None, ops.pack_slope(x, fresh_seed(x.device), levels, forms._KINDS[kind][0]), kinds=("derivative",))
-        if inplace:
-            ctx.mark_dirty(x)
-        if kind == "silu":
-            return F.silu(x, inplace=inplace)
-        return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
-
-    @backward
-    def backward(ctx: Any, g: Tensor) -> Any:
-        _, bytes_ = kept(ctx)
-        return ops.unpack_table(bytes_, ctx.table, ctx.shape, ctx.strides, ctx.dtype).mul_(g), *(None,) * 4
-
-
-def smooth(x: Tensor, method: str, name: str, kind: str, inplace: bool = False) -> Tensor | None:
-    """None where the method keeps the derivative exactly: torch's own function does."""
-    bits = keeps(method, "derivative")["derivative"].numbers[0]
-    if bits > 8:
-        return None
-    flush_deferred()
-    return _Smooth.apply(x, name, kind, bits, inplace)
 
 
 # ---- pools ---------------------------------------------------------------------------------------------------------------------------
@@ -244,7 +177,7 @@ class _MaxPool2d(Function):
         across = index.sub_(down * x.shape[-1]).sub_(columns).div_(d[1], rounding_mode="floor")
         form = forms.Index(down.sub_(rows).div_(d[0], rounding_mode="floor").mul_(k[1]).add_(across), k[0] * k[1] - 1)
         ctx.form, ctx.window = (form.shape, form.strides, form.bits), (k, s, p, d, ceil)
-        ctx.shape, ctx.strides = x.shape, _dense(x)
+        ctx.shape, ctx.strides = x.shape, dense_strides(x)
         keep(ctx, name, None, form.bytes, kinds=("offsets",))
         return y
 
@@ -279,7 +212,7 @@ def max_pool2d(x: Tensor, method: str, name: str, k: tuple, s: tuple, p: tuple, 
         if not saves:
             with torch.no_grad():
                 bytes_, code = pack(output, numbers, fresh_seed(output.device))
-            saves.append(Save(code, bytes_))
+            saves.append(Save(code, bytes_, layer=name))
         return saves[0]
 
     return link(y, on_demand, is_relu=True)

@@ -1,82 +1,26 @@
-"""Norms and activations of converted models.
+"""Norms of converted models.
 
 A norm defers its packing. A ReLU that comes next claims it: both then keep one code of the normalised values, from which the next linear
-layer or convolution also rebuilds its input. All of it is called with gradients to record; convert.py sees to that.
+layer or convolution also rebuilds its input (layer_activations.py). Nobody calls this unless there are gradients to record.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from typing import Any, Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from . import kept as forms
-from ._ops import ops
-from .shared import Code, Keep, Save, affine_like, claim, defer, flush_deferred, fresh_seed, in_order, keeps, link, link_of, pack
+from .layer_common import ONE_SIDED, backward, keep, kept, shares
+from .shared import Keep, Save, affine_like, defer, flush_deferred, fresh_seed, in_order, keeps, link, pack
 
-__all__ = ["Deferred", "NormCall", "activation", "backward", "keep", "kept", "norm", "rows_of", "shares"]
+__all__ = ["Deferred", "NormCall", "norm", "norm_back"]
 
 _aten = torch.ops.aten
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_ONE_SIDED = (1, 4)
-
-
-# ---- what all functions of converted layers have -------------------------------------------------------------------------------------
-
-
-def backward(run: Callable[..., Any]) -> Any:
-    """Backward of a function: no gradients of gradients, and the types of forward whatever autocast says now."""
-
-    @functools.wraps(run)
-    def wrapped(ctx: Any, g: Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError("[convert] a gradient of a gradient needs exact saves, got create_graph=True; call satchel.revert(model) first")
-        if g is None:
-            if (norm := getattr(ctx, "deferred", None)) is not None:
-                norm.release()
-            return (None,) * len(ctx.needs_input_grad)
-        with torch.autocast(g.device.type, enabled=False):
-            return run(ctx, g)
-
-    return staticmethod(wrapped)
-
-
-def keep(ctx: Any, name: str, save: Save | None, *others: Tensor | None, kinds: tuple[str, ...] = ()) -> None:
-    """Saves tensors as torch does, so that it frees them after backward; the node has the rest. kinds: of the others, for reports."""
-    ctx.set_materialize_grads(False)
-    ctx.layer, ctx.save = name, None if save is None else save.without_tensors()
-    ctx.save_for_backward(*others, *(() if save is None else save.tensors))
-    ctx.kinds = (*kinds, *("",) * (len(others) - len(kinds)), *(() if save is None else save.kinds))
-
-
-def kept(ctx: Any) -> tuple[Any, ...]:
-    """(the save, the other tensors)."""
-    tensors = ctx.saved_tensors
-    if ctx.save is None:
-        return None, *tensors
-    count = len(ctx.save.tensors)
-    return ctx.save.with_tensors(tensors[-count:]), *tensors[:-count]
-
-
-@functools.lru_cache(maxsize=64)
-def shares(method: str) -> bool:
-    """Do layers read what the one before them keeps?"""
-    return bool(ops.method_flags(method)[1])
-
-
-def rows_of(x: Tensor) -> Tensor | None:
-    """x as rows of channels, where these are innermost in memory; else None."""
-    flat = x.movedim(1, -1) if x.dim() > 1 else x
-    return flat.flatten(0, -2) if flat.is_contiguous() and x.dim() > 1 else None
-
-
-# ---- norms ---------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +95,7 @@ def _batch_back(call: NormCall, g: Tensor, x: Tensor, rstd: Tensor, gamma: Tenso
     return [dx, along, g.sum(axes, dtype=torch.float32) if wants[2] else None]
 
 
-def _norm_back(
+def norm_back(
     call: NormCall, g: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor | None, wants: tuple[bool, ...], coded: bool
 ) -> list[Tensor | None]:
     """Gradients of the norm's input, γ and β for g, that of its output, where x holds x̂: torch's own functions, told that its mean is 0
@@ -204,7 +148,7 @@ class Deferred:
             return
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             bytes_, code = pack(self.call.normalised(x, self.mean, self.rstd), self.call.keeps(x)["norm"].numbers, fresh_seed(x.device))
-        self.save = Save(code, bytes_, self.call.dim, kind="norm")
+        self.save = Save(code, bytes_, self.call.dim, kind="norm", layer=self.call.name)
 
     def affine(self, width: int) -> tuple[Tensor, Tensor]:
         """Copies of γ and β, float32, in a line."""
@@ -236,7 +180,7 @@ class Deferred:
         save = self.save or self.claimed
         if save is None:
             raise RuntimeError("[convert] a second backward needs retain_graph=True in the first, got a graph that was freed")
-        return save.values(), not save.code.exact and save.code.side not in _ONE_SIDED
+        return save.values(), not save.code.exact and save.code.side not in ONE_SIDED
 
     def release(self) -> None:
         if not _keeps_graph():
@@ -261,7 +205,7 @@ class _Norm(Function):
         norm, needs = ctx.deferred, ctx.needs_input_grad
         _, w = kept(ctx)
         x, coded = norm.values() if norm.reads else (torch.zeros((), device=g.device).expand(g.shape), False)
-        made = _norm_back(norm.call, in_order(g, x.stride()) if norm.reads else g, x, norm.rstd, w, needs[:3], coded)
+        made = norm_back(norm.call, in_order(g, x.stride()) if norm.reads else g, x, norm.rstd, w, needs[:3], coded)
         norm.release()
         return *(m.to(t) if n else None for m, n, t in zip(made, needs, ctx.types)), None, None, None
 
@@ -278,127 +222,3 @@ def norm(x: Tensor, w: Tensor | None, b: Tensor | None, call: NormCall, running:
     made.output = weakref.ref(y, made.output_goes)
     defer(made)
     return link(y, made.shared, made)
-
-
-# ---- activations ---------------------------------------------------------------------------------------------------------------------
-
-
-def _activated(x: Tensor, slope: float, inplace: bool) -> Tensor:
-    if slope == 0:
-        return x.relu_() if inplace else x.relu()
-    return F.leaky_relu(x, slope, inplace)
-
-
-def _save_of(numbers: Any, values: Tensor, affine: tuple[Tensor, Tensor] | None, dim: int, slope: float) -> Save:
-    """A code of `values`, normalised ones where γ and β are given; with a mask where the code does not tell which of them pass."""
-    gamma, beta = affine or (None, None)
-    bytes_, code = pack(values, numbers, fresh_seed(values.device), gamma, beta, dim)
-    save = Save(code, bytes_, dim, slope=slope)
-    if code.side != 0:
-        return save
-    y = values
-    if gamma is not None and beta is not None:
-        y = torch.addcmul(affine_like(beta, values.shape, dim), values, affine_like(gamma, values.shape, dim))
-    return dataclasses.replace(save, mask=ops.pack_mask(y), gamma=gamma, beta=beta)
-
-
-def _fused_norm_act(norm: Deferred, x: Tensor, y: Tensor, affine: tuple[Tensor, Tensor], numbers: Any, inplace: bool) -> tuple[Tensor, Save] | None:
-    """Result and save of a batch norm and its ReLU in one pass over x on CUDA; None where no kernel fits."""
-    if not x.is_cuda or norm.call.kind != "batch" or numbers[6] not in _ONE_SIDED:
-        return None
-    rows = rows_of(x)
-    if rows is None or not ops.norm_act_fits(*rows.shape, numbers):
-        return None
-    over = inplace and y.stride() == x.stride() and y.dtype == x.dtype
-    z = y if over else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    bytes_ = ops.norm_act(rows, rows_of(z), norm.mean, norm.rstd, *affine, fresh_seed(x.device), numbers)
-    if over:
-        torch.autograd.graph.increment_version(y)
-    return (y.copy_(z) if inplace and not over else z), Save(Code(numbers, x.shape, x.stride(), x.shape[1], 1), bytes_, 1, slope=0.0)
-
-
-class _NormAct(Function):
-    """The activation of a norm's output y, and the norm's own gradient: x, γ and β get theirs from here unless somebody holds y."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, x: Tensor, w: Tensor | None, b: Tensor | None, norm: Deferred, slope: float, inplace: bool, made: list[Save]
-    ) -> Tensor:
-        call = norm.call
-        numbers = call.keeps(x, "relu" if slope == 0 else "leaky_relu")["shared"].numbers
-        affine = norm.affine(call.width(x))
-        fused = _fused_norm_act(norm, x, y, affine, numbers, inplace) if slope == 0 else None
-        if fused is not None:
-            z, save = fused
-        else:
-            save = _save_of(numbers, call.normalised(x, norm.mean, norm.rstd), affine, call.dim, slope)
-            z = _activated(y, slope, inplace)
-        made.append(save)
-        ctx.call, ctx.output = call, (lambda: None) if inplace else norm.output
-        ctx.like = tuple(None if t is None else (t.shape, t.dtype) for t in (x, w, b))
-        keep(ctx, call.name, save, norm.rstd, kinds=("statistics",))
-        if inplace:
-            ctx.mark_dirty(y)
-        return z
-
-    @backward
-    def backward(ctx: Any, g: Tensor) -> Any:
-        save, rstd = kept(ctx)
-        call, needs = ctx.call, ctx.needs_input_grad
-        if needs[0] and ctx.output() is not None:  # whoever holds y may ask for its gradient: the norm's node gets it
-            return save.gated(g), *(None,) * 7
-        if save.fused:
-            dx = torch.empty_strided(save.code.shape, save.code.strides, dtype=g.dtype, device=g.device).copy_(g)
-            made = [dx, *ops.norm_act_back(rows_of(dx), save.bytes, rstd, save.code.numbers, call.training, needs[1])]
-        else:
-            coded = not save.code.exact and save.code.side not in _ONE_SIDED
-            made = _norm_back(call, save.gated(g), save.values(), rstd, save.affine[0], needs[1:4], coded)
-        found = (m.view(like[0]).to(like[1]) if n and like is not None else None for m, n, like in zip(made, needs[1:], ctx.like))
-        return None, *found, None, None, None, None
-
-
-class _Act(Function):
-    """An activation without a norm."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, method: str, name: str, slope: float, inplace: bool, made: list[Save]) -> Tensor:
-        image = x.dim() > 3
-        width = x.shape[1] if image else x.shape[-1] if x.dim() > 0 else 1
-        keep_ = keeps(method, "epilogue", "none", "relu" if slope == 0 else "leaky_relu", False, image, width)
-        if "shared" in keep_:
-            z = _activated(x, slope, inplace)
-            save = _save_of(keep_["shared"].numbers, z.detach(), None, 1, slope)
-            made.append(save)
-        else:
-            mask = forms.Mask(x, x.dtype)
-            save = Save(Code((), x.shape, mask.strides), None, mask=mask.bits, slope=slope)
-            z = _activated(x, slope, inplace)
-        keep(ctx, name, save)
-        if inplace:
-            ctx.mark_dirty(x)
-        return z
-
-    @backward
-    def backward(ctx: Any, g: Tensor) -> Any:
-        (save,) = kept(ctx)
-        return save.gated(g), *(None,) * 5
-
-
-def activation(x: Tensor, method: str, name: str, slope: float, inplace: bool) -> Tensor:
-    """ReLU (slope 0) or LeakyReLU. Claims the deferred norm where x is its untouched output."""
-    found = link_of(x)
-    norm = found.maker if found is not None else None
-    is_heard = x.retains_grad or bool(x._backward_hooks)
-    made: list[Save] = []
-    if isinstance(norm, Deferred) and norm.x is not None and not is_heard and norm.unchanged() and claim(norm):
-        z = _NormAct.apply(x, norm.x, norm.w, norm.b, norm, slope, inplace, made)
-        norm.claimed = made[0]
-        if inplace:
-            norm.x = None
-    else:
-        flush_deferred()
-        z = _Act.apply(x, method, name, slope, inplace, made)
-    if made and shares(method):
-        save = made[0]
-        link(z, lambda _: save, is_relu=slope == 0)
-    return z

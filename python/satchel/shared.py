@@ -16,9 +16,9 @@ from typing import Any, Callable, Iterator, NamedTuple
 import torch
 from torch import Tensor
 
-from ._ops import Numbers, layout, ops
+from ._ops import Numbers, layout, ops, parse_spec
 
-__all__ = ["Code", "Keep", "Link", "Save", "affine_like", "claim", "defer", "find_save", "flush_deferred", "fresh_seed", "in_order", "keeps", "link", "link_of", "pack"]
+__all__ = ["Code", "Keep", "Link", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred", "fresh_seed", "in_order", "keeps", "link", "link_of", "pack"]
 
 _KINDS = ("input", "aggregate", "norm", "activation", "shared", "derivative", "mask", "affine", "statistics", "dropout", "seed")
 _ROLES = {"weight_input": 0, "epilogue": 3, "derivative": 4}
@@ -26,6 +26,7 @@ _NORMS = {"none": 0, "batch": 1, "layer": 2}
 _ACTIVATIONS = {"none": 0, "relu": 1, "leaky_relu": 2}
 _SIDE, _RELU_SIDE, _ONE_SIDED = 6, 2, (1, 4)  # the number of a spec that tells the side code; its values
 _EXACT = 32  # bits
+_BLOCKS = parse_spec("bits=2")
 _PART = {"cpu": 2 << 20, "cuda": 32 << 20}  # decoded values at a time
 
 
@@ -49,19 +50,40 @@ def keeps(
 # ---- seeds ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _mixed(number: int, rank: int) -> int:
-    """63 bits that differ from rank to rank (splitmix64)."""
-    state = (number + (rank + 1) * 0x9E3779B97F4A7C15) & (1 << 64) - 1
-    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-    state = (state ^ state >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
-    return (state ^ state >> 31) >> 1
+def _mixed(*numbers: int) -> int:
+    """63 bits that differ wherever one of the numbers does (splitmix64)."""
+    state = 0
+    for n in numbers:
+        state = (state + n + 0x9E3779B97F4A7C15) & (1 << 64) - 1
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
+        state ^= state >> 31
+    return state >> 1
+
+
+_places: dict[tuple[int, ...], int] = {}  # where torch's generator stands now, and how many seeds were made there
+_lock = threading.Lock()
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
 
 
 def fresh_seed(device: torch.device) -> Tensor:
-    """A seed of its own for one save, from one draw of torch's CPU generator: checkpointing restores it, so dropout is redrawn alike."""
-    number = int(torch.empty((), dtype=torch.int64).random_())
-    rank = torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
-    return torch.full((1,), _mixed(number, rank), dtype=torch.int64, device=device)
+    """A seed of its own for one code, made of the place where torch's CPU generator stands, which stays there: numbers drawn for anything
+    else are as they would be without codes."""
+    place = tuple(torch.default_generator.get_state()[:32].view(torch.int64).tolist())  # its seed, how far it is, and a number of its state
+    with _lock:
+        count = _places.get(place, 0)
+        if count == 0:
+            _places.clear()
+        _places[place] = count + 1
+    return torch.full((1,), _mixed(_rank(), count, *place), dtype=torch.int64, device=device)
+
+
+def drawn_seed(device: torch.device) -> Tensor:
+    """A seed of dropout, one draw of torch's CPU generator. Checkpointing sets that back: what is computed again is dropped alike."""
+    return torch.full((1,), _mixed(_rank(), int(torch.empty((), dtype=torch.int64).random_())), dtype=torch.int64, device=device)
 
 
 # ---- codes ---------------------------------------------------------------------------------------------------------------------------
@@ -107,6 +129,11 @@ def pack(x: Tensor, numbers: Numbers, seed: Tensor, gamma: Tensor | None = None,
     return ops.pack(x, seed, table, inner, numbers), Code(numbers, x.shape, strides, 0 if table is None else table.shape[0], inner)
 
 
+def dense_strides(x: Tensor) -> tuple[int, ...]:
+    """x's strides, or contiguous ones where its memory has gaps."""
+    return x.stride() if x.is_contiguous() else tuple(ops.packed_strides(x, _BLOCKS))
+
+
 def in_order(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     """x with these strides: itself or a copy."""
     if x.stride() == strides:
@@ -128,6 +155,7 @@ class Save:
     dropout: float = 0.0
     slope: float = 1.0  # of the activation's off side: 1 for none
     kind: str = "shared"  # in reports; else norm or input: of one function alone
+    layer: str = ""  # whose it is
 
     @property
     def kinds(self) -> tuple[str, ...]:

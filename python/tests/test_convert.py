@@ -1,14 +1,11 @@
 """convert(): gradients are torch's at 32 bits and right in the mean at 2, bytes are the C++ plan's, and models stay torch models."""
 
 import copy
-import io
-import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import satchel
 
@@ -125,7 +122,7 @@ def test_vgg_at_32_bits_is_torchs():
 
 
 def test_bytes_are_the_plans():
-    """`satchel plan --model resnet18 --classes 10 --batch 4 --image 96 --methods satchel` adds up to 978,448 bytes (fp32: 16,340,480)."""
+    """`satchel plan --model resnet18 --classes 10 --batch 4 --image 96 --method satchel` adds up to 978,448 bytes (fp32: 16,340,480)."""
     model = satchel.convert(resnet18())
     loss = F.cross_entropy(model(torch.randn(4, 3, 96, 96)), torch.tensor([1, 2, 3, 4]))
     assert satchel.saved(loss).bytes == 978448
@@ -186,11 +183,11 @@ class FixedDropout(nn.Dropout):
     """Satchel's dropout with one seed."""
 
     def forward(self, x):
-        from satchel import layer_functions
+        from satchel import layer_activations
 
         state = torch.get_rng_state()
         torch.manual_seed(5)
-        out = layer_functions.dropout(x, "satchel", "dropout", self.p, False)
+        out = layer_activations.dropout(x, "satchel", "dropout", self.p, False)
         torch.set_rng_state(state)
         return out
 
