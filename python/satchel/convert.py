@@ -1,7 +1,7 @@
 """Any torch.nn model with Satchel's layers: norm, ReLU, dropout and the next layer keep one code of about 2 bits a value.
 
-convert() changes the classes of torch's own layers in place, so parameters, buffers, hooks and names stay. A layer of a user's own class, and
-functions that a model calls itself (F.relu, torch.cat), stay torch's.
+convert() changes the classes of torch's own layers in place, so parameters, buffers, hooks and names stay. A layer of a user's own class,
+and functions that a model calls itself (F.relu, torch.cat), stay torch's.
 """
 
 from __future__ import annotations

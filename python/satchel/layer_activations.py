@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import kept as forms
-from ._ops import ops
+from ._ops import Numbers, ops
 from .layer_common import ONE_SIDED, backward, keep, kept, rows_of, shares
 from .layer_norms import Deferred, norm_back
 from .shared import (
@@ -27,7 +27,7 @@ def _activated(x: Tensor, slope: float, inplace: bool) -> Tensor:
     return F.leaky_relu(x, slope, inplace)
 
 
-def _save_of(layer: str, numbers: Any, values: Tensor, affine: tuple[Tensor, Tensor] | None, dim: int, slope: float) -> Save:
+def _save_of(layer: str, numbers: Numbers, values: Tensor, affine: tuple[Tensor, Tensor] | None, dim: int, slope: float) -> Save:
     """A code of `values`, normalised ones where γ and β are given; with a mask where the code does not tell which of them pass."""
     gamma, beta = affine or (None, None)
     bytes_, code = pack(values, numbers, fresh_seed(values.device), gamma, beta, dim)
@@ -40,7 +40,9 @@ def _save_of(layer: str, numbers: Any, values: Tensor, affine: tuple[Tensor, Ten
     return dataclasses.replace(save, mask=ops.pack_mask(y), gamma=gamma, beta=beta)
 
 
-def _fused_norm_act(norm: Deferred, x: Tensor, y: Tensor, affine: tuple[Tensor, Tensor], numbers: Any, inplace: bool) -> tuple[Tensor, Save] | None:
+def _fused_norm_act(
+    norm: Deferred, x: Tensor, y: Tensor, affine: tuple[Tensor, Tensor], numbers: Numbers, inplace: bool
+) -> tuple[Tensor, Save] | None:
     """Result and save of a batch norm and its ReLU in one pass over x on CUDA; None where no kernel fits."""
     if not x.is_cuda or norm.call.kind != "batch" or numbers[6] not in ONE_SIDED:
         return None
@@ -52,7 +54,8 @@ def _fused_norm_act(norm: Deferred, x: Tensor, y: Tensor, affine: tuple[Tensor, 
     bytes_ = ops.norm_act(rows, rows_of(z), norm.mean, norm.rstd, *affine, fresh_seed(x.device), numbers)
     if over:
         torch.autograd.graph.increment_version(y)
-    return (y.copy_(z) if inplace and not over else z), Save(Code(numbers, x.shape, x.stride(), x.shape[1], 1), bytes_, 1, slope=0.0, layer=norm.call.name)
+    code = Code(numbers, x.shape, x.stride(), x.shape[1], 1)
+    return (y.copy_(z) if inplace and not over else z), Save(code, bytes_, 1, slope=0.0, layer=norm.call.name)
 
 
 class _NormAct(Function):

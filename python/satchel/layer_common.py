@@ -22,7 +22,7 @@ def backward(run: Callable[..., Any]) -> Any:
     @functools.wraps(run)
     def wrapped(ctx: Any, g: Tensor | None) -> Any:
         if torch.is_grad_enabled():
-            raise RuntimeError("[convert] a gradient of a gradient needs exact saves, got create_graph=True; call satchel.revert(model) first")
+            raise RuntimeError("[convert] a gradient of a gradient needs exact saves, got create_graph=True; satchel.revert() gives them")
         if g is None:
             if (norm := getattr(ctx, "deferred", None)) is not None:
                 norm.release()

@@ -97,7 +97,9 @@ class ConvCall:
 
 class _Conv(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, name: str, dtype: torch.dtype, save: Save | None, call: ConvCall) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, name: str, dtype: torch.dtype, save: Save | None, call: ConvCall
+    ) -> Tensor:
         keep(ctx, name, save, w)
         ctx.types = x.dtype, w.dtype, None if b is None else b.dtype
         ctx.call, ctx.shape = call, x.shape
@@ -131,9 +133,8 @@ def _weight_gradient(call: ConvCall, g: Tensor, save: Save, w: Tensor) -> Tensor
         if skips:
             steps = (slice(None), slice(None), *(slice(0, s * n, s) for s, n in zip(call.stride, g.shape[2:])))
             x, part = x[steps].contiguous(), part.contiguous()
-        made = _aten.convolution_backward(
-            part, x, like, None, ones if skips else call.stride, call.padding, call.dilation, False, zeros, call.groups, (False, True, False)
-        )[1]
+        how = (ones if skips else call.stride, call.padding, call.dilation, False, zeros, call.groups)
+        made = _aten.convolution_backward(part, x, like, None, *how, (False, True, False))[1]
         total = made if total is None else total.float().add_(made)
     return total
 
@@ -146,7 +147,8 @@ def _input_gradient(call: ConvCall, g: Tensor, w: Tensor, shape: torch.Size) -> 
         args = (call.stride, call.padding, call.dilation, False, zeros, call.groups, (True, False, False))
         return _aten.convolution_backward(g, like, w, None, *args)[0]
     # Of an input torch would read the order of memory too: the convolution of g the other way keeps g's.
-    least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, s, p, d, k in zip(g.shape[2:], call.stride, call.padding, call.dilation, w.shape[2:])]
+    sizes = zip(g.shape[2:], call.stride, call.padding, call.dilation, w.shape[2:])
+    least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, s, p, d, k in sizes]
     more = [n - m for n, m in zip(shape[2:], least)]
     return torch.convolution(g, w, None, call.stride, call.padding, call.dilation, True, more, call.groups)
 

@@ -65,14 +65,16 @@ class NormCall:
         return torch.sub(x.detach(), self.beside(mean, x)).float().mul_(self.beside(rstd, x))
 
 
-def _forward_norm(call: NormCall, x: Tensor, w: Tensor | None, b: Tensor | None, running: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_norm(
+    call: NormCall, x: Tensor, w: Tensor | None, b: Tensor | None, running: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd), statistics in float32."""
     if call.kind == "batch":
         y, mean, rstd = torch.native_batch_norm(x, w, b, *running, call.eps)
         if not call.training:
-            mean, rstd = running[0].float().clone(), (running[1].float() + call.eps).rsqrt_()
-        return y, mean.float(), rstd.float()
-    if call.kind == "layer":
+            return y, running[0].float().clone(), (running[1].float() + call.eps).rsqrt_()
+        values, axes = x, tuple(d for d in range(x.dim()) if d != 1)
+    elif call.kind == "layer":
         y, mean, rstd = torch.native_layer_norm(x, x.shape[-call.dims :], w, b, call.eps)
         values, axes = x, tuple(range(-call.dims, 0))
     else:
@@ -193,7 +195,9 @@ class Deferred:
 
 class _Norm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, call: NormCall, running: tuple[Any, ...], made: list[Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, call: NormCall, running: tuple[Any, ...], made: list[Tensor]
+    ) -> Tensor:
         y, *statistics = _forward_norm(call, x, w, b, running)
         made.extend(statistics)
         ctx.types = tuple(None if t is None else t.dtype for t in (x, w, b))

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from ._ops import Numbers, layout, ops, parse_spec
 
-__all__ = ["Code", "Keep", "Link", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred", "fresh_seed", "in_order", "keeps", "link", "link_of", "pack"]
+__all__ = [
+    "Code", "Keep", "Link", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred",
+    "fresh_seed", "in_order", "keeps", "link", "link_of", "pack",
+]  # fmt: skip
 
 _KINDS = ("input", "aggregate", "norm", "activation", "shared", "derivative", "mask", "affine", "statistics", "dropout", "seed")
 _ROLES = {"weight_input": 0, "epilogue": 3, "derivative": 4}
@@ -39,7 +42,14 @@ class Keep(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def keeps(
-    method: str, role: str, norm: str = "none", activation: str = "none", next_reads: bool = True, image: bool = False, width: int = 1, count: int = 0
+    method: str,
+    role: str,
+    norm: str = "none",
+    activation: str = "none",
+    next_reads: bool = True,
+    image: bool = False,
+    width: int = 1,
+    count: int = 0,
 ) -> dict[str, Keep]:
     """What the method keeps at such a place, by kind. `width`: channels; `count`: values a statistic, 0 where x's gradient reads none."""
     site = [_ROLES[role], _NORMS[norm], _ACTIVATIONS[activation], False, False, next_reads, image, width, count]
@@ -115,7 +125,9 @@ def affine_like(t: Tensor, shape: torch.Size, dim: int) -> Tensor:
     return t.view(-1, *(1,) * (len(shape) - dim - 1))
 
 
-def pack(x: Tensor, numbers: Numbers, seed: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, dim: int = 1) -> tuple[Tensor, Code]:
+def pack(
+    x: Tensor, numbers: Numbers, seed: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, dim: int = 1
+) -> tuple[Tensor, Code]:
     """Bytes of a code of x, or x itself at 32 bits. γ and β, float32 and one a channel, set the thresholds of a side code."""
     strides = x.stride() if x.is_contiguous() else tuple(ops.packed_strides(x, numbers))
     if numbers[0] == _EXACT:
@@ -234,7 +246,8 @@ class Save:
         code, shape = self.code, (last - first, *self.code.shape[1:])
         if self.fused:
             rows, span = code.shape.numel() // code.channels, each // code.channels
-            line = ops.norm_act_input(self.bytes, self.seed, rows, code.channels, code.numbers, self.dropout, first * span, last * span, dtype)
+            place = (first * span, last * span)
+            line = ops.norm_act_input(self.bytes, self.seed, rows, code.channels, code.numbers, self.dropout, *place, dtype)
             return line.flatten().as_strided(shape, code.strides)
         gates = self.seed is not None or (self.slope != 1 and (self.affine is not None or code.side != _RELU_SIDE))
         decoded = torch.float32 if gates or self.affine is not None else dtype

@@ -10,17 +10,23 @@ from torch import nn
 import satchel
 
 EXACT = "satchel,bits=32"
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 DRAWS = 100
 
 
-def net(*layers):
-    return nn.Sequential(*layers)
+def fresh(layers):
+    """A net of copies of the layers, with parameters of its own."""
+    model = nn.Sequential(*copy.deepcopy(layers))
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return model
 
 
 def randomise(model):
     """Norms as training leaves them: γ of both signs, one of them 0, β apart from 0."""
     for module in model.modules():
-        if getattr(module, "weight", None) is not None and isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)):
+        if isinstance(module, NORMS) and module.weight is not None:
             with torch.no_grad():
                 module.weight.normal_()
                 module.weight.flatten()[0] = 0
@@ -40,8 +46,8 @@ def gradients(model, x, loss=weighted):
 
 
 def assert_near(ours, torchs, most=2e-5):
-    """Sums of some thousand products differ by their order: a few times 2^-24 each, 2e-5 of the norm is 300 times 2^-24. A bias before a norm
-    has the gradient 0, and what is left of sums as large as the others'."""
+    """Sums of some thousand products differ by their order: a few times 2^-24 each, 2e-5 of the norm is 300 times 2^-24. A bias before a
+    norm has the gradient 0, and what is left of sums as large as the others'."""
     assert len(ours) == len(torchs)
     largest = max(float(b.norm()) for b in torchs)
     for i, (a, b) in enumerate(zip(ours, torchs)):
@@ -50,39 +56,40 @@ def assert_near(ours, torchs, most=2e-5):
 
 
 IMAGE, ROWS, LINE = (4, 6, 10, 12), (32, 24), (4, 6, 20)
+C2, BN, R, L = nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Linear
 LAYERS = {
-    "conv_bn_relu_conv": (lambda: net(nn.Conv2d(6, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 5, 3, padding=1)), IMAGE),
-    "bn_alone": (lambda: net(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 5, 1, stride=2)), IMAGE),
-    "bn_without_weights": (lambda: net(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8, affine=False), nn.ReLU(), nn.Conv2d(8, 5, 1)), IMAGE),
-    "bn_without_running": (lambda: net(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()), IMAGE),
-    "bn_cumulative": (lambda: net(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU()), IMAGE),
-    "conv1d_bn1d": (lambda: net(nn.Conv1d(6, 8, 3, padding="same"), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 5, 3, dilation=2)), LINE),
-    "conv3d_bn3d": (lambda: net(nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), nn.ReLU(), nn.Conv3d(8, 5, 1)), (2, 3, 5, 6, 7)),
-    "linear_bn1d": (lambda: net(nn.Linear(24, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5)), ROWS),
-    "linear_relu": (lambda: net(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 5, bias=False)), ROWS),
-    "layer_norm": (lambda: net(nn.Linear(24, 16), nn.LayerNorm(16), nn.Linear(16, 5)), (4, 7, 24)),
-    "layer_norm_relu": (lambda: net(nn.Linear(24, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 5)), (4, 7, 24)),
-    "layer_norm_of_maps": (lambda: net(nn.Conv2d(6, 8, 3), nn.LayerNorm((8, 8, 10)), nn.ReLU(), nn.Conv2d(8, 5, 1)), IMAGE),
-    "group_norm_relu": (lambda: net(nn.Conv2d(6, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 5, 3)), IMAGE),
-    "group_norm": (lambda: net(nn.Conv2d(6, 8, 3), nn.GroupNorm(4, 8, affine=False), nn.Conv2d(8, 5, 3)), IMAGE),
-    "leaky_relu": (lambda: net(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.LeakyReLU(0.1), nn.Conv2d(8, 5, 3), nn.LeakyReLU(0.2, inplace=True)), IMAGE),
-    "gelu": (lambda: net(nn.Linear(24, 16), nn.GELU(), nn.Linear(16, 5), nn.GELU(approximate="tanh"), nn.Linear(5, 4), nn.SiLU()), ROWS),
-    "dropout_off": (lambda: net(nn.Linear(24, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 5), nn.Dropout(0.5).eval()), ROWS),
-    "pools": (lambda: net(nn.Conv2d(6, 8, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.Conv2d(8, 8, 1), nn.AvgPool2d(2, 1), nn.AdaptiveAvgPool2d((3, 2)),
-                          nn.MaxPool2d(2, 1, dilation=1), nn.AdaptiveAvgPool2d(1)), IMAGE),
-    "dilated_pool": (lambda: net(nn.Conv2d(6, 8, 3), nn.MaxPool2d((2, 3), (1, 2), dilation=(3, 2), padding=(1, 1)), nn.Conv2d(8, 4, 1)), IMAGE),
-    "grouped_conv": (lambda: net(nn.Conv2d(6, 8, 3, groups=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8, stride=2, padding=1)), IMAGE),
-    "padding_modes": (lambda: net(nn.Conv2d(6, 8, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Conv2d(8, 4, 4, padding="same")), IMAGE),
+    "conv_bn_relu_conv": (IMAGE, [C2(6, 8, 3, bias=False), BN(8), R(inplace=True), C2(8, 5, 3, padding=1)]),
+    "bn_alone": (IMAGE, [C2(6, 8, 3), BN(8), C2(8, 5, 1, stride=2)]),
+    "bn_without_weights": (IMAGE, [C2(6, 8, 3), BN(8, affine=False), R(), C2(8, 5, 1)]),
+    "bn_without_running": (IMAGE, [C2(6, 8, 3), BN(8, track_running_stats=False), R()]),
+    "bn_cumulative": (IMAGE, [C2(6, 8, 3), BN(8, momentum=None), R()]),
+    "conv1d_bn1d": (LINE, [nn.Conv1d(6, 8, 3, padding="same"), nn.BatchNorm1d(8), R(), nn.Conv1d(8, 5, 3, dilation=2)]),
+    "conv3d_bn3d": ((2, 3, 5, 6, 7), [nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), R(), nn.Conv3d(8, 5, 1)]),
+    "linear_bn1d": (ROWS, [L(24, 16), nn.BatchNorm1d(16), R(), L(16, 5)]),
+    "linear_relu": (ROWS, [L(24, 16), R(), L(16, 5, bias=False)]),
+    "layer_norm": ((4, 7, 24), [L(24, 16), nn.LayerNorm(16), L(16, 5)]),
+    "layer_norm_relu": ((4, 7, 24), [L(24, 16), nn.LayerNorm(16), R(), L(16, 5)]),
+    "layer_norm_of_maps": (IMAGE, [C2(6, 8, 3), nn.LayerNorm((8, 8, 10)), R(), C2(8, 5, 1)]),
+    "group_norm_relu": (IMAGE, [C2(6, 8, 3), nn.GroupNorm(2, 8), R(), C2(8, 5, 3)]),
+    "group_norm": (IMAGE, [C2(6, 8, 3), nn.GroupNorm(4, 8, affine=False), C2(8, 5, 3)]),
+    "leaky_relu": (IMAGE, [C2(6, 8, 3), BN(8), nn.LeakyReLU(0.1), C2(8, 5, 3), nn.LeakyReLU(0.2, inplace=True)]),
+    "gelu": (ROWS, [L(24, 16), nn.GELU(), L(16, 5), nn.GELU(approximate="tanh"), L(5, 4), nn.SiLU()]),
+    "dropout_off": (ROWS, [L(24, 16), R(), nn.Dropout(0.0), L(16, 5), nn.Dropout(0.5).eval()]),
+    "pools": (IMAGE, [C2(6, 8, 3), R(), nn.MaxPool2d(3, 2, 1, ceil_mode=True), C2(8, 8, 1), nn.AvgPool2d(2, 1), nn.AdaptiveAvgPool2d((3, 2)),
+                      nn.MaxPool2d(2, 1), nn.AdaptiveAvgPool2d(1)]),
+    "dilated_pool": (IMAGE, [C2(6, 8, 3), nn.MaxPool2d((2, 3), (1, 2), dilation=(3, 2), padding=(1, 1)), C2(8, 4, 1)]),
+    "grouped_conv": (IMAGE, [C2(6, 8, 3, groups=2), BN(8), R(), C2(8, 8, 3, groups=8, stride=2, padding=1)]),
+    "padding_modes": (IMAGE, [C2(6, 8, 3, padding=1, padding_mode="reflect"), R(), C2(8, 4, 4, padding="same")]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_at_32_bits_are_torchs(name, order):
-    make, shape = LAYERS[name]
+    shape, layers = LAYERS[name]
     if order is torch.channels_last and len(shape) != 4:
         pytest.skip("no image")
-    model, x = randomise(make()), torch.randn(shape)
+    model, x = randomise(fresh(layers)), torch.randn(shape)
     if len(shape) == 4:
         model, x = model.to(memory_format=order), x.contiguous(memory_format=order)
     ours = satchel.convert(copy.deepcopy(model), EXACT)
@@ -134,18 +141,18 @@ def test_bytes_are_the_plans():
 # ---- right in the mean ---------------------------------------------------------------------------------------------------------------
 
 NOISY = {
-    "bn_relu_of_many": (lambda: net(nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 8, 1)), (32, 4, 14, 14)),
-    "bn_relu_of_few": (lambda: net(nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1)), (8, 4, 14, 14)),
-    "bn_alone": (lambda: net(nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 8, 1)), (32, 4, 14, 14)),
-    "bn_relu_dropout_linear": (lambda: net(nn.Linear(24, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.25), nn.Linear(64, 16)), (512, 24)),
-    "relu_linear": (lambda: net(nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 16)), (256, 24)),
-    "layer_norm_relu": (lambda: net(nn.Linear(24, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 16)), (128, 24)),
-    "layer_norm": (lambda: net(nn.Linear(24, 128), nn.LayerNorm(128), nn.Linear(128, 16)), (128, 24)),
-    "group_norm_relu": (lambda: net(nn.Conv2d(4, 16, 3), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 8, 1)), (16, 4, 12, 12)),
-    "leaky_relu": (lambda: net(nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16), nn.LeakyReLU(0.2), nn.Conv2d(16, 8, 1)), (16, 4, 12, 12)),
-    "gelu": (lambda: net(nn.Linear(24, 64), nn.GELU(), nn.Linear(64, 32), nn.SiLU(), nn.Linear(32, 8)), (256, 24)),
-    "max_pool": (lambda: net(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3)), (16, 4, 14, 14)),
-}  # fmt: skip
+    "bn_relu_of_many": ((32, 4, 14, 14), [C2(4, 16, 3), BN(16), R(inplace=True), C2(16, 8, 1)]),
+    "bn_relu_of_few": ((8, 4, 14, 14), [C2(4, 16, 3), BN(16), R(), C2(16, 8, 1)]),
+    "bn_alone": ((32, 4, 14, 14), [C2(4, 16, 3), BN(16), C2(16, 8, 1)]),
+    "bn_relu_dropout_linear": ((512, 24), [L(24, 64), nn.BatchNorm1d(64), R(), nn.Dropout(0.25), L(64, 16)]),
+    "relu_linear": ((256, 24), [L(24, 64), R(), L(64, 16)]),
+    "layer_norm_relu": ((128, 24), [L(24, 128), nn.LayerNorm(128), R(), L(128, 16)]),
+    "layer_norm": ((128, 24), [L(24, 128), nn.LayerNorm(128), L(128, 16)]),
+    "group_norm_relu": ((16, 4, 12, 12), [C2(4, 16, 3), nn.GroupNorm(4, 16), R(), C2(16, 8, 1)]),
+    "leaky_relu": ((16, 4, 12, 12), [C2(4, 16, 3), BN(16), nn.LeakyReLU(0.2), C2(16, 8, 1)]),
+    "gelu": ((256, 24), [L(24, 64), nn.GELU(), L(64, 32), nn.SiLU(), L(32, 8)]),
+    "max_pool": ((16, 4, 14, 14), [C2(4, 16, 3), R(), nn.MaxPool2d(2), C2(16, 8, 3)]),
+}
 
 
 def ratio_of_means(draw, expected, draws=DRAWS):
@@ -158,20 +165,19 @@ def ratio_of_means(draw, expected, draws=DRAWS):
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", NOISY)
 def test_gradients_are_right_in_the_mean(name, order):
-    make, shape = NOISY[name]
+    shape, layers = NOISY[name]
     if order is torch.channels_last and len(shape) != 4:
         pytest.skip("no image")
-    model, x = randomise(make()), torch.randn(shape)
+    model, x = randomise(fresh(layers)), torch.randn(shape)
     if len(shape) == 4:
         model, x = model.to(memory_format=order), x.contiguous(memory_format=order)
     exact = satchel.convert(copy.deepcopy(model), EXACT)
     ours = satchel.convert(model)
 
     def flat(m):
-        # The dropout's mask and the rounding are drawn from one generator: forward draws alike up to it in both models.
         return torch.cat([g.flatten() for g in gradients(m, x)[1]])
 
-    if "dropout" in name:  # one mask for all draws: torch.manual_seed fixes it, rounding is drawn anew
+    if "dropout" in name:  # one mask for all draws, while rounding is drawn anew
         exact[3] = ours[3] = FixedDropout(0.25)
     ratio, error = ratio_of_means(lambda: flat(ours), flat(exact))
     assert error > 0.003, "nothing was rounded"
@@ -195,7 +201,7 @@ class FixedDropout(nn.Dropout):
 def test_the_test_sees_a_bias():
     """off=mean, theory.md 10: the mean of an off value's channel stands for it in every draw."""
     torch.manual_seed(3)
-    model, x = randomise(NOISY["bn_relu_of_many"][0]()), torch.randn(32, 4, 14, 14)
+    model, x = randomise(fresh(NOISY["bn_relu_of_many"][1])), torch.randn(32, 4, 14, 14)
     y = torch.randn(32, 8, 12, 12)
     loss = lambda out: F.mse_loss(out, y)  # makes Σg·x̂ coherent
     expected = gradients(satchel.convert(copy.deepcopy(model), EXACT), x, loss)[1][1].flatten()

@@ -18,8 +18,8 @@ EXACT = "satchel,bits=32"
 
 def small(p=0.0):
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(p), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(8 * 4 * 4, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4),
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(p), nn.Conv2d(8, 8, 3), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 4 * 4, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4),
     )  # fmt: skip
 
 
@@ -168,6 +168,14 @@ def test_autocast(method):
         torch.autograd.grad(model(x).float().sum(), list(model.parameters()))  # backward inside autocast
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_16_bits(dtype):
+    model, x = small().to(dtype), batch().to(dtype)
+    expected = flat(model, x).float()
+    made = flat(satchel.convert(model, EXACT), x)
+    assert made.dtype is dtype and F.cosine_similarity(made.float(), expected, 0) > 0.99  # 8 bits, rounded in other places
+
+
 def test_second_backward():
     model, x = satchel.convert(small()), batch()
     for layers in (slice(None), slice(0, 2), slice(0, 3)):
@@ -295,7 +303,8 @@ def test_the_inputs_of_norms_are_let_go():
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_redraws_dropout(reentrant):
     torch.manual_seed(2)
-    model, x = satchel.convert(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 8)), EXACT), torch.randn(64, 32, requires_grad=True)
+    model = satchel.convert(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 8)), EXACT)
+    x = torch.randn(64, 32, requires_grad=True)
     torch.manual_seed(3)
     expected = torch.autograd.grad(model(x).square().mean(), x)[0]
     torch.manual_seed(3)
@@ -370,8 +379,8 @@ def test_training_goes_as_well():
 
     def train(method):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))
-        model = satchel.convert(model, method)
+        hidden = [layer for width in (16, 64) for layer in (nn.Linear(width, 64), nn.BatchNorm1d(64), nn.ReLU())]
+        model = satchel.convert(nn.Sequential(*hidden, nn.Linear(64, 2)), method)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         for _ in range(60):
             x = torch.randn(256, 16)

@@ -29,7 +29,9 @@ inline DType dtype_of(ScalarType type, const char* op) {
   }
 }
 
-inline bool same_device(const Tensor& a, const Tensor& b) { return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index(); }
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
 
 inline void check_seed(const Tensor& seed, const Tensor& x, const char* op) {
   if (seed.scalar_type() != ScalarType::Long) fail(op, "seed must be int64", torch::headeronly::toString(seed.scalar_type()));

@@ -26,15 +26,15 @@ Numbers method_flags(const std::string& text) {
   constexpr const char* op = "convert";
   const Method method = parse_method(text);
   validate(method, op);
-  if (allocates_bits(method) || method.swap) fail(op, "method must give all samples the same bits (adaptive=no, no mean_bits, no budget)", text);
+  if (allocates_bits(method)) fail(op, "method must give all samples the same bits (adaptive=no, no mean_bits, no budget)", text);
   for (const CodecSpec* spec : {&method.input, &method.norm}) {
     if (!std::holds_alternative<Identity>(spec->transform)) fail(op, "method must have no projection and no low-pass", text);
   }
   return {is_baseline(method), reads_producer(method)};
 }
 
-/// For every Keep: kind, of, numbers, and the eleven of its spec. `site`: role, norm, activation, adds_skip, drops, next_reads, image, width,
-/// count, as core/keep.h has them.
+/// For every Keep: kind, of, numbers, and the eleven of its spec. `site`: role, norm, activation, adds_skip, drops, next_reads, image,
+/// width, count, as core/keep.h has them.
 Numbers keeps(const std::string& text, const Numbers& s) {
   constexpr const char* op = "keeps";
   if (s.size() != 9) fail(op, "a site has 9 numbers", s.size());
@@ -63,7 +63,8 @@ bool serves(const std::string& text, const Numbers& spec, bool after_relu) {
 
 CodecLayout coded_layout(const Numbers& shape, DType type, const Numbers& spec, int64_t channels, int64_t inner, const char* op) {
   const CodecLayout layout = plan_of(shape, type, spec_of_list(spec, op), channels, inner, op);
-  if (layout.projected || (layout.coding != Coding::block && layout.coding != Coding::side)) fail(op, "spec must be a block or a side code");
+  if (layout.projected || (layout.coding != Coding::block && layout.coding != Coding::side))
+    fail(op, "spec must be a block or a side code");
   return layout;
 }
 
@@ -231,7 +232,8 @@ Tensor norm_act_input(const Tensor& bytes, const std::optional<Tensor>& seed, in
                       double dropout, int64_t first, int64_t last, ScalarType dtype) {
   constexpr const char* op = "norm_act_input";
   if (!norm_act_fits(rows, channels, spec)) fail(op, "norm_act_fits must be true of sizes and spec", channels);
-  if (first < 0 || first % kGroup != 0 || first > last || last > rows) fail(op, "rows must lie within the code, from a multiple of 8 on", first);
+  if (first < 0 || first % kGroup != 0 || first > last || last > rows)
+    fail(op, "rows must lie within the code, from a multiple of 8 on", first);
   if (dropout > 0 && !seed) fail(op, "dropout needs a seed", dropout);
   const CodecLayout layout = act_layout(rows, channels, spec, op);
   check_bytes(bytes, layout.at.total, op);
@@ -270,8 +272,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
   m.impl("side_on", TORCH_BOX(&satchel::stable::side_on));         \
   m.impl("gate", TORCH_BOX(&satchel::stable::gate));
 
-STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CPU, m) { SATCHEL_IMPLEMENT_LAYERS(m) }
-STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CPU, m){SATCHEL_IMPLEMENT_LAYERS(m)} STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) {
   SATCHEL_IMPLEMENT_LAYERS(m)
   m.impl("norm_act", TORCH_BOX(&satchel::stable::norm_act));
   m.impl("norm_act_back", TORCH_BOX(&satchel::stable::norm_act_back));
