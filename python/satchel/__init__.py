@@ -2,6 +2,7 @@
 
 from ._ops import ops
 from .codec import Packed, inspect, pack, presets, unpack
+from .convert import Saved, convert, revert, saved
 from .doctor import Diagnosis, doctor
 from .graph_pass import PackPass, compile
 from .meter import Meter
@@ -9,7 +10,10 @@ from .packing import attach, detach, packing
 from .report import report
 
 __version__ = "0.1.0"
-__all__ = ["Diagnosis", "Meter", "PackPass", "Packed", "attach", "compile", "detach", "doctor", "inspect", "pack", "packing", "presets", "report", "unpack", "cuda_compiled", "__version__"]
+__all__ = [
+    "Diagnosis", "Meter", "PackPass", "Packed", "Saved", "attach", "compile", "convert", "detach", "doctor", "inspect", "pack",
+    "packing", "presets", "report", "revert", "saved", "unpack", "__version__", "cuda_compiled",
+]
 
 
 def cuda_compiled() -> bool:

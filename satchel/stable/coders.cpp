@@ -207,4 +207,45 @@ void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place
   }
 }
 
+SideCode bound_side_code(const CodecLayout& layout, const Tensor& bytes) { return side_code_of(layout, parts_of(layout, bytes)); }
+
+int64_t part_step(const CodecLayout& layout, const Place& place) {
+  if (!place.cuda()) return kGroup;
+  const int64_t step = quantum_of(grid_of(layout));
+  const bool channels = layout.coding == Coding::side && layout.side.channels > 1;
+  return channels ? common_multiple(step, layout.side.channels * layout.side.inner) : step;
+}
+
+void decode_part(const CodecLayout& layout, const Tensor& bytes, void* x, DType type, int64_t first, int64_t last, const Place& place) {
+  if (first >= last) return;
+  const Parts from = parts_of(layout, bytes);
+  const bool side = layout.coding == Coding::side;
+  if (place.cuda()) {
+    const Grid& grid = grid_of(layout);
+    const Grid part{last - first, grid.block, grid.span == grid.values ? last - first : grid.span};
+    const int bits = side ? layout.side.table.bits : layout.block.levels.bits;
+    const uint8_t* codes = from.codes + code_bytes(first, bits);
+    const uint8_t* headers = from.headers + grid.block_of(first) * header_bytes(side ? layout.side.header : layout.block.header);
+    if (side) {
+      SideCode code = side_code_of(layout, from);
+      code.grid = part;
+      code.plane.first_block = grid.block_of(first);
+      return cuda::side_decode(code, codes, from.channels, headers, x, type, place.stream());
+    }
+    BlockCode code = layout.block;
+    code.grid = part;
+    return cuda::decode(code, codes, headers, x, type, place.stream());
+  }
+  const CpuKernels& kernels = best_cpu_kernel();
+  const SideCode code = side ? side_code_of(layout, from) : SideCode{};
+  const Target target{x, type, first};
+  for_chunks(last - first, kChunk, [&](int64_t begin, int64_t end) {
+    if (side) {
+      kernels.side_decode(code, from.codes, from.channels, from.headers, target, first + begin, first + end);
+    } else {
+      kernels.decode(layout.block, from.codes, from.headers, target, first + begin, first + end);
+    }
+  });
+}
+
 }  // namespace satchel::stable

@@ -17,6 +17,13 @@ void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const 
 /// All values into `x`, as layout.type.
 void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place& place);
 
+/// Values [first, last) of a block or side code, of any type, to `x` on. `first` is a multiple of part_step(), `last` too or the end.
+int64_t part_step(const CodecLayout& layout, const Place& place);
+void decode_part(const CodecLayout& layout, const Tensor& bytes, void* x, DType type, int64_t first, int64_t last, const Place& place);
+
+/// A side code with its off plane, where it has one, bound to `bytes`.
+SideCode bound_side_code(const CodecLayout& layout, const Tensor& bytes);
+
 /// The same of a block code whose codes and headers stand apart.
 void decode_blocks(const CodecLayout& layout, const uint8_t* codes, const void* headers, void* x, const Place& place);
 

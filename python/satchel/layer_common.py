@@ -1,0 +1,62 @@
+"""What the functions of converted layers have in common."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from ._ops import ops
+from .shared import Save
+
+__all__ = ["ONE_SIDED", "backward", "keep", "kept", "rows_of", "shares"]
+
+ONE_SIDED = (1, 4)  # the side of a spec's numbers: off values as their mean, or sampled
+
+
+def backward(run: Callable[..., Any]) -> Any:
+    """Backward of a function: no gradients of gradients, and the types of forward whatever autocast says now."""
+
+    @functools.wraps(run)
+    def wrapped(ctx: Any, g: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("[convert] a gradient of a gradient needs exact saves, got create_graph=True; satchel.revert() gives them")
+        if g is None:
+            if (norm := getattr(ctx, "deferred", None)) is not None:
+                norm.release()
+            return (None,) * len(ctx.needs_input_grad)
+        with torch.autocast(g.device.type, enabled=False):
+            return run(ctx, g)
+
+    return staticmethod(wrapped)
+
+
+def keep(ctx: Any, name: str, save: Save | None, *others: Tensor | None, kinds: tuple[str, ...] = ()) -> None:
+    """Saves tensors as torch does, so that it frees them after backward; the node has the rest. kinds: of the others, for reports."""
+    ctx.set_materialize_grads(False)
+    ctx.layer, ctx.save = name, None if save is None else save.without_tensors()
+    ctx.save_for_backward(*others, *(() if save is None else save.tensors))
+    ctx.kinds = (*kinds, *("",) * (len(others) - len(kinds)), *(() if save is None else save.kinds))
+
+
+def kept(ctx: Any) -> tuple[Any, ...]:
+    """(the save, the other tensors)."""
+    tensors = ctx.saved_tensors
+    if ctx.save is None:
+        return None, *tensors
+    count = len(ctx.save.tensors)
+    return ctx.save.with_tensors(tensors[-count:]), *tensors[:-count]
+
+
+@functools.lru_cache(maxsize=64)
+def shares(method: str) -> bool:
+    """Do layers read what the one before them keeps?"""
+    return bool(ops.method_flags(method)[1])
+
+
+def rows_of(x: Tensor) -> Tensor | None:
+    """x as rows of channels, where these are innermost in memory; else None."""
+    flat = x.movedim(1, -1) if x.dim() > 1 else x
+    return flat.flatten(0, -2) if flat.is_contiguous() and x.dim() > 1 else None

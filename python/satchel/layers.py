@@ -1,0 +1,267 @@
+"""torch's layers with saves that they share: subclasses with the same parameters, arguments and results. convert() makes them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import layer_activations as activations
+from . import layer_functions as functions
+from . import layer_norms as norms
+from .shared import flush_deferred
+
+__all__ = ["CLASSES", "TORCH", "Layer"]
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_DEVICES = ("cpu", "cuda")
+
+
+def _is_plain(t: Tensor | None) -> bool:
+    if t is None:
+        return True
+    plain = type(t) in (Tensor, nn.Parameter) and t.dtype in _FLOATS and t.device.type in _DEVICES and t.layout is torch.strided
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def _is_ours(*tensors: Tensor | None) -> bool:
+    """Tensors that the ops take, outside of torch's compilers."""
+    return not torch.compiler.is_compiling() and not torch.jit.is_tracing() and all(_is_plain(t) for t in tensors)
+
+
+class Layer:
+    """What all converted layers have: a method, a name in reports, and the class that revert() gives back."""
+
+    satchel_method: str
+    satchel_name: str
+
+    def _records(self, x: Any, *weights: Tensor | None) -> bool:
+        """Is there something to keep? Where not, torch's own forward runs: it keeps nothing either, or this is no case of ours."""
+        if not torch.is_grad_enabled() or not isinstance(x, Tensor) or x.numel() == 0:
+            return False
+        return any(t is not None and t.requires_grad for t in (x, *weights)) and _is_ours(x, *weights)
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()  # type: ignore[misc]
+        return f"{text}, method={self.satchel_method!r}" if text else f"method={self.satchel_method!r}"
+
+
+def _unpacked(layer: Any, base: type, x: Tensor) -> Tensor:
+    """torch's own forward."""
+    flush_deferred()
+    return base.forward(layer, x)
+
+
+# ---- norms ---------------------------------------------------------------------------------------------------------------------------
+
+
+class _BatchNorm(Layer):
+    def forward(self: Any, x: Tensor) -> Tensor:
+        base = TORCH[type(self)]
+        training = self.training or self.running_mean is None
+        momentum = self.momentum
+        few = isinstance(x, Tensor) and x.dim() > 1 and training and x.numel() // max(x.shape[1], 1) < 2
+        if few or not self._records(x, self.weight, self.bias) or not all(_is_plain(t) for t in (self.running_mean, self.running_var)):
+            return _unpacked(self, base, x)
+        self._check_input_dim(x)
+        updates = self.training and self.track_running_stats
+        if updates and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
+        call = norms.NormCall("batch", self.satchel_method, self.satchel_name, self.eps, training)
+        running = (self.running_mean, self.running_var) if updates or not training else (None, None)
+        if x.dim() == 3 and not x.is_contiguous():
+            x = x.contiguous()
+        return norms.norm(x, self.weight, self.bias, call, (*running, training, momentum or 0.0))
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """nn.BatchNorm1d."""
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """nn.BatchNorm2d."""
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """nn.BatchNorm3d."""
+
+
+def _precise(x: Tensor) -> Tensor:
+    """Autocast computes layer and group norms in float32 on CUDA."""
+    return x.float() if x.is_cuda and x.dtype is not torch.float32 and torch.is_autocast_enabled("cuda") else x
+
+
+class LayerNorm(Layer, nn.LayerNorm):
+    """nn.LayerNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.normalized_shape
+        if not self._records(x, self.weight, self.bias) or tuple(x.shape[-len(shape) :]) != tuple(shape):
+            return _unpacked(self, nn.LayerNorm, x)
+        call = norms.NormCall("layer", self.satchel_method, self.satchel_name, self.eps, dims=len(shape))
+        return norms.norm(_precise(x).contiguous(), self.weight, self.bias, call)
+
+
+class GroupNorm(Layer, nn.GroupNorm):
+    """nn.GroupNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._records(x, self.weight, self.bias) or x.dim() < 2 or x.shape[1] != self.num_channels:
+            return _unpacked(self, nn.GroupNorm, x)
+        call = norms.NormCall("group", self.satchel_method, self.satchel_name, self.eps, groups=self.num_groups)
+        x = _precise(x)
+        in_place = x.device.type == "cpu" and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)  # as torch has it
+        return norms.norm(x if in_place else x.contiguous(), self.weight, self.bias, call)
+
+
+# ---- activations and dropout ---------------------------------------------------------------------------------------------------------
+
+
+def _may_change(x: Tensor, inplace: bool) -> bool:
+    """torch's own function tells what is wrong with changing a leaf, or a view that others see, in place."""
+    return not inplace or not (x.is_leaf or x._is_view())
+
+
+class ReLU(Layer, nn.ReLU):
+    """nn.ReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._records(x) or not _may_change(x, self.inplace):
+            return _unpacked(self, nn.ReLU, x)
+        return activations.activation(x, self.satchel_method, self.satchel_name, 0.0, self.inplace)
+
+
+class LeakyReLU(Layer, nn.LeakyReLU):
+    """nn.LeakyReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope = float(self.negative_slope)
+        if not self._records(x) or not _may_change(x, self.inplace) or not math.isfinite(slope) or slope <= 0:
+            return _unpacked(self, nn.LeakyReLU, x)
+        return activations.activation(x, self.satchel_method, self.satchel_name, slope, self.inplace)
+
+
+class GELU(Layer, nn.GELU):
+    """nn.GELU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = "gelu_tanh" if self.approximate == "tanh" else "gelu"
+        made = activations.smooth(x, self.satchel_method, self.satchel_name, kind) if self._records(x) else None
+        return _unpacked(self, nn.GELU, x) if made is None else made
+
+
+class SiLU(Layer, nn.SiLU):
+    """nn.SiLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        packs = self._records(x) and _may_change(x, self.inplace)
+        made = activations.smooth(x, self.satchel_method, self.satchel_name, "silu", self.inplace) if packs else None
+        return _unpacked(self, nn.SiLU, x) if made is None else made
+
+
+class Dropout(Layer, nn.Dropout):
+    """nn.Dropout; its mask is redrawn from a seed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        drops = self.training and 0 < self.p < 1 and round(self.p * 65536) < 65536 and isinstance(x, Tensor) and x.numel() > 0
+        # Without gradients too: what checkpointing runs without them, and again with them, is dropped alike.
+        if not drops or not _is_ours(x) or (torch.is_grad_enabled() and not _may_change(x, self.inplace)):
+            return nn.Dropout.forward(self, x)  # x itself where nothing is dropped: what x shares stays found
+        return activations.dropout(x, self.satchel_method, self.satchel_name, self.p, self.inplace)
+
+
+# ---- layers with weights -------------------------------------------------------------------------------------------------------------
+
+
+class Linear(Layer, nn.Linear):
+    """nn.Linear."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        fits = self._records(x, self.weight, self.bias) and x.dim() > 1 and x.shape[-1] == self.weight.shape[-1]
+        if not fits:
+            return _unpacked(self, nn.Linear, x)
+        return functions.linear(x, self.weight, self.bias, self.satchel_method, self.satchel_name)
+
+
+class _Conv(Layer):
+    def forward(self: Any, x: Tensor) -> Tensor:
+        base, dims = TORCH[type(self)], len(self.kernel_size)
+        fits = self._records(x, self.weight, self.bias) and x.dim() == dims + 2 and x.shape[1] == self.in_channels
+        padding = (0,) * dims if self.padding == "valid" else self.padding
+        reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size)]
+        if padding == "same":
+            padding = tuple(r // 2 for r in reach) if all(r % 2 == 0 for r in reach) else None
+        # Where results stand of padding alone torch's oneDNN crashes at some maps: its own function is no better, but it is torch's.
+        if not fits or padding is None or any(p > r for p, r in zip(padding, reach)):
+            return _unpacked(self, base, x)
+        if self.padding_mode != "zeros":
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = (0,) * dims
+        if any(n + 2 * p <= r for n, p, r in zip(x.shape[2:], padding, reach)):
+            return _unpacked(self, base, x)
+        call = functions.ConvCall(tuple(self.stride), tuple(padding), tuple(self.dilation), self.groups)
+        return functions.conv(x, self.weight, self.bias, self.satchel_method, self.satchel_name, call)
+
+
+class Conv1d(_Conv, nn.Conv1d):
+    """nn.Conv1d."""
+
+
+class Conv2d(_Conv, nn.Conv2d):
+    """nn.Conv2d."""
+
+
+class Conv3d(_Conv, nn.Conv3d):
+    """nn.Conv3d."""
+
+
+# ---- pools ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _pair(n: Any) -> tuple[int, int]:
+    return (n, n) if isinstance(n, int) else (tuple(n) * 2)[:2]
+
+
+class MaxPool2d(Layer, nn.MaxPool2d):
+    """nn.MaxPool2d; keeps where in its window each maximum stood."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._records(x) or x.dim() != 4 or self.return_indices:
+            return _unpacked(self, nn.MaxPool2d, x)
+        k = _pair(self.kernel_size)
+        s = k if self.stride is None else _pair(self.stride)
+        window = (k, s, _pair(self.padding), _pair(self.dilation), self.ceil_mode)
+        return functions.max_pool2d(x, self.satchel_method, self.satchel_name, *window)
+
+
+class AvgPool2d(Layer, nn.AvgPool2d):
+    """nn.AvgPool2d; keeps sizes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._records(x) or x.dim() != 4:
+            return _unpacked(self, nn.AvgPool2d, x)
+        k, s = _pair(self.kernel_size), _pair(self.kernel_size if self.stride is None else self.stride)
+        return functions.avg_pool2d(x, k, s, _pair(self.padding), self.ceil_mode, self.count_include_pad, self.divisor_override)
+
+
+class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
+    """nn.AdaptiveAvgPool2d; keeps sizes. torch itself does so where the output is 1×1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._records(x) or x.dim() != 4 or self.output_size in (1, (1, 1), [1, 1]):
+            return _unpacked(self, nn.AdaptiveAvgPool2d, x)
+        return functions.adaptive_avg_pool2d(x, self.output_size)
+
+
+CLASSES: dict[type, type] = {
+    base: ours
+    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, ReLU, LeakyReLU, GELU, SiLU, Dropout, Linear, Conv1d, Conv2d,
+                 Conv3d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d)
+    for base in ours.__mro__
+    if base.__module__.startswith("torch.nn.modules.") and base.__name__ == ours.__name__
+}  # fmt: skip
+TORCH = {ours: base for base, ours in CLASSES.items()}

@@ -1,0 +1,337 @@
+"""What norm → activation → dropout → next layer keeps: one code, from which each reader rebuilds what it needs.
+
+A tensor that a converted layer made carries a Link to the save that stands for it, as an attribute; views, copies and what was changed in
+place do not. What is kept, and in which code, is the C++ library's answer (`ops.keeps`, core/keep.h).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import threading
+import weakref
+from typing import Any, Callable, Iterator, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._ops import Numbers, layout, ops, parse_spec
+
+__all__ = [
+    "Code", "Keep", "Link", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred",
+    "fresh_seed", "in_order", "keeps", "link", "link_of", "pack",
+]  # fmt: skip
+
+_KINDS = ("input", "aggregate", "norm", "activation", "shared", "derivative", "mask", "affine", "statistics", "dropout", "seed")
+_ROLES = {"weight_input": 0, "epilogue": 3, "derivative": 4}
+_NORMS = {"none": 0, "batch": 1, "layer": 2}
+_ACTIVATIONS = {"none": 0, "relu": 1, "leaky_relu": 2}
+_SIDE, _RELU_SIDE, _ONE_SIDED = 6, 2, (1, 4)  # the number of a spec that tells the side code; its values
+_EXACT = 32  # bits
+_BLOCKS = parse_spec("bits=2")
+_PART = {"cpu": 2 << 20, "cuda": 32 << 20}  # decoded values at a time
+
+
+class Keep(NamedTuple):
+    """One thing that a method keeps: of which tensor (0 input, 1 normalised, 2 output), and how it is coded."""
+
+    of: int
+    numbers: Numbers
+
+
+@functools.lru_cache(maxsize=4096)
+def keeps(
+    method: str,
+    role: str,
+    norm: str = "none",
+    activation: str = "none",
+    next_reads: bool = True,
+    image: bool = False,
+    width: int = 1,
+    count: int = 0,
+) -> dict[str, Keep]:
+    """What the method keeps at such a place, by kind. `width`: channels; `count`: values a statistic, 0 where x's gradient reads none."""
+    site = [_ROLES[role], _NORMS[norm], _ACTIVATIONS[activation], False, False, next_reads, image, width, count]
+    flat = ops.keeps(method, [int(n) for n in site])
+    return {_KINDS[flat[i]]: Keep(flat[i + 1], tuple(flat[i + 3 : i + 14])) for i in range(0, len(flat), 14)}
+
+
+# ---- seeds ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _mixed(*numbers: int) -> int:
+    """63 bits that differ wherever one of the numbers does (splitmix64)."""
+    state = 0
+    for n in numbers:
+        state = (state + n + 0x9E3779B97F4A7C15) & (1 << 64) - 1
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
+        state ^= state >> 31
+    return state >> 1
+
+
+_places: dict[tuple[int, ...], int] = {}  # where torch's generator stands now, and how many seeds were made there
+_lock = threading.Lock()
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
+
+
+def fresh_seed(device: torch.device) -> Tensor:
+    """A seed of its own for one code, made of the place where torch's CPU generator stands, which stays there: numbers drawn for anything
+    else are as they would be without codes."""
+    place = tuple(torch.default_generator.get_state()[:32].view(torch.int64).tolist())  # its seed, how far it is, and a number of its state
+    with _lock:
+        count = _places.get(place, 0)
+        if count == 0:
+            _places.clear()
+        _places[place] = count + 1
+    return torch.full((1,), _mixed(_rank(), count, *place), dtype=torch.int64, device=device)
+
+
+def drawn_seed(device: torch.device) -> Tensor:
+    """A seed of dropout, one draw of torch's CPU generator. Checkpointing sets that back: what is computed again is dropped alike."""
+    return torch.full((1,), _mixed(_rank(), int(torch.empty((), dtype=torch.int64).random_())), dtype=torch.int64, device=device)
+
+
+# ---- codes ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """All that is known of a packed tensor beside its bytes."""
+
+    numbers: Numbers
+    shape: torch.Size
+    strides: tuple[int, ...]
+    channels: int = 0
+    inner: int = 1
+
+    @property
+    def exact(self) -> bool:
+        return self.numbers[0] == _EXACT
+
+    @property
+    def side(self) -> int:
+        return 0 if self.exact else self.numbers[_SIDE]
+
+
+def affine_like(t: Tensor, shape: torch.Size, dim: int) -> Tensor:
+    """One number a channel of dimension `dim` as it broadcasts to `shape`; dim < 0: t has the last dimensions' own shape."""
+    if dim < 0:
+        return t.view(shape[dim:])
+    return t.view(-1, *(1,) * (len(shape) - dim - 1))
+
+
+def pack(
+    x: Tensor, numbers: Numbers, seed: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, dim: int = 1
+) -> tuple[Tensor, Code]:
+    """Bytes of a code of x, or x itself at 32 bits. γ and β, float32 and one a channel, set the thresholds of a side code."""
+    strides = x.stride() if x.is_contiguous() else tuple(ops.packed_strides(x, numbers))
+    if numbers[0] == _EXACT:
+        return x, Code(numbers, x.shape, x.stride())
+    table, inner = None, 1
+    if numbers[_SIDE] in (*_ONE_SIDED, 3):
+        assert gamma is not None and beta is not None
+        zero = torch.zeros_like(gamma)
+        table = torch.stack([torch.where(gamma == 0, zero, -beta / gamma), gamma, beta, zero], 1).contiguous().view(torch.uint8)
+        inner = 1 if dim < 0 or x.shape[dim] == 1 else strides[dim]
+    return ops.pack(x, seed, table, inner, numbers), Code(numbers, x.shape, strides, 0 if table is None else table.shape[0], inner)
+
+
+def dense_strides(x: Tensor) -> tuple[int, ...]:
+    """x's strides, or contiguous ones where its memory has gaps."""
+    return x.stride() if x.is_contiguous() else tuple(ops.packed_strides(x, _BLOCKS))
+
+
+def in_order(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """x with these strides: itself or a copy."""
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Save:
+    """A code and the chain from it to the next layer's input: kept · act(γ·values + β) · scale."""
+
+    code: Code
+    bytes: Tensor
+    dim: int = 1  # of the channels; negative: the first of the last dimensions, which γ and β have
+    mask: Tensor | None = None  # a bit a value, where an activation's code does not tell
+    gamma: Tensor | None = None  # copies of the forward pass; a side code has them in its table
+    beta: Tensor | None = None
+    seed: Tensor | None = None  # of the dropout
+    dropout: float = 0.0
+    slope: float = 1.0  # of the activation's off side: 1 for none
+    kind: str = "shared"  # in reports; else norm or input: of one function alone
+    layer: str = ""  # whose it is
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of the tensors."""
+        return self.kind, "mask", "affine", "affine", "seed"
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """For save_for_backward()."""
+        return self.bytes, self.mask, self.gamma, self.beta, self.seed
+
+    def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> Save:
+        bytes_, mask, gamma, beta, seed = tensors
+        return dataclasses.replace(self, bytes=bytes_, mask=mask, gamma=gamma, beta=beta, seed=seed)
+
+    def without_tensors(self) -> Save:
+        """What a node may hold beside saved tensors, which torch frees after backward."""
+        return self.with_tensors((None,) * 5)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a stored activation is without it
+
+    @functools.cached_property
+    def affine(self) -> tuple[Tensor, Tensor] | None:
+        """γ and β of the forward pass, float32, one a channel."""
+        if self.gamma is not None and self.beta is not None:
+            return self.gamma, self.beta
+        if self.code.channels == 0:
+            return None
+        start = layout(tuple(self.code.shape), torch.float32, self.code.channels, self.code.inner, self.code.numbers)["channel_table"]
+        table = self.bytes[start : start + 16 * self.code.channels].clone().view(torch.float32).view(-1, 4)
+        return table[:, 1].contiguous(), table[:, 2].contiguous()
+
+    @functools.cached_property
+    def on(self) -> Tensor | None:
+        """A bit a value that passed the activation; None where all did."""
+        if self.mask is not None or self.code.side == 0:
+            return self.mask
+        return ops.side_on(self.bytes, self.code.shape, self.code.numbers, self.code.channels, self.code.inner)
+
+    @functools.cached_property
+    def fused(self) -> bool:
+        """Do the CUDA kernels of a norm and its ReLU read it?"""
+        code = self.code
+        rows = code.shape.numel() // max(code.channels, 1)
+        plain = self.bytes.is_cuda and code.side in _ONE_SIDED and code.inner == 1 and self.slope == 0
+        return plain and ops.norm_act_fits(rows, code.channels, code.numbers)
+
+    def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The decoded values, all of them."""
+        code = self.code
+        if code.exact:
+            return self.bytes.to(dtype)
+        return ops.unpack(self.bytes, code.shape, code.strides, dtype, code.numbers, code.channels, code.inner)
+
+    def gated(self, g: Tensor) -> Tensor:
+        """What of g, a gradient of the output, passes activation and dropout."""
+        on = self.on
+        if on is None and self.seed is None:
+            return g
+        return ops.gate(in_order(g, self.code.strides), on, self.seed, self.dropout, self.slope)
+
+    def parts(self, dtype: torch.dtype) -> Iterator[tuple[int, int, Tensor]]:
+        """(first, last, x): the next layer's input, some of its first dimension at a time."""
+        count, each = self.code.shape[0], self.code.shape[1:].numel()
+        # Bits of masks and noise are found from multiples of 8 on, fused kernels start at multiples of 8 rows. Only a first dimension that
+        # is outermost in memory can be cut.
+        unit = 8 // math.gcd(each // self.code.channels if self.fused else each, 8)
+        some = max(_PART[self.bytes.device.type] // max(each, 1), 1)
+        some = count if self.code.strides[0] != each or self.code.exact else -(-some // unit) * unit
+        for first in range(0, count, max(some, 1)):
+            last = min(first + some, count)
+            yield first, last, self._part(first, last, each, dtype)
+
+    def _part(self, first: int, last: int, each: int, dtype: torch.dtype) -> Tensor:
+        code, shape = self.code, (last - first, *self.code.shape[1:])
+        if self.fused:
+            rows, span = code.shape.numel() // code.channels, each // code.channels
+            place = (first * span, last * span)
+            line = ops.norm_act_input(self.bytes, self.seed, rows, code.channels, code.numbers, self.dropout, *place, dtype)
+            return line.flatten().as_strided(shape, code.strides)
+        gates = self.seed is not None or (self.slope != 1 and (self.affine is not None or code.side != _RELU_SIDE))
+        decoded = torch.float32 if gates or self.affine is not None else dtype
+        if code.exact:
+            x = self.bytes[first:last].to(decoded)
+        else:
+            line = ops.unpack_part(self.bytes, code.shape, decoded, code.numbers, code.channels, code.inner, first * each, last * each)
+            x = line.as_strided(shape, code.strides, line.storage_offset())
+        if self.affine is not None:
+            gamma, beta = (affine_like(t, code.shape, self.dim) for t in self.affine)
+            x = torch.addcmul(beta, x, gamma)
+        if gates:
+            on = self.on
+            bits = None if on is None else on[first * each // 8 : -(-last * each // 8)]
+            x = ops.gate(in_order(x, code.strides), bits, self.seed, self.dropout, self.slope, first * each)
+        return x.to(dtype)
+
+
+# ---- who finds a save ----------------------------------------------------------------------------------------------------------------
+
+
+def _stream(x: Tensor) -> int:
+    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+
+
+class Link:
+    """What stands for a tensor that a layer made. `find(method)` gives the save that a layer with weights may read, or None."""
+
+    __slots__ = ("version", "stream", "find", "maker", "is_relu", "__weakref__")
+
+    def __init__(self, x: Tensor, find: Callable[[str], Save | None], maker: Any = None, is_relu: bool = False) -> None:
+        self.version, self.stream, self.find, self.maker, self.is_relu = x._version, _stream(x), find, maker, is_relu
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+def link(x: Tensor, find: Callable[[str], Save | None], maker: Any = None, is_relu: bool = False) -> Tensor:
+    """Makes x, untouched from here on, findable."""
+    x._satchel = Link(x, find, maker, is_relu)
+    return x
+
+
+def link_of(x: Tensor) -> Link | None:
+    """x's, where x is as its maker left it and the same stream reads it."""
+    found = getattr(x, "_satchel", None)
+    if found is None or x.is_inference() or found.version != x._version or found.stream != _stream(x):
+        return None
+    return found
+
+
+def find_save(x: Tensor, method: str) -> Save | None:
+    """The save that x can be rebuilt from, where it has as many bits as the method gives to what layers with weights read."""
+    found = link_of(x)
+    save = None if found is None else found.find(method)
+    if save is None or save.code.exact:
+        return save
+    return save if ops.serves(method, save.code.numbers, save.slope == 0) else None
+
+
+# ---- norms that defer their packing --------------------------------------------------------------------------------------------------
+
+_local = threading.local()
+
+
+def flush_deferred() -> None:
+    """Packs this thread's deferred norm: every converted layer calls it first, unless it claims that norm."""
+    reference: weakref.ref[Any] | None = getattr(_local, "deferred", None)
+    if reference is None:
+        return
+    _local.deferred = None
+    norm = reference()
+    if norm is not None:
+        norm.pack_now()
+
+
+def defer(norm: Any) -> None:
+    _local.deferred = weakref.ref(norm)
+
+
+def claim(norm: Any) -> bool:
+    """Takes this thread's deferred norm, where it is this one."""
+    reference = getattr(_local, "deferred", None)
+    if reference is None or reference() is not norm:
+        return False
+    _local.deferred = None
+    return True

@@ -1,0 +1,135 @@
+"""Converted models on a GPU: the CPU's bytes, torch's gradients, and the fused passes beside the unfused ones."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import satchel
+from satchel._ops import ops, parse_spec
+
+pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() and satchel.cuda_compiled()), reason="needs a GPU and CUDA kernels")
+
+EXACT = "satchel,bits=32"
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Dropout(0.0), nn.MaxPool2d(3, 2, 1), nn.Conv2d(32, 16, 1, stride=2), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16 * 9, 64),
+        nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def flat(model, x, context=None):
+    with context or torch.enable_grad():
+        loss = F.cross_entropy(model(x).float(), torch.arange(x.shape[0], device=x.device) % 10)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), satchel.saved(loss).by_kind()
+
+
+def image(count=64):
+    return torch.randn(count, 3, 32, 32, device="cuda")
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_exact_saves_give_torchs_gradients(order):
+    model, x = net().cuda().to(memory_format=order), image().contiguous(memory_format=order)
+    expected, _ = flat(model, x)
+    made, _ = flat(satchel.convert(model, EXACT), x)
+    assert float((made - expected).norm() / expected.norm()) < 1e-4  # float32 sums in other orders
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("half", [False, True])
+def test_gradients_are_right_in_the_mean(order, half):
+    """channels_last takes the fused passes."""
+    model, x = net().cuda().to(memory_format=order), image().contiguous(memory_format=order)
+
+    def run(m):
+        return flat(m, x, torch.autocast("cuda", torch.bfloat16) if half else None)[0]
+
+    expected = run(satchel.convert(copy.deepcopy(model), EXACT))
+    satchel.convert(model)
+    draws = [run(model) for _ in range(64)]
+    one = torch.stack([(g - expected).square().sum() for g in draws]).mean().sqrt()
+    # bf16 products differ by a few thousandths between ways to the same value; noise is far above that.
+    assert float((sum(draws) / 64 - expected).norm() * 8 / one) < (1.5 if half else 1.3)
+
+
+def test_bytes_are_the_cpus():
+    """As many, whichever kernels wrote them."""
+    model, x = net().to(memory_format=torch.channels_last), image(16).cpu()
+    cpu = flat(satchel.convert(model), x)[1]
+    for order in (torch.contiguous_format, torch.channels_last):
+        assert flat(model.cuda().to(memory_format=order), x.cuda().contiguous(memory_format=order))[1] == cpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", ["satchel", "satchel,bits=3"])
+@pytest.mark.parametrize("channels", [32, 48, 512])
+def test_the_fused_pass_writes_packs_bytes(channels, spec, dtype):
+    numbers, rows = list(parse_spec(spec)), 4096
+    x = torch.randn(rows, channels).to(dtype)
+    mean, rstd = torch.randn(channels) * 0.1, torch.rand(channels) + 0.5
+    gamma, beta = torch.randn(channels), torch.randn(channels) * 0.3
+    if not ops.norm_act_fits(rows, channels, numbers):
+        pytest.skip("no fused kernel")
+    z = torch.empty_like(x, device="cuda")
+    seed = torch.tensor([77], device="cuda")
+    made = ops.norm_act(x.cuda(), z, *(t.cuda() for t in (mean, rstd, gamma, beta)), seed, numbers)
+    values = (x.float() - mean) * rstd
+    expected = satchel.pack(values, spec, 77, gamma=gamma, beta=beta)
+    assert torch.equal(made.cpu(), expected.bytes)
+    y = torch.addcmul(beta, values, gamma).relu().to(dtype)
+    assert torch.allclose(z.cpu().float(), y.float(), rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+    again = ops.norm_act_input(made, None, rows, channels, numbers, 0.0, 8, 24, torch.float32).cpu()
+    on = ops.unpack_mask(ops.side_on(made, [rows, channels], numbers, channels, 1), [rows, channels], [channels, 1], torch.bool).cpu()
+    rebuilt = torch.where(on, torch.addcmul(beta, satchel.unpack(expected), gamma), 0.0)[8:24]
+    assert torch.allclose(again, rebuilt, rtol=1e-5, atol=1e-5)
+
+
+def test_the_fused_backward_is_the_unfused_ones():
+    numbers, rows, channels = list(parse_spec("satchel")), 8192, 64
+    x, g = torch.randn(rows, channels, device="cuda"), torch.randn(rows, channels, device="cuda")
+    gamma, beta, rstd = torch.randn(channels, device="cuda"), torch.randn(channels, device="cuda") * 0.3, torch.rand(channels, device="cuda") + 0.5
+    packed = satchel.pack(x, "satchel", 3, gamma=gamma, beta=beta)
+    on = ops.unpack_mask(ops.side_on(packed.bytes, [rows, channels], numbers, channels, 1), [rows, channels], [channels, 1], torch.float32)
+    hat, gz = satchel.unpack(packed), g * on
+    sums = (gz * hat).sum(0), gz.sum(0)
+    expected = gamma * rstd * (gz - sums[1] / rows - hat * sums[0] / rows)
+    dx = g.clone()
+    made = ops.norm_act_back(dx, packed.bytes, rstd, numbers, True, True)
+    for a, b in ((made[0], sums[0]), (made[1], sums[1]), (dx, expected)):
+        assert float((a - b).norm() / b.norm()) < 1e-5
+
+
+def test_parts_of_codes():
+    for spec, shape in (("bits=2", (6, 40, 33)), ("satchel", (12, 7, 64))):
+        numbers = list(parse_spec(spec))
+        given = {} if spec == "bits=2" else {"gamma": torch.randn(64), "beta": torch.randn(64), "dim": 2}
+        packed = satchel.pack(torch.randn(shape), spec, 5, **given)
+        whole = satchel.unpack(packed).flatten()
+        for first, last in ((0, 100), (777, 3000), (5000, packed.bytes.numel() and whole.numel())):
+            part = ops.unpack_part(packed.bytes.cuda(), list(shape), torch.float32, numbers, packed.channels, packed.inner, first, last)
+            assert torch.equal(part.cpu(), whole[first:last])
+
+
+def test_another_stream():
+    model, x = satchel.convert(net().cuda(), EXACT), image()
+    expected, _ = flat(model, x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        made, _ = flat(model, x)
+    stream.synchronize()
+    assert float((made - expected).norm() / expected.norm()) < 1e-4

@@ -1,0 +1,64 @@
+// What the ops of this room check and allocate. Private to it.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "satchel/core/error.h"
+#include "satchel/stable/coders.h"
+
+namespace satchel::stable {
+
+using torch::headeronly::ScalarType;
+using Numbers = std::vector<int64_t>;
+
+inline CodecSpec spec_of_list(const Numbers& n, const char* op) {
+  if (n.size() != 11) fail(op, "a spec has 11 numbers", n.size());
+  return spec_of({n[0], n[1], n[2] != 0, n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10] != 0}, op);
+}
+
+inline DType dtype_of(ScalarType type, const char* op) {
+  switch (type) {
+    case ScalarType::Float: return DType::f32;
+    case ScalarType::Half: return DType::f16;
+    case ScalarType::BFloat16: return DType::bf16;
+    default: fail(op, "tensor must be float32, float16 or bfloat16", torch::headeronly::toString(type));
+  }
+}
+
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+
+inline void check_seed(const Tensor& seed, const Tensor& x, const char* op) {
+  if (seed.scalar_type() != ScalarType::Long) fail(op, "seed must be int64", torch::headeronly::toString(seed.scalar_type()));
+  if (seed.numel() != 1) fail(op, "seed must hold one value", seed.numel());
+  if (!same_device(seed, x)) fail(op, "seed must be on the tensor's device");
+}
+
+/// Throws unless `bytes` is one line of `count` uint8.
+inline void check_bytes(const Tensor& bytes, int64_t count, const char* op) {
+  if (bytes.scalar_type() != ScalarType::Byte) fail(op, "bytes must be uint8", torch::headeronly::toString(bytes.scalar_type()));
+  if (bytes.dim() != 1 || !bytes.is_contiguous()) fail(op, "bytes must be one contiguous line", bytes.dim());
+  if (bytes.numel() != count) fail(op, "bytes must be " + std::to_string(count) + " for this shape and spec", bytes.numel());
+}
+
+inline Tensor new_bytes(const Tensor& like, int64_t count) { return torch::stable::new_empty(like, {count}, ScalarType::Byte); }
+
+inline Tensor empty_strided(const Tensor& like, const Numbers& shape, const Numbers& strides, ScalarType type) {
+  int32_t device = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  const auto number = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
+  AtenTensorHandle out = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), number, device,
+                                                  like.get_device_index(), &out));
+  return Tensor(out);
+}
+
+/// Kernels read 16 bytes at a time.
+inline Tensor aligned(const Tensor& x) { return reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0 ? x : torch::stable::clone(x); }
+
+}  // namespace satchel::stable
