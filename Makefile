@@ -8,7 +8,7 @@ export PYTHON JOBS
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check test-cuda sanitize-cuda test-python wheel bench bench-cuda sanitize fuzz lint format docs install clean
+.PHONY: help demo test check test-cuda sanitize-cuda test-python test-wheel notebooks wheel bench bench-cuda sanitize fuzz lint format docs install clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=/path/to/python3] [JOBS=n]"
@@ -26,6 +26,12 @@ test: ## every test: the torch-free rooms under ASan + UBSan, all rooms as relea
 
 test-python: ## the tests of the Python package; all of torch comes into .venv
 	@scripts/test_python.sh
+
+test-wheel: ## one wheel under torch 2.10 and the newest; 5 GB a version, for as long as its tests run
+	@scripts/test_wheel.sh
+
+notebooks: ## run the notebooks of examples/notebooks, a minute each; all of torch comes into .venv
+	@scripts/notebooks.sh
 
 wheel: ## the Python wheel into build/dist, with CUDA kernels where a GPU is present
 	@scripts/wheel.sh

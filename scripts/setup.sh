@@ -82,7 +82,8 @@ make_venv() {
     pip_install "350 MB" requirements-nvcc.txt
     link_nvcc
   fi
-  if [[ -n "$WITH_PYTHON" ]]; then pip_install "10 MB" requirements-python.txt; fi
+  if [[ -n "$WITH_PYTHON" ]]; then pip_install "250 MB" requirements-python.txt; fi
+  if [[ -n "${WITH_NOTEBOOKS:-}" ]]; then pip_install "100 MB" requirements-notebooks.txt; fi
 }
 
 # find_tool NAME OLDEST: the newest-enough NAME beside PYTHON, in its scripts folder or on the PATH; empty where there is none.

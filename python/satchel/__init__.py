@@ -6,9 +6,10 @@ from .doctor import Diagnosis, doctor
 from .graph_pass import PackPass, compile
 from .meter import Meter
 from .packing import attach, detach, packing
+from .report import report
 
 __version__ = "0.1.0"
-__all__ = ["Diagnosis", "Meter", "PackPass", "Packed", "attach", "compile", "detach", "doctor", "inspect", "pack", "packing", "presets", "unpack", "cuda_compiled", "__version__"]
+__all__ = ["Diagnosis", "Meter", "PackPass", "Packed", "attach", "compile", "detach", "doctor", "inspect", "pack", "packing", "presets", "report", "unpack", "cuda_compiled", "__version__"]
 
 
 def cuda_compiled() -> bool:

@@ -9,7 +9,7 @@ import operator
 import pathlib
 from typing import Any
 
-__all__ = ["Row", "Bits", "checked_size", "eager_rows", "compiled_rows"]
+__all__ = ["Row", "Bits", "checked_size", "eager_rows", "compiled_rows", "least_bits"]
 
 _FILE = pathlib.Path(__file__).with_name("policy.json")
 
@@ -24,9 +24,12 @@ class Row:
     role: str = ""  # local, flow, attention
     edge: int = -1  # the input whose gradient reads the field; the role is local where that is a parameter
     weight: bool = False  # coded only where it is computed and needs a gradient
-    of: str = ""  # index: the field whose maps it points into
+    of: str = ""  # index: the field that it points into
+    last: int = 2  # index: counts through so many of its last dimensions; 0: through the node's dim
+    size: str = ""  # index: the node's attribute with the number of places, or with sizes of which dim is taken
     mean: str = ""  # normed: the field with the means; without one they are 0
     scale: str = ""  # normed: the field with 1/σ
+    noise: str = ""  # how a code's noise comes out of backward: rows, taps, columns, each, norm, sum, attention, loss (_noise.py)
     condition: tuple[tuple[str, float], ...] = ()
 
 
@@ -77,6 +80,11 @@ def eager_rows() -> dict[str, dict[str, Row]]:
         row = Row(**{k: v for k, v in entry.items() if k != "if"}, condition=tuple(entry.get("if", {}).items()))
         rows.setdefault(row.node, {})[row.field] = row
     return rows
+
+
+def least_bits(name: str, given: int) -> int:
+    """Fewer bits than these a budget never gives to a role or a way to keep; where the caller gave fewer they are the caller's."""
+    return min(given, _table()["least"][name])
 
 
 def compiled_rows() -> dict[str, Any]:

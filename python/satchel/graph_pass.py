@@ -125,6 +125,7 @@ class _Rewrite:
             if n.op == "call_function" and any(i in self.tangent for i in n.all_input_nodes):
                 self.tangent.add(n)
         self.places = {n: i for i, n in enumerate(nodes)}
+        nodes = self.join_factors(nodes)
         self.make_casts_again(nodes)
         self.find_scales(nodes)
         edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
@@ -154,10 +155,31 @@ class _Rewrite:
         self.graph.lint()
         return self.report
 
+    def join_factors(self, nodes: list[fx.Node]) -> list[fx.Node]:
+        """(g·a)·b becomes g·(a·b) where a and b are forward's: one code and one noise, not two. SiLU's slope comes in two such factors."""
+        for n in nodes:
+            inner = next((i for i in n.all_input_nodes if i in self.tangent), None)
+            if inner is None or len(inner.users) != 1 or any(m.target != aten.mul.Tensor or len(m.all_input_nodes) != 2 for m in (n, inner)):
+                continue
+            factors = [a for m in (inner, n) for a in m.all_input_nodes if a not in self.tangent]
+            if len(factors) != 2 or any(len(list(self.edges(m))) != 1 for m in (n, inner)):
+                continue
+            a, b = factors
+            if any(self.source(f)[0].meta["val"].dtype is torch.bool or f.meta["val"].shape != n.meta["val"].shape for f in factors):
+                continue
+            last = max(a, b, key=self.places.__getitem__)
+            self.mode = n.meta["val"].fake_mode
+            with self.graph.inserting_before(last.next):
+                product = self.node(aten.mul.Tensor, (a, b))
+            self.places[product] = self.places[last]
+            n.args = (next(i for i in inner.all_input_nodes if i in self.tangent), product)
+            self.graph.erase_node(inner)
+        return list(self.graph.nodes)
+
     def make_casts_again(self, nodes: list[fx.Node]) -> None:
         """Casts of parameters and of the batch: what they are made of is in memory anyway."""
         for n in nodes:
-            if n.op == "call_function" and n.target == _CAST and n.args[0].op == "placeholder" and n not in self.tangent:
+            if n.op == "call_function" and n.target == _CAST and _arg(n, 0).op == "placeholder" and n not in self.tangent:
                 n.meta["recompute"] = _AGAIN
 
     # ---- what may be coded -------------------------------------------------------------------------------------------------------
@@ -191,13 +213,13 @@ class _Rewrite:
         chain = []
         while n not in self.stops and (k := self.below(n)) is not None:
             chain.append((n, k))
-            n = n.args[k]
+            n = _arg(n, k)
         return n, chain
 
     def origin(self, n: fx.Node) -> fx.Node:
         """The source, were there no stops: what kind of value it is."""
         while (k := self.below(n)) is not None:
-            n = n.args[k]
+            n = _arg(n, k)
         return n
 
     def find_stops(self, edges: list[tuple[fx.Node, int, fx.Node]]) -> None:
@@ -206,7 +228,7 @@ class _Rewrite:
         casts: dict[str, dict[str, fx.Node | None]] = {}
         for _, _, value in edges:
             source, chain = self.source(value)
-            narrow = [n for n, _ in chain if n.target == _CAST and n.meta["val"].element_size() == 2 and n.args[0].meta["val"].dtype is torch.float32]
+            narrow = [n for n, _ in chain if n.target == _CAST and n.meta["val"].element_size() == 2 and _arg(n, 0).meta["val"].dtype is torch.float32]
             cast = narrow[0] if narrow else None
             casts.setdefault(self.name(source), {})["" if cast is None else self.name(cast)] = cast
         self.stops = {cast for readers in casts.values() if len(readers) == 1 for cast in readers.values() if cast is not None}
@@ -216,12 +238,12 @@ class _Rewrite:
             return None
         k: int | None = 0 if n.target in _VIEWS else None
         if n.target in (aten.add.Tensor, aten.mul.Tensor) and not n.kwargs:
-            k = next((i for i in (0, 1) if isinstance(n.args[1 - i], fx.Node) and self.is_input(n.args[1 - i])), None)
+            k = next((i for i in (0, 1) if isinstance(a := n.args[1 - i], fx.Node) and self.is_input(a)), None)
         if k is None and n.target in (aten.sub.Tensor, aten.mul.Tensor) and not n.kwargs:
             k = self.normed_row(n)
-        if k is None or not isinstance(n.args[k], fx.Node) or self.is_input(n.args[k]):
+        if k is None or not isinstance(value := n.args[k], fx.Node) or self.is_input(value):
             return None
-        inner, outer = n.args[k].meta["val"], n.meta["val"]
+        inner, outer = value.meta["val"], n.meta["val"]
         if not _has_sizes(inner) or not _has_sizes(outer) or inner.dtype not in (*_FLOATS, torch.bool):
             return None
         return k if statically_known_true(inner.numel() == outer.numel()) else None
@@ -232,7 +254,7 @@ class _Rewrite:
         if n.target == aten.sub.Tensor:
             if self.statistic(n) is None:
                 return None
-            x, mean = n.args[0].meta["val"], n.args[1].meta["val"]
+            x, mean = (_arg(n, i).meta["val"] for i in (0, 1))
             row = next((d for d in range(x.dim()) if mean.dim() == x.dim() and all(s == 1 for s in mean.shape[d:])), x.dim())
             inner = math.prod(_hint(size) for size in x.shape[row:])
             known = all(isinstance(size, int) for size in x.shape[row:])
@@ -262,10 +284,10 @@ class _Rewrite:
             parts = [a for a in n.args if isinstance(a, fx.Node)] if n.op == "call_function" and n.target == aten.mul.Tensor else [n]
             for part in parts:
                 if self.statistic(part) is not None:
-                    found = max(found, _values(part.meta["val"]) // max(1, _values(part.args[1].meta["val"])))
+                    found = max(found, _values(part.meta["val"]) // max(1, _values(_arg(part, 1).meta["val"])))
             if found or (k := self.below(n)) is None:
                 return found
-            n = n.args[k]
+            n = _arg(n, k)
 
     def statistic(self, n: fx.Node) -> fx.Node | None:
         """The node that makes the mean where n is x − mean."""
@@ -273,7 +295,7 @@ class _Rewrite:
             return None
         made = _through(n.args[1], _VIEWS)
         if made.target is operator.getitem:
-            made = made.args[0]
+            made = _arg(made, 0)
         return made if made.target in (aten.var_mean.correction, aten.mean.dim) else None
 
     def find_scales(self, nodes: list[fx.Node]) -> None:
@@ -282,7 +304,8 @@ class _Rewrite:
         for n in nodes:
             if n.op != "call_function" or n.target != aten.mul.Tensor or n in self.tangent or len(n.all_input_nodes) != 2:
                 continue
-            for a, scale in (n.args, n.args[::-1]):
+            left, right = _arg(n, 0), _arg(n, 1)
+            for a, scale in ((left, right), (right, left)):
                 mean = self.statistic(a)
                 if mean is not None and _through(scale, _VIEWS).target == aten.rsqrt.default:
                     self.scales.setdefault(mean, scale)
@@ -293,11 +316,16 @@ class _Rewrite:
             return 1
         if "role" in row:
             return bits.for_role("flow" if place in row.get("flow", ()) else row["role"])
-        if self.origin(value).target in (aten.exp.default, aten.div.Tensor):  # probabilities
+        if self.is_softmax(self.origin(value)):
             return bits.attention
         if self.ends_outside(n) or self.values_per_statistic(value) >= _MANY:
             return bits.local
         return bits.flow
+
+    def is_softmax(self, n: fx.Node) -> bool:
+        """Powers, or powers by something: probabilities. x by a power, as SiLU's, is none."""
+        numerator = n.args[0] if n.target == aten.div.Tensor else n
+        return isinstance(numerator, fx.Node) and self.origin(numerator).target == aten.exp.default
 
     def ends_outside(self, n: fx.Node) -> bool:
         """Is n's result summed up to outputs only, as a parameter's gradient is?"""
@@ -415,7 +443,7 @@ class _Rewrite:
                 seed = None if val.dtype is torch.bool else self.seed(val.device)
                 coded = s if scale is None else self.node(aten.mul.Tensor, (s, scale))
                 if self.options.fused and statically_known_true(val.numel() % BLOCK == 0):
-                    decode, saved = self.encode_bits(coded) if val.dtype is torch.bool else self.encode(coded, bits, seed)
+                    decode, saved = self.encode_bits(coded) if seed is None else self.encode(coded, bits, seed)
                 else:
                     narrow = self.narrow_reader(before) if val.dtype is torch.float32 else None
                     coded = coded if narrow is None else self.node(_CAST, (coded, narrow))
@@ -522,7 +550,7 @@ class _Rewrite:
         val, order, sizes = s.meta["val"], _order(s.meta["val"]), self.sizes(s)
         shape, back, values = [sizes[i] for i in order], [order.index(i) for i in range(val.dim())], self.product(sizes)
         flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [-1]))
-        if val.dtype is torch.bool:
+        if seed is None:
             data = self.node(ops.pack_mask.default, (flat,), None, _SAVE)
         else:
             own = self.line(None, seed, (aten.reshape.default, [1]))
@@ -554,10 +582,17 @@ class _Rewrite:
         n.update_arg(place, empty)
 
 
+def _arg(n: fx.Node, k: int) -> fx.Node:
+    """Argument k, where it is known to be a node."""
+    value = n.args[k]
+    assert isinstance(value, fx.Node)
+    return value
+
+
 def _through(n: fx.Node, targets: set[Any]) -> fx.Node:
     """What n is made of by these ops alone, first argument by first argument."""
     while n.op == "call_function" and n.target in targets:
-        n = n.args[0]
+        n = _arg(n, 0)
     return n
 
 

@@ -1,4 +1,4 @@
-"""Ways to keep a saved tensor. Each has `nbytes` and `restore()`.
+"""Ways to keep a saved tensor. Each has `nbytes` and `restore()`; the coded ones have `bits`, `recode()`, `bytes_at()`, `squared_ranges()` too.
 
 What restore() gives back need not be the saved value: it gives the same gradient, exactly (mask, inside, shape, index, flags) or in the
 mean (code, normed, slope, exp).
@@ -13,9 +13,10 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ._ops import Numbers, ops, parse_spec
+from ._ops import Numbers, layout, ops, parse_spec
 
-__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode", "code_numbers", "inside", "slope_of", "smooth_kind"]
+__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode",
+           "code_numbers", "dense", "inside", "slope_of", "smooth_kind", "within"]  # fmt: skip
 
 
 BLOCK = 256  # values of a code that share a header
@@ -25,6 +26,16 @@ BLOCK = 256  # values of a code that share a header
 def code_numbers(bits: int) -> Numbers:
     """The spec of an unbiased code: blocks of 256 values; levels for normal values up to 4 bits, even ones above."""
     return parse_spec(f"bits={bits}" if bits <= 4 else f"bits={bits},levels=even")
+
+
+def dense(x: Tensor) -> bool:
+    """Does x fill a stretch of memory, in whatever order of its dimensions?"""
+    places = 1
+    for step, size in sorted((step, size) for size, step in zip(x.shape, x.stride()) if size > 1):
+        if step != places:
+            return False
+        places *= size
+    return True
 
 
 def _strides(x: Tensor, numbers: Numbers) -> tuple[int, ...]:
@@ -47,6 +58,57 @@ class Code:
 
     def restore(self) -> Tensor:
         return ops.unpack.default(self.bytes, self.shape, self.strides, self.dtype, self.numbers)
+
+    @property
+    def bits(self) -> int:
+        return self.numbers[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.bytes.device
+
+    def bytes_at(self, bits: int) -> int:
+        """What the code would take in so many bits."""
+        return layout(tuple(self.shape), self.dtype, 0, 1, code_numbers(bits))["total"]
+
+    def recode(self, bits: int, seed: Tensor) -> None:
+        """Rounds the decoded values again. Right in the mean as the first time; the two variances add."""
+        x, self.numbers = self.restore(), code_numbers(bits)
+        self.bytes = ops.pack.default(x, seed, None, 1, self.numbers)
+
+    def squared_ranges(self, x: Tensor) -> Tensor:
+        """(highest − lowest)² of each block, from the headers: a bf16 low and a bf16 step."""
+        at = layout(tuple(self.shape), self.dtype, 0, 1, self.numbers)
+        steps = self.bytes[at["headers"] : at["headers"] + 4 * at["blocks"]].view(torch.bfloat16)[1::2]
+        return (steps.float() * ((1 << self.bits) - 1)).square()
+
+
+class _OfCode:
+    """A form that holds a Code."""
+
+    __slots__ = ()
+    code: Code
+
+    @property
+    def nbytes(self) -> int:
+        return self.code.nbytes
+
+    @property
+    def bits(self) -> int:
+        return self.code.bits
+
+    @property
+    def device(self) -> torch.device:
+        return self.code.device
+
+    def bytes_at(self, bits: int) -> int:
+        return self.code.bytes_at(bits)
+
+    def recode(self, bits: int, seed: Tensor) -> None:
+        self.code.recode(bits, seed)
+
+    def squared_ranges(self, x: Tensor) -> Tensor:
+        return self.code.squared_ranges(x)
 
 
 class Cast:
@@ -75,19 +137,15 @@ def _beside(t: Tensor, shape: torch.Size) -> Tensor:
     return t.repeat_interleave(shape[1] // t.shape[1], 1).view(*shape[:2], *(1,) * (len(shape) - 2))
 
 
-class Normed:
+class Normed(_OfCode):
     """A code of (x − mean)·scale, the values that a norm makes. What the means and scales of the parts of a block are does not matter."""
 
-    __slots__ = ("code", "mean", "scale", "dtype")
+    __slots__ = ("code", "mean", "scale", "dtype", "__weakref__")
 
     def __init__(self, x: Tensor, mean: Tensor | None, scale: Tensor, bits: int, seed: Tensor) -> None:
         self.dtype, self.mean, self.scale = x.dtype, mean, scale  # the node holds both anyway
-        mean, scale = (None if t is None else _beside(t, x.shape) for t in (mean, scale))
-        self.code = Code((x.float() if mean is None else torch.sub(x, mean)).mul(scale), bits, seed)
-
-    @property
-    def nbytes(self) -> int:
-        return self.code.nbytes
+        centred = x.float() if mean is None else torch.sub(x, _beside(mean, x.shape))
+        self.code = Code(centred.mul(_beside(scale, x.shape)), bits, seed)
 
     def restore(self) -> Tensor:
         y = self.code.restore()
@@ -127,6 +185,16 @@ def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
     return Mask(torch.ops.aten.hardtanh_backward(one, x, low, high) != 0, x.dtype, middle, -math.inf)
 
 
+def within(x: Tensor, least: float | None, most: float | None) -> Mask | None:
+    """Where a clamp passes the gradient: from `least` to `most`, both ends in."""
+    low, high = -math.inf if least is None else float(least), math.inf if most is None else float(most)
+    middle = (low + high) / 2 if math.isfinite(low) and math.isfinite(high) else min(max(0.0, low + 1), high - 1)
+    if not low < float(torch.tensor(middle).to(x.dtype)) < high:  # ends so near that no number of the type lies between them
+        return None
+    inside = torch.ones_like(x, dtype=torch.bool) if least is None else x >= least
+    return Mask(inside if most is None else inside & (x <= most), x.dtype, middle, math.inf if least is None else -math.inf)
+
+
 class Shape:
     """Nothing at all: backward reads sizes, strides and type only."""
 
@@ -160,17 +228,13 @@ class Index:
         return ops.widen.default(self.bytes, self.shape, self.strides, 0, self.bits)
 
 
-class Slope:
+class Slope(_OfCode):
     """A code of a function of x, and on the way back an x' at which backward's formula gives the coded number."""
 
-    __slots__ = ("code", "dtype", "back")
+    __slots__ = ("code", "dtype", "back", "__weakref__")
 
     def __init__(self, number: Tensor, dtype: torch.dtype, bits: int, seed: Tensor, back: Callable[[Tensor], Tensor]) -> None:
         self.code, self.dtype, self.back = Code(number, bits, seed), dtype, back
-
-    @property
-    def nbytes(self) -> int:
-        return self.code.nbytes
 
     def restore(self) -> Tensor:
         return self.back(self.code.restore()).to(self.dtype)
@@ -225,12 +289,37 @@ def _slope_tables(kind: str, bits: int, dtype: torch.dtype, device: torch.device
 class SlopeCode:
     """Slopes of GELU, SiLU or Mish, rounded without bias to levels; comes back as values with these slopes."""
 
-    __slots__ = ("bytes", "shape", "strides", "dtype", "table")
+    __slots__ = ("bytes", "shape", "strides", "dtype", "table", "kind", "bits", "__weakref__")
 
     def __init__(self, x: Tensor, kind: str, bits: int, seed: Tensor) -> None:
-        levels, self.table = _slope_tables(kind, bits, x.dtype, x.device)
-        self.shape, self.strides, self.dtype = x.shape, _strides(x, code_numbers(2)), x.dtype
-        self.bytes = ops.pack_slope.default(x, seed, levels, _KINDS[kind][0])
+        self.shape, self.strides, self.dtype, self.kind = x.shape, _strides(x, code_numbers(2)), x.dtype, kind
+        self._encode(x, bits, seed)
+
+    def _encode(self, x: Tensor, bits: int, seed: Tensor) -> None:
+        levels, self.table = _slope_tables(self.kind, bits, x.dtype, x.device)
+        self.bits, self.bytes = bits, ops.pack_slope.default(x, seed, levels, _KINDS[self.kind][0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.bytes.device
+
+    def bytes_at(self, bits: int) -> int:
+        values = self.shape.numel()
+        return values // 8 * bits + (values % 8 * bits + 7) // 8
+
+    def recode(self, bits: int, seed: Tensor) -> None:
+        self._encode(self.restore(), bits, seed)
+
+    def squared_ranges(self, x: Tensor) -> Tensor:
+        """The ranges of even codes with the same variance: levels are common to all blocks, and slopes that are levels have no noise."""
+        levels = _slope_tables(self.kind, self.bits, self.dtype, x.device)[0]
+        slopes = _KINDS[self.kind][1](x.float())
+        above = torch.bucketize(slopes, levels).clamp_(1, len(levels) - 1)
+        noise = (slopes - levels[above - 1]).mul_(levels[above] - slopes).clamp_(min=0)
+        noise = noise.mul_(6 * ((1 << self.bits) - 1) ** 2)
+        if not dense(noise) or x.numel() % BLOCK:
+            return noise.mean().expand(-(-x.numel() // BLOCK))
+        return noise.as_strided((x.numel() // BLOCK, BLOCK), (BLOCK, 1)).mean(1)
 
     @property
     def nbytes(self) -> int:
@@ -238,6 +327,14 @@ class SlopeCode:
 
     def restore(self) -> Tensor:
         return ops.unpack_table.default(self.bytes, self.table, self.shape, self.strides, self.dtype)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _root(d: Tensor) -> Tensor:
+    return torch.sqrt(d.clamp_(min=0))
 
 
 def smooth_kind(node: Any, name: str) -> str | None:
@@ -252,8 +349,11 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
     if name == "HardswishBackward0":  # x/3 + 1/2 between −3 and 3 takes the values 0 and 1 of both ends too
         end = 3 - 2 * torch.finfo(dtype).eps  # the last number of the type before 3
         return (lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5))), lambda d: (d - 0.5).mul_(3).clamp_(-end, end)
-    if name == "EluBackward0":
-        alpha, scale, inside = float(node._saved_alpha), float(node._saved_scale), float(node._saved_input_scale)
+    if name in ("EluBackward0", "CeluBackward0"):
+        alpha, scale = float(node._saved_alpha), 1.0
+        inside = 1 / alpha
+        if name == "EluBackward0":
+            scale, inside = float(node._saved_scale), float(node._saved_input_scale)
         most = alpha * scale * inside
         if most < scale:  # no value has a slope between the two ends
             return None
@@ -261,6 +361,17 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
             lambda x: torch.where(x > 0, scale, most * torch.exp((x * inside).clamp(max=0))),
             lambda d: torch.log((d / most).clamp_(0, 1)).div_(inside),
         )
+    if name == "BinaryCrossEntropyWithLogitsBackward0":  # linear in sigmoid(x), with and without weights
+        return torch.sigmoid, lambda d: torch.logit(d.clamp_(0, 1))
+    if name in ("SmoothL1LossBackward0", "HuberLossBackward0"):  # linear in the difference, cut off at β or δ
+        end, target = float(node._saved_beta if name[0] == "S" else node._saved_delta), node._raw_saved_target
+        if target.unpack_hook is not None or end <= 0 or target.data.shape != node._raw_saved_self.data.shape:
+            return None
+        target, unit = target.data.detach(), end if name[0] == "S" else 1.0
+        return (lambda x: (x - target).clamp_(-end, end).div_(unit)), lambda d: (d.mul_(unit)).add_(target)
+    if name == "PowBackward0":  # squares, and the cubes of GELU as transformers writes it; backward reads x and x²
+        exponent = float(node._saved_exponent)
+        return (_same, _same) if exponent == 2 else (torch.square, _root) if exponent == 3 else None
     if name == "SoftplusBackward0":
         beta = float(node._saved_beta)
         return (lambda x: torch.sigmoid(x * beta)), lambda d: torch.logit(d.clamp_(0, 1)).div_(beta)

@@ -31,11 +31,13 @@ class Meter:
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
+        self._after = 0
         self.hidden: dict[str, int] = {}  # nodes that do not show what they save, and how many: exact
         self._seen: dict[int, tuple[StorageWeakRef, list[bool]]] = {}  # storage → counted before, counted after
 
     def clear(self) -> None:
         self.lines.clear()
+        self._after = 0
         self.hidden.clear()
         self._seen.clear()
 
@@ -49,11 +51,19 @@ class Meter:
         counted[column] = True
         return storage.nbytes()
 
-    def add(self, module: str, node: str, field: str, t: Tensor, kept: str, after: int | None) -> None:
+    def add(self, module: str, node: str, field: str, t: Tensor, kept: str, after: int | None) -> Line:
         """after: bytes of the packed form, or None where the tensor itself is kept."""
         before = self._first(t, 0)
         dtype = str(t.dtype).removeprefix("torch.")
-        self.lines.append(Line(module, node, field, tuple(t.shape), dtype, kept, before, self._first(t, 1) if after is None else after))
+        line = Line(module, node, field, tuple(t.shape), dtype, kept, before, self._first(t, 1) if after is None else after)
+        self.lines.append(line)
+        self._after += line.after
+        return line
+
+    def change(self, line: Line, after: int, kept: str) -> None:
+        """A line's packed form was packed again."""
+        self._after += after - line.after
+        line.after, line.kept = after, kept
 
     @property
     def before(self) -> int:
@@ -63,11 +73,15 @@ class Meter:
     @property
     def after(self) -> int:
         """Bytes that are kept."""
-        return sum(line.after for line in self.lines)
+        return self._after
 
     def by_op(self) -> dict[str, tuple[int, int, int]]:
         """(fields, bytes before, bytes after) of each op and field, largest first."""
         return self._grouped(lambda line: f"{line.node}.{line.field}: {line.kept}")
+
+    def by_field(self) -> dict[str, tuple[int, int, int]]:
+        """(fields, bytes before, bytes after) of each op and field, however it is kept, largest first."""
+        return self._grouped(lambda line: f"{line.node}.{line.field}")
 
     def by_module(self) -> dict[str, tuple[int, int, int]]:
         """(fields, bytes before, bytes after) of each module, largest first."""
@@ -81,6 +95,18 @@ class Meter:
             group[1] += line.before
             group[2] += line.after
         return {name: (g[0], g[1], g[2]) for name, g in sorted(groups.items(), key=lambda item: -item[1][1])}
+
+    def timeline(self) -> list[tuple[int, int]]:
+        """(bytes before, bytes after) that are held over a step: after each save of forward, then after each release of backward.
+
+        Backward runs the newest node first, and a storage is let go by the node that was the first to save it. So it is forward in reverse.
+        """
+        before = after = 0
+        rise = [(0, 0)]
+        for line in self.lines:
+            before, after = before + line.before, after + line.after
+            rise.append((before, after))
+        return rise + rise[::-1]
 
     def table(self, by: str = "op") -> str:
         """A text table by "op" or by "module", and the sum."""
@@ -97,6 +123,25 @@ class Meter:
 
     def __str__(self) -> str:
         return self.table()
+
+    def __rich__(self) -> Any:
+        """The table by op for rich's print(), which asks for it."""
+        from rich.table import Table
+
+        table = Table(title="saved for backward")
+        table.add_column("saved by", overflow="fold")
+        for name in ("fields", "before KiB", "after KiB", "ratio"):
+            table.add_column(name, justify="right", no_wrap=True)
+        rows = [*self.by_op().items(), ("in all", (len(self.lines), self.before, self.after))]
+        for i, (name, (count, before, after)) in enumerate(rows):
+            style = "bold" if i == len(rows) - 1 else "dim" if ": exact" in name else ""
+            ratio = f"{before / after:.1f}" if after else "inf"
+            cells = (name, str(count), f"{before / 1024:,.1f}", f"{after / 1024:,.1f}", ratio)
+            table.add_row(*cells, style=style, end_section=i == len(rows) - 2)
+        if self.hidden:
+            notes = (f"{name}: {count} nodes, exact; they do not show what they save" for name, count in self.hidden.items())
+            table.caption = ", ".join(notes)
+        return table
 
     def to_pandas(self) -> Any:
         """A DataFrame of the lines; pandas must be installed."""

@@ -184,6 +184,21 @@ def test_activations():
     assert all(0.75 < ratio < 1.3 for ratio in found), found
 
 
+def test_slopes_in_two_factors_are_one_code():
+    """SiLU: its output for the next layer, and its slope, which torch writes as a product of two. None of them is taken for a probability."""
+    for f in (F.gelu, F.silu):
+        pack = satchel.PackPass("2/3/8", min_bytes=1024)
+        model = Branches(f)
+        gradients(op_by_op(model, pack), model, (torch.randn(32, 128),))
+        assert sorted(line.bits for line in pack.report) == [2, 3], pack.report
+
+
+def test_softmax_takes_the_attention_bits():
+    pack, model = satchel.PackPass("2/3/7", min_bytes=1024), Branches(lambda h: F.softmax(2 * h, -1))
+    gradients(op_by_op(model, pack), model, (torch.randn(32, 128),))
+    assert {line.bits for line in pack.report} == {7}, pack.report
+
+
 def test_sizes_that_are_no_multiple_of_a_block_and_other_strides():
     model, (x, y) = conv_net()
     model, args = model.to(memory_format=torch.channels_last), (x[:31].to(memory_format=torch.channels_last), y[:31])

@@ -85,3 +85,20 @@ def test_a_model(way):
     one = torch.stack([(g - expected).square().sum() for g in draws]).mean().sqrt()
     # bf16 products differ by a few thousandths between eager and compiled code; noise is far above that.
     assert float((sum(draws) / 64 - expected).norm() * 8 / one) < 1.5
+
+
+def test_a_budget_does_not_wait_inside_a_step():
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 16)).cuda()
+    x = torch.randn(1024, 256, device="cuda")
+    p = satchel.packing(budget="1 MiB", refresh=1, model=model)
+    for _ in range(3):  # tables and kernels are made
+        with p:
+            loss = model(x).square().mean()
+        loss.backward()
+    with p:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(x).square().mean().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert p.meter.after <= 1 << 20 and p.budget._watched.watch.seen and len(set(p.bits_by_field().values())) > 1

@@ -9,7 +9,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
-def test_programs(page, capsys):
+def test_programs(page, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # one writes a page
     programs = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
     names: dict = {}
     for program in programs:

@@ -148,6 +148,18 @@ def square(device):
     return lambda: weighted((a * 2).square()), [a]
 
 
+@case("PowBackward0.self")
+def cube(device):
+    a = leaf(64, 128, device=device)
+    return lambda: weighted((a * 2).pow(3)), [a]
+
+
+@case("PowBackward0.self", "TanhBackward0.result", bits="2/4/8")
+def gelu_by_hand(device):
+    """As transformers writes it: x is read by a product and by a cube, and 1 + tanh by the same product."""
+    return through(lambda h: 0.5 * h * (1 + torch.tanh(0.7978845608 * (h + 0.044715 * torch.pow(h, 3.0)))), 64, 128, device=device)
+
+
 @case("ExpBackward0.result")
 def exp(device):
     a = leaf(64, 128, device=device)
@@ -158,6 +170,41 @@ def exp(device):
 def mse(device):
     a, target = leaf(64, 128, device=device), torch.randn(64, 128, device=device)
     return lambda: F.mse_loss(a * 2, target), [a]
+
+
+@case("AddcmulBackward0.tensor1", "AddcmulBackward0.tensor2")
+def addcmul(device):
+    a, b = leaf(64, 128, device=device), leaf(64, 128, device=device)
+    return lambda: weighted(torch.addcmul(a, a * 2, b * 2, value=3)), [a, b]
+
+
+@case("VarBackward0.self")
+def var(device):
+    return through(lambda h: h.var(1), 64, 128, device=device)
+
+
+@case("BinaryCrossEntropyWithLogitsBackward0.self")
+def binary_cross_entropy_with_logits(device):
+    y, weight = torch.rand(64, 128, device=device).round(), torch.rand(128, device=device) * 5
+    return through(lambda h: F.binary_cross_entropy_with_logits(h * 4, y, pos_weight=weight), 64, 128, device=device)
+
+
+@case("BinaryCrossEntropyWithLogitsBackward0.self")
+def binary_cross_entropy_with_logits_summed(device):
+    y = torch.rand(64, 128, device=device)
+    return through(lambda h: F.binary_cross_entropy_with_logits(h * 4, y, reduction="sum"), 64, 128, device=device)
+
+
+@case("SmoothL1LossBackward0.self")
+def smooth_l1(device):
+    y = torch.randn(64, 128, device=device)
+    return through(lambda h: F.smooth_l1_loss(h * 2, y, beta=0.7), 64, 128, device=device)
+
+
+@case("HuberLossBackward0.self")
+def huber(device):
+    y = torch.randn(64, 128, device=device)
+    return through(lambda h: F.huber_loss(h * 2, y, delta=1.5), 64, 128, device=device)
 
 
 @case("CudnnBatchNormBackward0.input" if CUDA else "NativeBatchNormBackward0.input")
@@ -234,6 +281,27 @@ def hardtanh(device):
 @case("HardsigmoidBackward0.self", exact=True)
 def hardsigmoid(device):
     return through(lambda h: F.hardsigmoid(h * 3), 64, 128, device=device)
+
+
+@case("ClampBackward1.self", exact=True)
+def clamp(device):
+    return through(lambda h: h.clamp(-0.5, 0.25), 64, 128, device=device)
+
+
+@case("ClampBackward1.self", exact=True)
+def clamp_below(device):
+    """Values at the end itself pass the gradient."""
+    return through(lambda h: F.relu(h).clamp(min=0), 64, 128, device=device)
+
+
+@case("ClampBackward1.self", exact=True)
+def clamp_above(device):
+    return through(lambda h: h.clamp(max=-0.1), 64, 128, device=device)
+
+
+@case("CeluBackward0.self")
+def celu(device):
+    return through(lambda h: F.celu(h * 2, alpha=0.6), 64, 128, device=device)
 
 
 @case("GeluBackward0.self")
@@ -387,6 +455,67 @@ def max_pool_channels_last(device):
 @case("AdaptiveMaxPool2DBackward0.self", "AdaptiveMaxPool2DBackward0.result1", exact=True)
 def adaptive_max_pool(device):
     return through(lambda h: F.adaptive_max_pool2d(h, (7, 9)), 4, 8, 30, 32, device=device)
+
+
+@case("MaxPool2DWithIndicesBackward0.self", "MaxPool2DWithIndicesBackward0.result1", exact=True)
+def max_pool_1d(device):
+    return through(lambda h: F.max_pool1d(h, 3, 2, 1), 8, 16, 128, device=device)
+
+
+@case("MaxPool3DWithIndicesBackward0.self", "MaxPool3DWithIndicesBackward0.result1", exact=True)
+def max_pool_3d(device):
+    return through(lambda h: F.max_pool3d(h, 3, 2, 1), 4, 8, 10, 12, 14, device=device)
+
+
+@case("AdaptiveMaxPool3DBackward0.self", "AdaptiveMaxPool3DBackward0.result1", exact=True)
+def adaptive_max_pool_3d(device):
+    return through(lambda h: F.adaptive_max_pool3d(h, (5, 4, 7)), 4, 8, 10, 12, 14, device=device)
+
+
+@case("AvgPool3DBackward0.self", exact=True)
+def avg_pool_3d(device):
+    return through(lambda h: F.avg_pool3d(h, 2), 4, 8, 10, 12, 14, device=device)
+
+
+@case("AdaptiveAvgPool3DBackward0.self", exact=True)
+def adaptive_avg_pool_3d(device):
+    return through(lambda h: F.adaptive_avg_pool3d(h, (5, 4, 7)), 4, 8, 10, 12, 14, device=device)
+
+
+@case("EmbeddingBackward0.indices", exact=True)
+def embedding(device):
+    w, i = leaf(1000, 32, device=device), torch.randint(0, 1000, (16, 40), device=device)
+    i[0, 0], i[0, 1] = 0, 999
+    return lambda: weighted(F.embedding(i, w, padding_idx=3)), [w]
+
+
+@case("IndexSelectBackward0.index", exact=True)
+def index_select(device):
+    w, i = leaf(30, 700, device=device), torch.randint(0, 700, (500,), device=device)
+    i[0] = 699
+    return lambda: weighted(w.index_select(-1, i)), [w]
+
+
+@case("GatherBackward0.self", "GatherBackward0.index", exact=True)
+def gather(device):
+    i = torch.randint(0, 128, (64, 200), device=device)
+    i[0, 0] = 127
+    return through(lambda h: h.gather(-1, i), 64, 128, device=device)
+
+
+@case("MaxBackward0.indices", "MinBackward0.indices", exact=True)
+def max_and_min(device):
+    return through(lambda h: h.max(-1)[0] + h.min(1)[0], 256, 128, device=device)
+
+
+@case("TopkBackward0.indices", exact=True)
+def topk(device):
+    return through(lambda h: h.topk(5, 0)[0], 64, 128, device=device)
+
+
+@case("SortBackward0.indices", exact=True)
+def sort(device):
+    return through(lambda h: h.sort(-1)[0], 64, 128, device=device)
 
 
 @case("AvgPool2DBackward0.self", exact=True)
