@@ -44,9 +44,7 @@ fi
 
 # Methods, and halves of the detectors' seeds, beside one another: small models leave most of a GPU idle. Scored after the last epoch.
 if [[ -n $accuracy ]]; then
-  mps='' failed=0
-  if [[ $device != cpu ]] && nvidia-cuda-mps-control -d 2>/dev/null; then mps=yes; fi
-  pids=()
+  failed=0 pids=()
   # train NAME SEED COUNT OPTION…: into scenes_NAME_METHOD_SEED.json.
   train() {
     local to="$out/scenes_$1_${method}_$2" seed=$2 count=$3
@@ -66,7 +64,6 @@ if [[ -n $accuracy ]]; then
     train boxes "$half" $((seeds - half)) --data "synthetic-shapes:$boxes_data" --model retinanet_resnet50_fpn "${boxes[@]}"
   done
   for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
-  if [[ -n $mps ]]; then echo quit | nvidia-cuda-mps-control; fi
   if [[ $failed == 1 ]]; then
     grep "^satchel: " "$out"/scenes_*.txt >&2 || true
     die "a run did not end"
