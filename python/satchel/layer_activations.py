@@ -18,7 +18,7 @@ from .shared import (
     Code, Save, affine_like, claim, dense_strides, drawn_seed, find_save, flush_deferred, fresh_seed, in_order, keeps, link, link_of, pack,
 )  # fmt: skip
 
-__all__ = ["activation", "dropout", "smooth"]
+__all__ = ["activation", "dropout", "relu6", "smooth"]
 
 
 def _activated(x: Tensor, slope: float, inplace: bool) -> Tensor:
@@ -88,7 +88,7 @@ class _NormAct(Function):
         call, needs = ctx.call, ctx.needs_input_grad
         if needs[0] and ctx.output() is not None:  # whoever holds y may ask for its gradient: the norm's node gets it
             return save.gated(g), *(None,) * 7
-        if save.fused:
+        if save.fused and call.kind == "batch":
             dx = torch.empty_strided(save.code.shape, save.code.strides, dtype=g.dtype, device=g.device).copy_(g)
             made = [dx, *ops.norm_act_back(rows_of(dx), save.bytes, rstd, save.code.numbers, call.training, needs[1])]
         else:
@@ -123,6 +123,28 @@ class _Act(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         (save,) = kept(ctx)
         return save.gated(g), *(None,) * 5
+
+
+class _ReLU6(Function):
+    """Keeps a bit a value: whether it lies between 0 and 6."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str, inplace: bool) -> Tensor:
+        mask = forms.Mask(((x <= 0) | (x >= 6)).logical_not_(), x.dtype)  # NaN passes, as in torch
+        keep(ctx, name, Save(Code((), x.shape, mask.strides), None, mask=mask.bits, slope=0.0, layer=name))
+        if inplace:
+            ctx.mark_dirty(x)
+        return F.relu6(x, inplace)
+
+    @backward
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (save,) = kept(ctx)
+        return save.gated(g), None, None
+
+
+def relu6(x: Tensor, name: str, inplace: bool) -> Tensor:
+    flush_deferred()
+    return _ReLU6.apply(x, name, inplace)
 
 
 def activation(x: Tensor, method: str, name: str, slope: float, inplace: bool) -> Tensor:

@@ -51,7 +51,6 @@ class _Linear(Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, name: str, dtype: torch.dtype, save: Save | None) -> Tensor:
         keep(ctx, name, save, w)
         ctx.types = x.dtype, w.dtype, None if b is None else b.dtype
-        ctx.dtype = dtype
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.to(dtype), w.to(dtype), None if b is None else b.to(dtype))
 
@@ -62,10 +61,8 @@ class _Linear(Function):
         dx = dw = db = None
         if needs[1]:
             for first, last, x in save.parts(g.dtype):
-                part = g[first:last] if g.dim() > 1 else g.unsqueeze(0)
-                product = part.reshape(-1, part.shape[-1]).t() @ x.reshape(-1, x.shape[-1] if g.dim() > 1 else x.numel())
-                dw = product if dw is None else dw.add_(product)
-                del x
+                product = g[first:last].reshape(-1, g.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+                dw = product if dw is None else dw.float().add_(product)
             dw = dw.to(ctx.types[1])
         if needs[0]:
             dx = (g @ w.to(g.dtype)).to(ctx.types[0])

@@ -24,7 +24,7 @@ def _is_plain(t: Tensor | None) -> bool:
     if t is None:
         return True
     plain = type(t) in (Tensor, nn.Parameter) and t.dtype in _FLOATS and t.device.type in _DEVICES and t.layout is torch.strided
-    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+    return plain and not t.is_inference() and not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def _is_ours(*tensors: Tensor | None) -> bool:
@@ -133,6 +133,15 @@ class ReLU(Layer, nn.ReLU):
         if not self._records(x) or not _may_change(x, self.inplace):
             return _unpacked(self, nn.ReLU, x)
         return activations.activation(x, self.satchel_method, self.satchel_name, 0.0, self.inplace)
+
+
+class ReLU6(Layer, nn.ReLU6):
+    """nn.ReLU6."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._records(x) or not _may_change(x, self.inplace):
+            return _unpacked(self, nn.ReLU6, x)
+        return activations.relu6(x, self.satchel_name, self.inplace)
 
 
 class LeakyReLU(Layer, nn.LeakyReLU):
@@ -259,8 +268,8 @@ class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
 
 CLASSES: dict[type, type] = {
     base: ours
-    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, ReLU, LeakyReLU, GELU, SiLU, Dropout, Linear, Conv1d, Conv2d,
-                 Conv3d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d)
+    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, ReLU, ReLU6, LeakyReLU, GELU, SiLU, Dropout, Linear, Conv1d,
+                 Conv2d, Conv3d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d)
     for base in ours.__mro__
     if base.__module__.startswith("torch.nn.modules.") and base.__name__ == ours.__name__
 }  # fmt: skip

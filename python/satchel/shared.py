@@ -305,7 +305,12 @@ def find_save(x: Tensor, method: str) -> Save | None:
     save = None if found is None else found.find(method)
     if save is None or save.code.exact:
         return save
-    return save if ops.serves(method, save.code.numbers, save.slope == 0) else None
+    return save if _serves(method, save.code.numbers, save.slope == 0) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _serves(method: str, numbers: Numbers, after_relu: bool) -> bool:
+    return ops.serves(method, numbers, after_relu)
 
 
 # ---- norms that defer their packing --------------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ LAYERS = {
     "group_norm_relu": (IMAGE, [C2(6, 8, 3), nn.GroupNorm(2, 8), R(), C2(8, 5, 3)]),
     "group_norm": (IMAGE, [C2(6, 8, 3), nn.GroupNorm(4, 8, affine=False), C2(8, 5, 3)]),
     "leaky_relu": (IMAGE, [C2(6, 8, 3), BN(8), nn.LeakyReLU(0.1), C2(8, 5, 3), nn.LeakyReLU(0.2, inplace=True)]),
+    "relu6": (IMAGE, [C2(6, 8, 3), BN(8), nn.ReLU6(inplace=True), C2(8, 5, 1), nn.ReLU6()]),
     "gelu": (ROWS, [L(24, 16), nn.GELU(), L(16, 5), nn.GELU(approximate="tanh"), L(5, 4), nn.SiLU()]),
     "dropout_off": (ROWS, [L(24, 16), R(), nn.Dropout(0.0), L(16, 5), nn.Dropout(0.5).eval()]),
     "pools": (IMAGE, [C2(6, 8, 3), R(), nn.MaxPool2d(3, 2, 1, ceil_mode=True), C2(8, 8, 1), nn.AvgPool2d(2, 1), nn.AdaptiveAvgPool2d((3, 2)),
