@@ -172,4 +172,7 @@ _RULES = {
 
 
 def rule_of(coded: Coded) -> Rule:
-    return _RULES.get(coded.row.noise, _share)(coded)
+    """The field's rule. It holds sums of the code's ranges, and neither the tensor nor the node."""
+    rule = _RULES.get(coded.row.noise, _share)(coded)
+    coded.t = coded.form = coded.node = None  # type: ignore[assignment]
+    return rule

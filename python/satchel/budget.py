@@ -199,7 +199,7 @@ class Budget:
         watched = self._watched
         if watched is not None and watched.watch is not None and watched.watch.seen:
             found = watched.watch.read()
-            self._watched = None
+            self._watched = watched.watch = None
             if found:
                 self._learn(found)
                 self._make_plan(watched)
