@@ -4,7 +4,7 @@
   bench/python_models.py gpt|resnet50|vit_b_16 [--ways eager,packing,…] [--bf16|--tf32] [--batch N] [--draws N] [--json FILE] [--profile FILE]
 
 Ways: eager · packing (satchel.packing) · checkpoint (each block, non-reentrant) · save_on_cpu · compile · budget:0.5 (torch.compile with an
-activation memory budget) · satchel (satchel.compile) · satchel-fused (the same with codes in aten, fused by Inductor). Bits after a colon:
+activation memory budget) · convert (satchel.convert: layers that share one save) · satchel (satchel.compile) · satchel-fused (the same with codes in aten, fused by Inductor). Bits after a colon:
 packing:2/4/8, satchel:2/4/8. Printed: median step in ms; GiB kept between forward and backward; peak in GiB, most allocated in a step minus
 allocated before it; the gradient's relative distance to eager's; with --draws the error of the mean of N draws beside what one draw's
 error/√N says (1 means unbiased). --profile writes each way's slowest kernels of a step to a file.
@@ -114,6 +114,9 @@ def way_of(name, model, stack):
     if kind == "budget":
         stack.enter_context(torch._functorch.config.patch(activation_memory_budget=float(option)))
         return torch.compile(model), contextlib.nullcontext()
+    if kind == "convert":
+        stack.callback(satchel.revert, satchel.convert(model, option or "satchel"))
+        return model, contextlib.nullcontext()
     if kind in ("satchel", "satchel-fused"):
         return satchel.compile(model, option or "2/4/8", fused=kind == "satchel-fused"), contextlib.nullcontext()
     raise SystemExit(f"[bench] no way '{name}'")
@@ -173,7 +176,7 @@ def measure(model, args, name, bf16, steps, draws, expected, profile=None):
         row = {"way": name, "ms": round(ms, 2), "saved_gib": round(saved / 2**30, 3), "peak_gib": round(peak / 2**30, 3), "first_s": round(first, 1)}
         if expected is not None:
             row["distance"] = round(float((got - expected).norm() / expected.norm()), 4)
-            if draws and name.partition(":")[0] in ("packing", "satchel", "satchel-fused"):
+            if draws and name.partition(":")[0] in ("packing", "convert", "satchel", "satchel-fused"):
                 mean, one = torch.zeros_like(expected), 0.0
                 for _ in range(draws):
                     g = gradient() - expected
@@ -186,7 +189,7 @@ def measure(model, args, name, bf16, steps, draws, expected, profile=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=["gpt", "resnet50", "vit_b_16"])
-    parser.add_argument("--ways", default="eager,packing,checkpoint,save_on_cpu,compile,budget:0.5,budget:0.25,budget:0.1,satchel")
+    parser.add_argument("--ways", default="eager,packing,checkpoint,save_on_cpu,compile,budget:0.5,budget:0.25,budget:0.1,convert,satchel")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--bf16", action="store_true", default=True, help="autocast (the default)")
     kind.add_argument("--tf32", action="store_true")
