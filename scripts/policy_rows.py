@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-KEYS = {"node", "field", "keep", "role", "edge", "weight", "of", "mean", "scale", "if", "noise", "last", "size"}
+KEYS = {"node", "field", "keep", "role", "edge", "weight", "of", "mean", "scale", "if"}
 KEEPS = {"code", "normed", "mask", "inside", "slope", "exp", "shape", "index", "flags"}
 ROLES = {"none", "local", "flow", "attention"}
 
