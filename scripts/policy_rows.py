@@ -4,14 +4,15 @@
   scripts/policy_rows.py POLICY HEADER
 
 The header declares the nodes, so that a torch without one of them still compiles, and has one macro, SATCHEL_POLICY_ROWS, a line a row.
-SAVED and IF are the includer's. Standard library only.
+TYPE, SAVED, SIZE, DIM and IF are the includer's. Standard library only.
 """
 import json
 import pathlib
 import re
 import sys
 
-KEYS = {"node", "field", "keep", "role", "edge", "weight", "of", "mean", "scale", "if"}
+KEYS = {"node", "field", "keep", "role", "edge", "weight", "of", "last", "size", "mean", "scale", "if"}
+PYTHON = {"noise"}  # keys that only Python reads
 KEEPS = {"code", "normed", "mask", "inside", "slope", "exp", "shape", "index", "flags"}
 ROLES = {"none", "local", "flow", "attention"}
 
@@ -23,18 +24,21 @@ def name(text, what):
 
 
 def row(entry):
-    if unknown := entry.keys() - KEYS:
+    if unknown := entry.keys() - KEYS - PYTHON:
         raise ValueError(f"[policy] a row may have {', '.join(sorted(KEYS))}, got {', '.join(sorted(unknown))}")
     node, field, keep, role = name(entry["node"], "node"), name(entry["field"], "field"), entry["keep"], entry.get("role", "none")
     if keep not in KEEPS or role not in ROLES:
         raise ValueError(f"[policy] keep and role must be known, got {keep!r} and {role!r}")
     others = [f"SAVED({node}, {name(entry[key], key)})" if key in entry else "nullptr" for key in ("of", "mean", "scale")]
+    last = int(entry.get("last", 2))
+    size = f"SIZE({node}, {name(entry['size'], 'size')})" if "size" in entry else "nullptr"
+    index = f"{last}, {size}, {'nullptr' if last else f'DIM({node})'}"
     tests = [f"number(n.{name(key, 'if')}) == {float(value)!r}" for key, value in entry.get("if", {}).items()]
     condition = f"IF({node}, {' && '.join(tests)})" if tests else "nullptr"
     weight = "true" if entry.get("weight") else "false"
     numbers = f"{int(entry.get('edge', -1))}, {weight}"
     return (f'  {{"{node}", "{field}", FieldForm::{keep}, FieldRole::{role}, {numbers}, TYPE({node}), SAVED({node}, {field}), '
-            f"{', '.join(others)}, {condition}}},")
+            f"{', '.join(others)}, {index}, {condition}}},")
 
 
 def main():

@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -275,10 +276,20 @@ class Packing::Walk {
     return made_of(keep_normed(t, mean, scale, bits, fresh_seed(t.device())), bits_text(bits));
   }
 
-  static Made index(Node& node, const FieldRow& row, const at::Tensor& t) {
+  /// How many places an index points to; −1: not known.
+  static int64_t places_of(Node& node, const FieldRow& row) {
+    if (row.places != nullptr) return row.places(node);
+    if (row.of == nullptr || (row.last == 0 && row.dim == nullptr)) return -1;
     const std::optional<at::Tensor> whole = row.of(node)->get_raw_data();
-    if (!whole || !whole->defined() || whole->dim() < 2 || t.scalar_type() != at::kLong) return {};
-    const int64_t most = std::max<int64_t>(0, whole->size(-2) * whole->size(-1) - 1);
+    if (!whole || !whole->defined()) return -1;
+    if (row.last == 0) return whole->dim() == 0 ? 1 : whole->size(row.dim(node));
+    return c10::multiply_integers(whole->sizes().slice(static_cast<size_t>(std::max<int64_t>(0, whole->dim() - row.last))));
+  }
+
+  static Made index(Node& node, const FieldRow& row, const at::Tensor& t) {
+    const int64_t places = t.scalar_type() == at::kLong ? places_of(node, row) : -1;
+    if (places < 0) return {};
+    const int64_t most = std::max<int64_t>(0, places - 1);
     return made_of(keep_index(t, most), "index, " + bits_text(static_cast<int>(std::bit_width(static_cast<uint64_t>(most)))));
   }
 

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <type_traits>
 #include <typeindex>
 #include <unordered_map>
@@ -45,6 +47,27 @@ SavedField field_of(Get) {
 double number(const at::Scalar& s) { return s.toDouble(); }
 [[maybe_unused]] double number(double x) { return x; }
 
+/// Places that an index points to: a number that the node holds, or the size of its dimension `dim`.
+int64_t places_of(const c10::SymInt& size, int64_t) { return size.maybe_as_int().value_or(-1); }
+int64_t places_of(const std::vector<c10::SymInt>& sizes, int64_t dim) {
+  if (sizes.empty()) return 1;
+  return sizes[static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(sizes.size()) : dim)].maybe_as_int().value_or(-1);
+}
+template <class N>
+int64_t dim_of(const N& n) {
+  if constexpr (requires { int64_t{n.dim}; }) return n.dim;
+  return 0;
+}
+
+/// Null where this torch's node has no such member.
+template <class N, class Get>
+NodeNumber number_of(Get) {
+  if constexpr (Known<N>) {
+    if constexpr (std::is_invocable_r_v<int64_t, Get, const N&>) return [](const Node& node) { return Get{}(static_cast<const N&>(node)); };
+  }
+  return nullptr;
+}
+
 /// A condition that cannot be asked is never fulfilled: the field stays exact.
 template <class N, class Test>
 bool (*test_of(Test))(const Node&) {
@@ -58,6 +81,9 @@ bool (*test_of(Test))(const Node&) {
 
 #define TYPE(node) type_of<generated::node>(0)
 #define SAVED(node, field) field_of<generated::node>([](auto& n) -> decltype(&n.field##_) { return &n.field##_; })
+#define SIZE(node, member) \
+  number_of<generated::node>([](const auto& n) -> decltype(places_of(n.member, 0)) { return places_of(n.member, dim_of(n)); })
+#define DIM(node) number_of<generated::node>([](const auto& n) -> decltype(n.dim) { return n.dim; })
 #define IF(node, test) test_of<generated::node>([](const auto& n) -> decltype(test) { return test; })
 
 const std::vector<FieldRow>& table() {
@@ -73,6 +99,27 @@ const N* as(const Node& node) {
 template <class... Nodes>
 std::unordered_set<std::type_index> types_of() {
   return {std::type_index(typeid(Nodes))...};
+}
+
+/// ELU's and CELU's. Below 0 the slope falls from `most` on; no value has a slope between the two ends where that is less than above 0.
+CurveOf elu_of(double most, double scale, double inner) {
+  return most < scale || inner <= 0 ? CurveOf{} : CurveOf{Curve::elu, most, scale, inner};
+}
+
+CurveOf cut_off_of(double end, double unit, const SavedVariable& saved, const SavedVariable& target) {
+  const std::optional<at::Tensor> x = saved.get_raw_data(), y = target.get_raw_data();  // none where another's hooks hold it
+  if (end <= 0 || !x || !y || x->sizes() != y->sizes()) return {};
+  return {Curve::cut_off, end, unit, 0, y->detach()};
+}
+
+CurveOf loss_curve_of(const Node& node) {
+  if (as<generated::BinaryCrossEntropyWithLogitsBackward0>(node) != nullptr) {
+    // The target's gradient is linear in x, not in sigmoid(x).
+    return node.num_outputs() > 1 && node.next_edge(1).is_valid() ? CurveOf{} : CurveOf{Curve::logits};
+  }
+  if (const auto* n = as<generated::SmoothL1LossBackward0>(node)) return cut_off_of(n->beta, n->beta, n->self_, n->target_);
+  if (const auto* n = as<generated::HuberLossBackward0>(node)) return cut_off_of(n->delta, 1, n->self_, n->target_);
+  return {};
 }
 
 }  // namespace
@@ -98,13 +145,25 @@ CurveOf curve_of(const Node& node) {
   if (as<generated::SiluBackward0>(node) != nullptr) return {Curve::silu};
   if (as<generated::MishBackward0>(node) != nullptr) return {Curve::mish};
   if (as<generated::HardswishBackward0>(node) != nullptr) return {Curve::hardswish};
-  if (const auto* n = as<generated::EluBackward0>(node)) return {Curve::elu, number(n->alpha), number(n->scale), number(n->input_scale)};
+  if (const auto* n = as<generated::EluBackward0>(node)) {
+    const double scale = number(n->scale), inner = number(n->input_scale);
+    return elu_of(number(n->alpha) * scale * inner, scale, inner);
+  }
+  if (const auto* n = as<generated::CeluBackward0>(node)) return elu_of(1, 1, 1 / number(n->alpha));
   if (const auto* n = as<generated::SoftplusBackward0>(node)) return {Curve::softplus, number(n->beta)};
   if (as<generated::SigmoidBackward0>(node) != nullptr) return {Curve::sigmoid};
   if (as<generated::TanhBackward0>(node) != nullptr) return {Curve::tanh};
   if (const auto* n = as<generated::HardtanhBackward0>(node)) return {Curve::hardtanh, number(n->min_val), number(n->max_val)};
   if (as<generated::HardsigmoidBackward0>(node) != nullptr) return {Curve::hardsigmoid};
-  return {};
+  if (const auto* n = as<generated::ClampBackward1>(node)) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    return {Curve::clamp, n->min ? number(*n->min) : -infinity, n->max ? number(*n->max) : infinity};
+  }
+  if (const auto* n = as<generated::PowBackward0>(node)) {  // backward reads x and x²
+    const double exponent = number(n->exponent);
+    return {exponent == 2 ? Curve::square : exponent == 3 ? Curve::cube : Curve::none};
+  }
+  return loss_curve_of(node);
 }
 
 bool is_view_or_cast(const Node& node) {

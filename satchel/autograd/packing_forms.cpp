@@ -220,8 +220,7 @@ SlopePair slope_pair(const CurveOf& curve, at::ScalarType dtype) {
               [end](const at::Tensor& d) { return d.sub(0.5).mul_(3).clamp_(-end, end); }};
     }
     case Curve::elu: {
-      const double scale = curve.b, inner = curve.c, most = curve.a * scale * inner;
-      if (most < scale) return {};  // no value has a slope between the two ends
+      const double most = curve.a, scale = curve.b, inner = curve.c;
       return {[=](const at::Tensor& x) { return x.mul(inner).clamp_max_(0).exp_().mul_(most).masked_fill_(x.gt(0), scale); },
               [=](const at::Tensor& d) { return d.div(most).clamp_(0, 1).log_().div_(inner); }};
     }
@@ -235,8 +234,26 @@ SlopePair slope_pair(const CurveOf& curve, at::ScalarType dtype) {
               [](const at::Tensor& d) { return (1 - d.mul(-4).add_(1).clamp_min_(0).sqrt_()).mul_(0.5); }};
     case Curve::tanh:
       return {[](const at::Tensor& y) { return 1 - y.square(); }, [](const at::Tensor& d) { return (1 - d).clamp_(0, 1).sqrt_(); }};
+    case Curve::square: return {[](const at::Tensor& x) { return x; }, [](const at::Tensor& d) { return d; }};
+    case Curve::cube: return {[](const at::Tensor& x) { return x.square(); }, [](const at::Tensor& d) { return d.clamp_min(0).sqrt_(); }};
+    case Curve::logits:  // linear in sigmoid(x), with and without weights
+      return {[](const at::Tensor& x) { return x.sigmoid(); }, [](const at::Tensor& d) { return d.clamp(0, 1).logit_(); }};
+    case Curve::cut_off: {
+      const double end = curve.a, unit = curve.b;
+      const at::Tensor target = curve.target;
+      return {[=](const at::Tensor& x) { return x.sub(target.to(at::kFloat)).clamp_(-end, end).div_(unit); },
+              [=](const at::Tensor& d) { return d.mul(unit).add_(target.to(at::kFloat)); }};
+    }
     default: return {};
   }
+}
+
+/// Where a clamp passes the gradient: both ends are in. Outside it comes back as what lies in no interval.
+KeptFormPtr keep_within(const at::Tensor& x, double low, double high) {
+  const double wanted = std::isinf(low) || std::isinf(high) ? std::min(std::max(0.0, low + 1), high - 1) : (low + high) / 2;
+  const double middle = as_held(wanted, x.scalar_type());
+  if (!(low < middle && middle < high)) return nullptr;  // ends so near that no number of the type lies between them
+  return std::make_shared<Mask>(x.ge(low).logical_and_(x.le(high)), x.scalar_type(), middle, std::numeric_limits<double>::quiet_NaN());
 }
 
 }  // namespace
@@ -259,6 +276,7 @@ KeptFormPtr keep_inside(const at::Tensor& x, const CurveOf& curve) {
   constexpr double outside = -std::numeric_limits<double>::infinity();
   const at::Tensor one = at::ones({}, x.options()).expand_as(x);
   if (curve.curve == Curve::hardsigmoid) return std::make_shared<Mask>(at::hardsigmoid_backward(one, x).ne(0), x.scalar_type(), 0, outside);
+  if (curve.curve == Curve::clamp) return keep_within(x, curve.a, curve.b);
   if (curve.curve != Curve::hardtanh) return nullptr;
   const double low = curve.a, high = curve.b;
   const double wanted = std::isinf(low) || std::isinf(high) ? std::max(low + 1, std::min(0.0, high - 1)) : (low + high) / 2;

@@ -33,10 +33,11 @@ KeptFormPtr keep_normed(const at::Tensor& x, const at::Tensor& mean, const at::T
 /// x > 0 as one bit a value; comes back as 1 and 0. Of bool tensors too.
 KeptFormPtr keep_mask(const at::Tensor& x);
 
-/// Where a hardtanh or a hardsigmoid has a slope; null where no number of the type lies between the ends.
+/// Where a hardtanh, a hardsigmoid or a clamp has a slope; null where no number of the type lies between the ends.
 KeptFormPtr keep_inside(const at::Tensor& x, const CurveOf& curve);
 
-/// A code of the activation's slope, or of y·(1 − y) and 1 − y² where the output is saved; null where no value has the coded slopes.
+/// A code of what backward's formula is linear in: the activation's slope, y·(1 − y) and 1 − y² where the output is saved, a power's x or
+/// x², a loss's sigmoid(x) or distance; null where no value has the coded slopes.
 KeptFormPtr keep_slope(const at::Tensor& x, const CurveOf& curve, int bits, const at::Tensor& seed);
 
 /// A code of exp(x).

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <fstream>
 #include <functional>
+#include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -71,7 +73,78 @@ RowCase after_conv(const std::string& name, std::vector<std::string> rows, bool 
   return c;
 }
 
+/// … after a convolution of volumes.
+RowCase after_conv3d(const std::string& name, std::vector<std::string> rows, Function f) {
+  at::manual_seed(3);
+  const at::Tensor x = at::randn({2, 4, 6, 12, 12});
+  RowCase c{name, std::move(rows),
+            [] {
+              return Tensors{(at::randn({8, 4, 3, 3, 3}) / 8).requires_grad_()};
+            },
+            [=](const Tensors& w) { return weighted(f(at::conv3d(x, w[0], {}, 1, 1))); }};
+  c.options.include = c.rows;
+  return c;
+}
+
 Function operator_of(at::Tensor (*f)(const at::Tensor&)) { return f; }
+
+void add_clamps(std::vector<RowCase>& all) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const auto add = [&](const std::string& name, std::optional<at::Scalar> low, std::optional<at::Scalar> high) {
+    all.push_back(through(name, {"ClampBackward1.self"}, {64, 128}, [=](const at::Tensor& h) { return at::clamp(h, low, high); }));
+  };
+  add("clamp", -0.5, 0.25);
+  add("clamp to whole numbers", 0, 1);
+  add("clamp from below", 0.5, std::nullopt);
+  add("clamp from above", std::nullopt, -0.1);
+  add("clamp from minus infinity", -infinity, 0.25);
+  add("clamp to infinity", 0.25, infinity);
+  all.push_back(through("clamp with values at its ends", {"ClampBackward1.self"}, {64, 128},
+                        [](const at::Tensor& h) { return at::clamp(at::relu(h), 0, std::nullopt); }));
+  all.push_back(through("clamp of bf16", {"ClampBackward1.self"}, {64, 128},
+                        [](const at::Tensor& h) { return at::clamp(h.to(at::kBFloat16), -0.3, 0.3); }));
+}
+
+void add_volumes(std::vector<RowCase>& all) {
+  all.push_back(after_conv3d("max_pool3d", {"MaxPool3DWithIndicesBackward0.self", "MaxPool3DWithIndicesBackward0.result1"},
+                             [](const at::Tensor& h) { return at::max_pool3d(h, {2}); }));
+  all.push_back(after_conv3d("adaptive_max_pool3d", {"AdaptiveMaxPool3DBackward0.self", "AdaptiveMaxPool3DBackward0.result1"},
+                             [](const at::Tensor& h) {
+                               return std::get<0>(at::adaptive_max_pool3d(h, {2, 3, 3}));
+                             }));
+  all.push_back(after_conv3d("avg_pool3d", {"AvgPool3DBackward0.self"}, [](const at::Tensor& h) { return at::avg_pool3d(h, {2}); }));
+  all.push_back(after_conv3d("adaptive_avg_pool3d", {"AdaptiveAvgPool3DBackward0.self"}, [](const at::Tensor& h) {
+    return at::adaptive_avg_pool3d(h, {2, 3, 3});
+  }));
+}
+
+void add_indices(std::vector<RowCase>& all) {
+  const auto add = [&](const std::string& name, std::vector<std::string> rows, Function f) {
+    all.push_back(through(name, std::move(rows), {64, 128}, std::move(f)));
+  };
+  all.push_back({"embedding",
+                 {"EmbeddingBackward0.indices"},
+                 [] {
+                   return Tensors{leaf({1000, 8})};
+                 },
+                 [](const Tensors& t) {
+                   return weighted(at::embedding(t[0], at::arange(2000).mul(7).remainder(1000).view({40, 50})));
+                 }});
+  all.back().options.include = all.back().rows;
+  for (const int64_t dim : {0, 1, -1}) {
+    const std::string along = " along " + std::to_string(dim);
+    const int64_t size = dim == 0 ? 64 : 128;
+    add("index_select" + along, {"IndexSelectBackward0.index"},
+        [=](const at::Tensor& h) { return at::index_select(h, dim, at::arange(300).remainder(size)); });
+    add("gather" + along, {"GatherBackward0.self", "GatherBackward0.index"}, [=](const at::Tensor& h) {
+      return at::gather(h, dim, at::arange(64 * 128).mul(5).remainder(size).view({64, 128}));
+    });
+    add("max" + along, {"MaxBackward0.indices"}, [=](const at::Tensor& h) { return std::get<0>(at::max(h, dim)); });
+    add("min" + along, {"MinBackward0.indices"}, [=](const at::Tensor& h) { return std::get<0>(at::min(h, dim)); });
+    add("topk" + along, {"TopkBackward0.indices"}, [=](const at::Tensor& h) { return std::get<0>(at::topk(h, 9, dim)); });
+    add("sort" + along, {"SortBackward0.indices"}, [=](const at::Tensor& h) { return std::get<0>(at::sort(h, dim)); });
+  }
+}
 
 std::vector<RowCase> exact_cases() {
   std::vector<RowCase> all;
@@ -112,6 +185,9 @@ std::vector<RowCase> exact_cases() {
   const at::Tensor labels = at::arange(64).remainder(128), map = at::arange(8 * 24 * 24).remainder(32).view({8, 24, 24});
   all.push_back(through("nll", {"NllLossBackward0.self"}, shape, [=](const at::Tensor& h) { return at::nll_loss(h, labels); }));
   all.push_back(after_conv("nll2d", {"NllLoss2DBackward0.self"}, false, [=](const at::Tensor& h) { return at::nll_loss2d(h, map); }));
+  add_clamps(all);
+  add_volumes(all);
+  add_indices(all);
   return all;
 }
 
@@ -149,6 +225,8 @@ void add_products(std::vector<RowCase>& all) {
       [=](const Tensors& t) { return at::conv2d(at::conv2d(maps, of(t, 0)), of(t, 1)); });
   add("mul", {"MulBackward0.self", "MulBackward0.other"}, two({64, 96}, {64, 96}),
       [=](const Tensors& t) { return (t[0] + 1) * (t[1] + 2); });
+  add("addcmul", {"AddcmulBackward0.tensor1", "AddcmulBackward0.tensor2"}, two({64, 96}, {64, 96}),
+      [=](const Tensors& t) { return at::addcmul(t[0], of(t, 0), of(t, 1), 3); });
   add("div", {"DivBackward0.self"}, two({64, 96}, {64, 96}), [=](const Tensors& t) { return (t[0] + 1) / (t[1].square() + 1); });
 }
 
@@ -184,6 +262,24 @@ void add_norms(std::vector<RowCase>& all) {
   }
 }
 
+void add_losses(std::vector<RowCase>& all) {
+  const auto add = [&](const std::string& name, const std::string& row, Function f) {
+    all.push_back(through(name, {row}, {64, 128}, std::move(f)));
+  };
+  at::manual_seed(5);
+  const at::Tensor flags = at::rand({64, 128}).round(), weight = at::rand({128}) * 5, target = at::randn({64, 128});
+  const std::string logits = "BinaryCrossEntropyWithLogitsBackward0.self", l1 = "SmoothL1LossBackward0.self",
+                    huber = "HuberLossBackward0.self";
+  add("logits", logits,
+      [=](const at::Tensor& h) { return at::binary_cross_entropy_with_logits(h * 4, flags, {}, {}, at::Reduction::Sum); });
+  add("logits with weights", logits,
+      [=](const at::Tensor& h) { return at::binary_cross_entropy_with_logits(h * 4, flags, weight, weight, at::Reduction::Mean); });
+  add("smooth_l1", l1, [=](const at::Tensor& h) { return at::smooth_l1_loss(h, target, at::Reduction::Mean, 0.7); });
+  add("smooth_l1 of two activations", l1,
+      [=](const at::Tensor& h) { return at::smooth_l1_loss(h, h.flip(1) * 0.5, at::Reduction::Sum, 0.7); });
+  add("huber", huber, [=](const at::Tensor& h) { return at::huber_loss(h, target, at::Reduction::Mean, 0.7); });
+}
+
 void add_curves(std::vector<RowCase>& all) {
   const auto add = [&](const std::string& name, const std::string& row, Function f) {
     all.push_back(through(name, {row}, {64, 128}, std::move(f)));
@@ -199,9 +295,14 @@ void add_curves(std::vector<RowCase>& all) {
   add("softplus", "SoftplusBackward0.self", [](const at::Tensor& h) { return at::softplus(h, 2); });
   add("sigmoid", "SigmoidBackward0.result", operator_of(at::sigmoid));
   add("tanh", "TanhBackward0.result", operator_of(at::tanh));
+  add("celu", "CeluBackward0.self", [](const at::Tensor& h) { return at::celu(h * 2, 0.6); });
+  add("celu of 49", "CeluBackward0.self", [](const at::Tensor& h) { return at::celu(h * 40, 49); });  // 49 · (1 / 49) < 1
   add("square", "PowBackward0.self", [](const at::Tensor& h) { return h.pow(2); });
+  add("cube", "PowBackward0.self", [](const at::Tensor& h) { return h.pow(3); });
+  add("var", "VarBackward0.self", [](const at::Tensor& h) { return at::var(h, at::OptionalIntArrayRef({1})); });
   add("exp", "ExpBackward0.result", operator_of(at::exp));
   add("mse", "MseLossBackward0.self", [](const at::Tensor& h) { return at::mse_loss(h, at::zeros_like(h)); });
+  add_losses(all);
   add("softmax", "SoftmaxBackward0.result", [](const at::Tensor& h) { return at::softmax(h, 1); });
   add("log_softmax", "LogSoftmaxBackward0.result", [](const at::Tensor& h) { return at::log_softmax(h, 1); });
 }
@@ -304,7 +405,10 @@ TEST(PackingRows, AreThoseOfThePolicyFile) {
     EXPECT_EQ(rows[i].scale != nullptr, entry.contains("scale")) << name;
     EXPECT_EQ(rows[i].applies != nullptr, entry.contains("if")) << name;
     EXPECT_TRUE(rows[i].form != FieldForm::normed || rows[i].scale != nullptr) << name;
-    EXPECT_TRUE(rows[i].form != FieldForm::index || rows[i].of != nullptr) << name;
+    EXPECT_EQ(rows[i].last, entry.value("last", 2)) << name;
+    EXPECT_EQ(rows[i].places != nullptr, entry.contains("size")) << name;
+    EXPECT_EQ(rows[i].dim != nullptr, entry.value("last", 2) == 0) << name;
+    EXPECT_TRUE(rows[i].form != FieldForm::index || (rows[i].of != nullptr) != (rows[i].places != nullptr)) << name;
   }
 }
 
@@ -319,6 +423,51 @@ TEST(PackingRows, AreAllTestedButThoseOfGpus) {
                          (name.starts_with("ScaledDotProduct") && name.find("ForCpu") == std::string::npos);
     EXPECT_TRUE(of_gpus || tested.contains(name)) << name;
   }
+}
+
+/// Cases that a row cannot serve: the field stays exact, and the report says so.
+TEST(PackingRows, LeaveOtherCasesExact) {
+  const std::vector<int64_t> shape{64, 128};
+  const at::Tensor row = at::randn({128});
+  const std::vector<RowCase> cases{
+      through("pow of another exponent", {"PowBackward0.self"}, shape, [](const at::Tensor& h) { return h.pow(4); }),
+      through("elu with a step in its slope", {"EluBackward0.self"}, shape, [](const at::Tensor& h) { return at::elu(h, 0.5); }),
+      through("celu of a negative alpha", {"CeluBackward0.self"}, shape, [](const at::Tensor& h) { return at::celu(h, -0.5); }),
+      through("clamp to a point", {"ClampBackward1.self"}, shape, [](const at::Tensor& h) { return at::clamp(h, 1, 1); }),
+      through("logits whose target needs a gradient", {"BinaryCrossEntropyWithLogitsBackward0.self"}, shape,
+              [](const at::Tensor& h) { return at::binary_cross_entropy_with_logits(h, (h * 0.5).sigmoid()); }),
+      through("huber of a target that is wider", {"HuberLossBackward0.self"}, shape,
+              [=](const at::Tensor& h) { return at::huber_loss(h, row); }),
+      through("smooth_l1 without an inside", {"SmoothL1LossBackward0.self"}, shape,
+              [=](const at::Tensor& h) { return at::smooth_l1_loss(h, at::zeros_like(h), at::Reduction::Mean, 0); }),
+  };
+  for (const RowCase& c : cases) {
+    const Gradient plain = gradient_of(c, false), packed = gradient_of(c, true);
+    EXPECT_TRUE(at::equal(plain.values, packed.values)) << c.name;
+    EXPECT_TRUE(packed_rows(packed.report).empty()) << c.name;
+    bool told = false;
+    for (const PackingLine& line : packed.report.lines)
+      told |= line.node + "." + line.field == c.rows[0] && line.kept == "exact: this case";
+    EXPECT_TRUE(told) << c.name << '\n' << packed.report;
+  }
+}
+
+TEST(PackingRows, IndicesTakeTheFewestBits) {
+  const auto text_of = [](const RowCase& c) {
+    for (const PackingLine& line : gradient_of(c, true).report.lines) {
+      if (line.kept.starts_with("index")) return line.kept;
+    }
+    return std::string("none");
+  };
+  std::map<std::string, std::string> texts;
+  for (const RowCase& c : exact_cases()) texts[c.name] = text_of(c);
+  EXPECT_EQ(texts["embedding"], "index, 10 bits");
+  EXPECT_EQ(texts["max along 0"], "index, 6 bits");
+  EXPECT_EQ(texts["sort along -1"], "index, 7 bits");
+  EXPECT_EQ(texts["gather along 0"], "index, 6 bits");
+  EXPECT_EQ(texts["gather along 1"], "index, 7 bits");
+  EXPECT_EQ(texts["max_pool3d"], "index, 10 bits");  // 6 · 12 · 12 places
+  EXPECT_EQ(texts["max_pool"], "index, 10 bits");    // 24 · 24
 }
 
 TEST(PackingRows, NormsWithoutAMean) {
