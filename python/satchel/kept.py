@@ -23,9 +23,9 @@ BLOCK = 256  # values of a code that share a header
 
 
 @functools.lru_cache(maxsize=16)
-def code_numbers(bits: int) -> Numbers:
+def code_numbers(bits: int, header: str = "bf16") -> Numbers:
     """The spec of an unbiased code: blocks of 256 values; levels for normal values up to 4 bits, even ones above."""
-    return parse_spec(f"bits={bits}" if bits <= 4 else f"bits={bits},levels=even")
+    return parse_spec(f"bits={bits},header={header}" + ("" if bits <= 4 else ",levels=even"))
 
 
 def dense(x: Tensor) -> bool:
@@ -47,8 +47,8 @@ class Code:
 
     __slots__ = ("bytes", "shape", "strides", "dtype", "numbers", "__weakref__")
 
-    def __init__(self, x: Tensor, bits: int, seed: Tensor) -> None:
-        self.numbers = code_numbers(bits)
+    def __init__(self, x: Tensor, bits: int, seed: Tensor, header: str = "bf16") -> None:
+        self.numbers = code_numbers(bits, header)
         self.shape, self.strides, self.dtype = x.shape, _strides(x, self.numbers), x.dtype
         self.bytes = ops.pack.default(x, seed, None, 1, self.numbers)
 
@@ -64,22 +64,27 @@ class Code:
         return self.numbers[0]
 
     @property
+    def header(self) -> str:
+        return "f32" if self.numbers[5] else "bf16"
+
+    @property
     def device(self) -> torch.device:
         return self.bytes.device
 
     def bytes_at(self, bits: int) -> int:
         """What the code would take in so many bits."""
-        return layout(tuple(self.shape), self.dtype, 0, 1, code_numbers(bits))["total"]
+        return layout(tuple(self.shape), self.dtype, 0, 1, code_numbers(bits, self.header))["total"]
 
     def recode(self, bits: int, seed: Tensor) -> None:
         """Rounds the decoded values again. Right in the mean as the first time; the two variances add."""
-        x, self.numbers = self.restore(), code_numbers(bits)
+        x, self.numbers = self.restore(), code_numbers(bits, self.header)
         self.bytes = ops.pack.default(x, seed, None, 1, self.numbers)
 
     def squared_ranges(self, x: Tensor) -> Tensor:
-        """(highest − lowest)² of each block, from the headers: a bf16 low and a bf16 step."""
+        """(highest − lowest)² of each block, from the headers: a low and a step each."""
         at = layout(tuple(self.shape), self.dtype, 0, 1, self.numbers)
-        steps = self.bytes[at["headers"] : at["headers"] + 4 * at["blocks"]].view(torch.bfloat16)[1::2]
+        kind = torch.float32 if self.header == "f32" else torch.bfloat16
+        steps = self.bytes[at["headers"] : at["headers"] + 2 * kind.itemsize * at["blocks"]].view(kind)[1::2]
         return (steps.float() * ((1 << self.bits) - 1)).square()
 
 
@@ -229,12 +234,16 @@ class Index:
 
 
 class Slope(_OfCode):
-    """A code of a function of x, and on the way back an x' at which backward's formula gives the coded number."""
+    """A code of a function of x, and on the way back an x' at which backward's formula gives the coded number.
+
+    Headers are float32: a block's highest level then is its highest number. bf16's are rounded outwards, so that it would lie up to 2⁻⁷ of
+    the range above; no x' has a slope beyond the most, and cutting off there is a bias where many values have that slope (ELU's 1).
+    """
 
     __slots__ = ("code", "dtype", "back", "__weakref__")
 
     def __init__(self, number: Tensor, dtype: torch.dtype, bits: int, seed: Tensor, back: Callable[[Tensor], Tensor]) -> None:
-        self.code, self.dtype, self.back = Code(number, bits, seed), dtype, back
+        self.code, self.dtype, self.back = Code(number, bits, seed, "f32"), dtype, back
 
     def restore(self) -> Tensor:
         return self.back(self.code.restore()).to(self.dtype)

@@ -334,6 +334,12 @@ def elu(device):
     return through(lambda h: F.elu(h * 2), 64, 128, device=device)
 
 
+@case("EluBackward0.self", bits="2/4/8")
+def elu_in_4_bits(device):
+    """Half of the values have the most slope there is: a level above it would be cut off."""
+    return through(lambda h: F.elu(h * 2), 64, 128, device=device)
+
+
 @case("EluBackward0.self")
 def selu(device):
     return through(lambda h: F.selu(h * 2), 64, 128, device=device)
