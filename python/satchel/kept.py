@@ -197,7 +197,7 @@ def within(x: Tensor, least: float | None, most: float | None) -> Mask | None:
     if not low < float(torch.tensor(middle).to(x.dtype)) < high:  # ends so near that no number of the type lies between them
         return None
     inside = torch.ones_like(x, dtype=torch.bool) if least is None else x >= least
-    return Mask(inside if most is None else inside & (x <= most), x.dtype, middle, math.inf if least is None else -math.inf)
+    return Mask(inside if most is None else inside & (x <= most), x.dtype, middle, math.nan)  # which lies in no interval
 
 
 class Shape:
@@ -363,14 +363,16 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
         inside = 1 / alpha
         if name == "EluBackward0":
             scale, inside = float(node._saved_scale), float(node._saved_input_scale)
-        most = alpha * scale * inside
-        if most < scale:  # no value has a slope between the two ends
+        most = alpha * scale * inside if name == "EluBackward0" else 1.0
+        if most < scale or inside <= 0:  # no value has a slope between the two ends
             return None
         return (
             lambda x: torch.where(x > 0, scale, most * torch.exp((x * inside).clamp(max=0))),
             lambda d: torch.log((d / most).clamp_(0, 1)).div_(inside),
         )
-    if name == "BinaryCrossEntropyWithLogitsBackward0":  # linear in sigmoid(x), with and without weights
+    if name == "BinaryCrossEntropyWithLogitsBackward0":  # linear in sigmoid(x), with and without weights; the target's gradient is not
+        if node.next_functions[1][0] is not None:
+            return None
         return torch.sigmoid, lambda d: torch.logit(d.clamp_(0, 1))
     if name in ("SmoothL1LossBackward0", "HuberLossBackward0"):  # linear in the difference, cut off at β or δ
         end, target = float(node._saved_beta if name[0] == "S" else node._saved_delta), node._raw_saved_target

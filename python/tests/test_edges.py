@@ -106,6 +106,16 @@ def test_hardtanh_is_exact_for_any_range(low, high, dtype):
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("low, high", [(-0.3, 0.3), (None, 0.5), (0.5, None), (-INF, 0.5), (0.5, INF), (-INF, INF), (1.0, 1.0), (1.0, 1.001)])
+def test_clamp_is_exact_for_any_range(low, high, dtype):
+    x = (2 * torch.randn(64, 64)).to(dtype).requires_grad_()
+    expected = torch.autograd.grad((x * 1).clamp(low, high).sum(), x)[0]
+    with satchel.packing(min_bytes=0):
+        y = (x * 1).clamp(low, high)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
 NORMS = {
     "channels with means far apart": (lambda: nn.BatchNorm1d(64), lambda: torch.randn(512, 64) + 50 * torch.randn(64)),
     "few values a channel": (lambda: nn.BatchNorm1d(64), lambda: torch.randn(16, 64)),

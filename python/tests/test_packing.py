@@ -271,12 +271,15 @@ def test_options():
         satchel.packing(exclude="GeluBackward0")
 
 
-def test_elu_without_an_inverse_stays_exact():
+def test_slopes_without_an_inverse_stay_exact():
     x = torch.randn(64, 64, requires_grad=True)
     with satchel.packing(meter=True) as p:
         F.elu(x * 2, alpha=0.5)
+        F.celu(x * 2, alpha=-0.5)
         torch.pow(x * 2, 4)
-    assert kept(p.meter)["EluBackward0.self"] == kept(p.meter)["PowBackward0.self"] == "exact: this case"
+        F.binary_cross_entropy_with_logits(x * 2, torch.sigmoid(x))  # the target's gradient is linear in x itself
+    for node in ("EluBackward0", "CeluBackward0", "PowBackward0", "BinaryCrossEntropyWithLogitsBackward0"):
+        assert kept(p.meter)[node + ".self"] == "exact: this case", node
 
 
 def test_attach_and_detach():
