@@ -178,10 +178,11 @@ class Step(TorchFunctionMode):
             if self.owner.meter is not None and not self.in_memory_anyway(node, field):
                 self.report(raw, name, field, "exact: no row")
             return None
-        if t.nbytes < self.owner.min_bytes:
-            return self.report(raw, name, field, "exact: small")
-        if self.owner.filtered and not self.owner.wants(self.paths[-1], name, field):
-            return self.report(raw, name, field, "exact: excluded")
+        small = t.nbytes < self.owner.min_bytes
+        if small or (self.owner.filtered and not self.owner.wants(self.paths[-1], name, field)):
+            if self.owner.meter is not None and not self.in_memory_anyway(node, field):
+                self.report(raw, name, field, "exact: small" if small else "exact: excluded")
+            return None
         try:
             t = getattr(node, "_saved_" + field)
         except RuntimeError:  # changed in place since: torch itself says so in backward
@@ -240,7 +241,9 @@ class Step(TorchFunctionMode):
             t = getattr(node, "_saved_" + field)
         except RuntimeError:
             return False
-        return isinstance(t, Tensor) and (_is_parameter(t) or t.untyped_storage()._cdata in self.inputs)
+        if not isinstance(t, Tensor):
+            return False
+        return (_is_parameter(t) and _parameter_below(t) is None) or t.untyped_storage()._cdata in self.inputs
 
     def report(self, raw: Any, name: str, field: str, why: str) -> None:
         meter = self.owner.meter

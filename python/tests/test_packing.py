@@ -282,6 +282,23 @@ def test_slopes_without_an_inverse_stay_exact():
         assert kept(p.meter)[node + ".self"] == "exact: this case", node
 
 
+@pytest.mark.parametrize("options", [dict(min_bytes=1 << 20), dict(exclude=["*"])])
+def test_parameters_do_not_count_where_they_are_small_or_excluded(options):
+    scale, x = nn.Parameter(torch.randn(64, 64)), torch.randn(64, 64, requires_grad=True)
+    with satchel.packing(meter=True, **options) as p:
+        y = (x + 2) * scale
+        y @ scale.t()
+    assert [f"{line.node}.{line.field}" for line in p.meter.lines] == ["MulBackward0.self", "MmBackward0.self"], p.meter.table()
+    assert p.meter.before == p.meter.after == 2 * x.nbytes
+
+
+def test_excluded_casts_of_parameters_count():
+    model, x = nn.Linear(128, 128, bias=False), torch.randn(64, 128, requires_grad=True)
+    with satchel.packing(meter=True, exclude=["*"]) as p, torch.autocast("cpu", torch.bfloat16):
+        model(x)
+    assert kept(p.meter)["MmBackward0.mat2"] == "exact: excluded"
+
+
 def test_attach_and_detach():
     model, x = net(), torch.randn(256, 64)
     expected = gradients(model(x).square().sum(), model)

@@ -189,7 +189,7 @@ class Packing::Walk {
     const std::optional<at::Tensor> raw = saved.get_raw_data();
     if (!raw || !raw->defined() || !is_plain(*raw)) return;
     const auto exact = [&](const std::string& why) {
-      if (!is_parameter(*raw)) tell(row, *raw, "exact: " + why, std::nullopt);
+      if (!is_parameter(*raw) || parameter_below(*raw).defined()) tell(row, *raw, "exact: " + why, std::nullopt);
     };
     if (static_cast<int64_t>(raw->nbytes()) < options_.min_bytes) return exact("small");
     if (!names_.want(row.node, row.field)) return exact("excluded");

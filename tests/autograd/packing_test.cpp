@@ -243,6 +243,18 @@ TEST(Packing, MakesCastsOfParametersAgain) {
             "[packing] a parameter must stay as it is until backward, got one changed in place after autocast read it");
 }
 
+TEST(Packing, CountsCastsOfParametersThatItLeaves) {
+  at::manual_seed(1);
+  const at::Tensor w = leaf({64, 64}), x = leaf({64, 64});
+  for (const PackingOptions& options : {PackingOptions{.min_bytes = 1 << 20}, PackingOptions{.exclude = {"*"}}}) {
+    const Packing packing(options);
+    const at::Tensor plain = at::mm(x + 0, w.t()), cast = at::mm((x + 0).to(at::kBFloat16), w.to(at::kBFloat16).t());
+    // Three of the four operands: the parameter itself is in memory anyway, its cast is not.
+    EXPECT_EQ(packing.report().lines.size(), 3U) << packing.report();
+    EXPECT_EQ(packing.report().before(), static_cast<int64_t>(2 * x.nbytes())) << packing.report();
+  }
+}
+
 TEST(Packing, LeavesErrorsOfInPlaceChangesToTorch) {
   const at::Tensor x = leaf({64, 64});
   {  // what stays exact
