@@ -24,22 +24,23 @@ test: ## every test: the torch-free rooms under ASan + UBSan, all rooms as relea
 	@scripts/build.sh release
 	@scripts/test.sh release
 
-test-python: ## the tests of the Python package; all of torch comes into .venv
+test-python: ## the tests of the Python package; all of torch comes into .venv-python
 	@scripts/test_python.sh
 
 test-wheel: ## one wheel under torch 2.10 and the newest; 5 GB a version, for as long as its tests run
 	@scripts/test_wheel.sh
 
-notebooks: ## run the notebooks of examples/notebooks, a minute each; all of torch comes into .venv
+notebooks: ## run the notebooks of examples/notebooks, a minute each; all of torch comes into .venv-python
 	@scripts/notebooks.sh
 
 wheel: ## the Python wheel into build/dist, with CUDA kernels where a GPU is present
 	@scripts/wheel.sh
 
-check: ## what takes longer: CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the fuzzers for a minute
+check: ## what takes longer: the Python package, CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the fuzzers for a minute
 	@scripts/build.sh cuda-compile satchel_tool test_cuda
 	@scripts/build.sh release satchel_tool
 	@python3 scripts/kill_test.py 12
+	@scripts/test_python.sh
 	@$(MAKE) --no-print-directory fuzz
 
 test-cuda: ## the tests that need a GPU

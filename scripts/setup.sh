@@ -1,6 +1,6 @@
 # Sourced by the other scripts: makes the machine ready, then names PYTHON, CMAKE, CTEST and NINJA. Prints nothing where all is there.
 #   PYTHON empty: Debian packages by apt-get, torch, cmake and ninja by pip into .venv: without a GPU only what C++ on the CPU needs; nvcc
-#     too for a GPU without a toolkit, and where COMPILE_CUDA is set; all of torch and what Python's tests need where WITH_PYTHON is set
+#     too for a GPU without a toolkit, and where COMPILE_CUDA is set
 #   PYTHON given: its torch and its (or the PATH's) cmake and ninja; nothing is downloaded
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -52,28 +52,30 @@ link_nvcc() {
   ln -sfn libcudart.so.13 "$cuda/lib/libcudart.so"
 }
 
-# has_installed LIST: is this very list of packages in .venv?
-has_installed() { grep -qxF "$(sha256sum "$1")" .venv/installed.sha256 2>/dev/null; }
+venv=.venv
 
-# pip_install SIZE LIST [OPTION…]: installs a list into .venv, once.
+# has_installed LIST: is this very list of packages in the venv?
+has_installed() { grep -qxF "$(sha256sum "$1")" "$venv/installed.sha256" 2>/dev/null; }
+
+# pip_install SIZE LIST [OPTION…]: installs a list into the venv, once.
 pip_install() {
   local size=$1 list=$2
   shift 2
   ! has_installed "$list" || return 0
-  .venv/bin/python3 -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv ||
-    die "python3 -m venv .venv failed (its reason is above)"
-  say "installing $list into .venv (about $size, once)"
-  .venv/bin/python3 -m pip install --quiet --disable-pip-version-check "$@" --requirement="$list" ||
+  "$venv/bin/python3" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear "$venv" ||
+    die "python3 -m venv $venv failed (its reason is above)"
+  say "installing $list into $venv (about $size, once)"
+  "$venv/bin/python3" -m pip install --quiet --disable-pip-version-check "$@" --requirement="$list" ||
     die "pip failed (its reason is above); with a torch of your own, no download is needed: make … PYTHON=/path/to/python3"
-  sha256sum "$list" >>.venv/installed.sha256
+  sha256sum "$list" >>"$venv/installed.sha256"
 }
 
 # All of torch and nvcc where kernels are compiled and no toolkit is there (torch's other CUDA wheels have headers that they need); all of
 # torch for a GPU; else what C++ on the CPU needs, unless all of it is there.
 make_venv() {
-  local nvcc='' WITH_PYTHON=${WITH_PYTHON:-}
+  local nvcc=''
   if { has_gpu || [[ -n "${COMPILE_CUDA:-}" ]]; } && ! has_toolkit; then nvcc=yes; fi
-  if has_gpu || [[ -n "$nvcc$WITH_PYTHON" ]]; then
+  if has_gpu || [[ -n "$nvcc" ]]; then
     pip_install "5 GB" requirements.txt
   elif ! has_installed requirements.txt; then
     pip_install "1.4 GB" requirements-cpu.txt --no-deps
@@ -82,8 +84,18 @@ make_venv() {
     pip_install "350 MB" requirements-nvcc.txt
     link_nvcc
   fi
-  if [[ -n "$WITH_PYTHON" ]]; then pip_install "250 MB" requirements-python.txt; fi
-  if [[ -n "${WITH_NOTEBOOKS:-}" ]]; then pip_install "100 MB" requirements-notebooks.txt; fi
+}
+
+# all_of_torch LIST…: names TORCH_PYTHON, a Python that has all of torch and these lists: PYTHON where it was given, .venv where all of torch
+# is there (a GPU), else .venv-python, so that what C++ is built with stays as it is.
+all_of_torch() {
+  TORCH_PYTHON=$PYTHON
+  [[ -z "$given" ]] || return 0
+  local list
+  has_installed requirements.txt || venv=.venv-python
+  pip_install "5 GB" requirements.txt
+  for list in "$@"; do pip_install "250 MB" "$list"; done
+  TORCH_PYTHON=$PWD/$venv/bin/python3
 }
 
 # find_tool NAME OLDEST: the newest-enough NAME beside PYTHON, in its scripts folder or on the PATH; empty where there is none.
@@ -100,7 +112,8 @@ find_tool() {
   done
 }
 
-if [[ -z "${PYTHON:-}" ]]; then
+given=${PYTHON:-}
+if [[ -z "$given" ]]; then
   command -v python3 >/dev/null || die "python3 is missing; as root run: apt-get install -y python3"
   packages=(libcli11-dev libfmt-dev libgtest-dev libpng-dev libturbojpeg0-dev libzip-dev nlohmann-json3-dev pkg-config zlib1g-dev)
   type -P g++ >/dev/null || packages+=(g++)
@@ -109,7 +122,6 @@ if [[ -z "${PYTHON:-}" ]]; then
   make_venv
   PYTHON=$PWD/.venv/bin/python3
 else
-  given=$PYTHON
   PYTHON=$(type -P "$given" || true)
   [[ -n "$PYTHON" ]] || die "PYTHON=$given is no program; give the path of a python3 that has torch"
   # Absolute, but with its links kept: a venv's python3 is a link, and its folder is what makes it the venv's.
