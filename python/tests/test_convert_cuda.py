@@ -74,6 +74,10 @@ def test_bytes_are_the_cpus():
         assert flat(model.cuda().to(memory_format=order), x.cuda().contiguous(memory_format=order))[1] == cpu
 
 
+def bits_of(spec):
+    return 3 if spec.endswith("bits=3") else 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spec", ["satchel", "satchel,bits=3"])
 @pytest.mark.parametrize("channels", [32, 48, 512])
@@ -89,7 +93,13 @@ def test_the_fused_pass_writes_packs_bytes(channels, spec, dtype):
     made = ops.norm_act(x.cuda(), z, *(t.cuda() for t in (mean, rstd, gamma, beta)), seed, numbers)
     values = (x.float() - mean) * rstd
     expected = satchel.pack(values, spec, 77, gamma=gamma, beta=beta)
-    assert torch.equal(made.cpu(), expected.bytes)
+    table = slice(*(rows * channels // 256 * (32 * bits_of(spec) + 4) + n * 16 * channels for n in (0, 1)))  # t, γ, β, mean of off values
+    same = made.cpu() == expected.bytes
+    # Means are sums, whose order is the GPU's own: some thousand terms of order 1.
+    means = [bytes_[table].view(torch.float32)[3::4] for bytes_ in (made.cpu(), expected.bytes)]
+    assert torch.allclose(*means, rtol=1e-4, atol=1e-5)
+    same[table].view(channels, 16)[:, 12:] = True
+    assert bool(same.all())
     y = torch.addcmul(beta, values, gamma).relu().to(dtype)
     assert torch.allclose(z.cpu().float(), y.float(), rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
     again = ops.norm_act_input(made, None, rows, channels, numbers, 0.0, 8, 24, torch.float32).cpu()
