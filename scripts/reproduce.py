@@ -3,8 +3,8 @@
 
   scripts/reproduce.py [--check]      --check changes nothing and exits with 1 where the page is old
 
-Our figures are read from the tables of docs/results.md, docs/memory.md, docs/theory.md and docs/analyse.md: where such a table changes, the
-page is old. A table or row that is not there any more is an error. Standard library only.
+Our figures are read from the tables of docs/results.md, memory.md, theory.md, analyse.md, segmentation.md and detection.md: where such a table
+changes, the page is old. A table or row that is not there any more is an error. Standard library only.
 """
 import pathlib
 import re
@@ -55,7 +55,8 @@ def plain(text):
     return text.replace("`", "").replace("*", "")
 
 
-RESULTS, MEMORY, THEORY, ANALYSE = (Tables(n) for n in ("results.md", "memory.md", "theory.md", "analyse.md"))
+RESULTS, MEMORY, THEORY, ANALYSE, SEGMENTATION, DETECTION = (
+    Tables(n) for n in ("results.md", "memory.md", "theory.md", "analyse.md", "segmentation.md", "detection.md"))
 
 
 def planned(model):
@@ -162,9 +163,11 @@ def actnn():
            f"`satchel`, ResNet-50: {batch_gain()}", NONE)
     yield ("Levels L0 to L5", "in the paper", 'satchel bench images --model resnet50 --batch 256 --device cuda --methods "actnn,level=0;actnn,level=1;actnn,level=2;actnn,level=3;actnn,level=4"', "–", NONE)
     yield ("Variance of the gradient by layer", "in the paper", "satchel analyse --data cifar-10-batches-bin/ --model resnet18 --epochs 1 --gradients --method actnn", "–", "CIFAR-10, binary version")
-    yield ("Segmentation, FCN and DeepLabV3", "in the paper", "satchel train --data cityscapes/ --model deeplabv3_resnet50 --method fp32,actnn --weights resnet50.safetensors --device cuda", "–",
+    yield ("Segmentation, FCN and DeepLabV3", "in the paper", "satchel train --data cityscapes/ --model deeplabv3_resnet50 --method fp32,actnn --weights resnet50.safetensors --device cuda",
+           f"{SEGMENTATION.cell('Accuracy', 'actnn', 2)} mIoU of fp32 (FCN, drawn scenes); step {SEGMENTATION.cell('fcn-step', 'actnn', 2)} of fp32's, saved {SEGMENTATION.cell('fcn-step', 'actnn', 3)}",
            "Cityscapes or Pascal VOC, torchvision's weights as safetensors")
-    yield ("Detection, Faster R-CNN and RetinaNet on COCO", "Faster R-CNN 37.4 mAP; FP32 37.4", "satchel train --data coco/ --model fasterrcnn_resnet50_fpn --weights resnet50.safetensors --frozen-norm --trainable 3 --sides 800 --method fp32,actnn --device cuda", "–",
+    yield ("Detection, Faster R-CNN and RetinaNet on COCO", "Faster R-CNN 37.4 mAP; FP32 37.4", "satchel train --data coco/ --model fasterrcnn_resnet50_fpn --weights resnet50.safetensors --frozen-norm --trainable 3 --sides 800 --method fp32,actnn --device cuda",
+           f"RetinaNet: step {DETECTION.cell('retinanet-step', 'actnn', 2)} of fp32's, saved {DETECTION.cell('retinanet-step', 'actnn', 3)}",
            "COCO 2017, torchvision's weights as safetensors")
 
 
@@ -206,7 +209,7 @@ PAPERS = [
 HEAD = """# Reproduce the papers
 
 What four papers show, the command that shows it here, the published figure and ours. `scripts/reproduce.py` writes this page from the tables
-of [Results](results.md), [Memory](memory.md), [Theory](theory.md) and [Analyses](analyse.md), which say machine, date and commit; `make test`
+of [Results](results.md), [Memory](memory.md), [Theory](theory.md), [Analyses](analyse.md), [Segmentation](segmentation.md) and [Detection](detection.md), which say machine, date and commit; `make test`
 fails where it is old. "In the paper": a figure that this repository does not record. "–": not measured here. Times are of other machines
 than the papers'. *To bring* is what must be on your disk: nothing is downloaded.
 """
