@@ -20,7 +20,8 @@ OPTIONS = argparse.Namespace(small=True, device="cpu", dtype="fp32", inductor=Fa
 
 @pytest.mark.parametrize("way", ["packing", "compile"])
 @pytest.mark.parametrize("name, package, least", [
-    ("densenet", "torchvision", 7), ("swin", "torchvision", 5), ("mixer", "timm", 7), ("gpt2", "transformers", 6), ("llama", "transformers", 5),
+    ("densenet", "torchvision", (9, 6.5)), ("swin", "torchvision", (7.5, 5)), ("mixer", "timm", (9, 7.5)), ("gpt2", "transformers", (7.5, 5)),
+    ("llama", "transformers", (6.5, 5.5)),
 ])  # fmt: skip
 def test_architecture(name, package, least, way, monkeypatch):
     pytest.importorskip(package)
@@ -28,7 +29,7 @@ def test_architecture(name, package, least, way, monkeypatch):
     torch._dynamo.reset()
     result = getattr(architectures.Run(name, OPTIONS), way)()
     assert architectures.passed(result), result
-    assert result["before"] > least * result["after"], result
+    assert result["before"] > least[way == "compile"] * result["after"], result
 
 
 def test_attach_trains_a_detector():

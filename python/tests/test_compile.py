@@ -80,14 +80,19 @@ def gradients(f, model, args):
     return torch.cat([g.flatten() for g in torch.autograd.grad(f(*args), list(model.parameters()))])
 
 
-def saved_bytes(f, model, args):
-    """What the compiled function keeps, but for parameters, buffers and the batch."""
-    loss = f(*args)
+def saved_of(f, args):
+    """What the compiled function keeps."""
+    loss = f(*args)  # a node of Python's holds on to nothing by itself
     node = loss.grad_fn
     while "CompiledFunction" not in type(node).__name__:
         node = node.next_functions[0][0]
+    return [t for t in node.saved_tensors if t is not None]
+
+
+def saved_bytes(f, model, args):
+    """What the compiled function keeps, but for parameters, buffers and the batch."""
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), *args)}
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in node.saved_tensors if t is not None}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved_of(f, args)}
     return sum(size for place, size in storages.items() if place not in own)
 
 
@@ -99,15 +104,16 @@ def ratio_of(f, model, args, expected, draws=DRAWS):
     return float((sum(many) / draws - expected).norm() * draws**0.5 / one)
 
 
-@pytest.mark.parametrize("make, least, fused", [(gpt, 7, True), (gpt, 7, False), (conv_net, 9, True), (conv_net, 9, False)])
-def test_models(make, least, fused):
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("make, most", [(gpt, 4_795_396 // 7), (conv_net, 1_480_580 // 9)])
+def test_models(make, most, fused):
+    """most: a share of what torch.compile of 2.11 keeps. Later versions keep less of the convolutional net by themselves."""
     model, args = make()
     expected, loss = gradients(model, model, args), model(*args)
-    before = saved_bytes(op_by_op(model, None), model, args)
     pack = satchel.PackPass(min_bytes=4096, fused=fused)
     f = op_by_op(model, pack)
     assert torch.allclose(f(*args), loss, atol=1e-5)
-    assert before / saved_bytes(f, model, args) > least
+    assert saved_bytes(f, model, args) < most
     assert 0.75 < ratio_of(f, model, args, expected) < 1.3
     assert len(pack.report) >= 6 and all(line.after < line.before for line in pack.report)
 
@@ -197,6 +203,26 @@ def test_softmax_takes_the_attention_bits():
     pack, model = satchel.PackPass("2/3/7", min_bytes=1024), Branches(lambda h: F.softmax(2 * h, -1))
     gradients(op_by_op(model, pack), model, (torch.randn(32, 128),))
     assert {line.bits for line in pack.report} == {7}, pack.report
+
+
+def test_computed_weights_of_convolutions_are_coded():
+    """Standardised weights, as NF-nets have them: the weight that a convolution reads is no parameter, and as large as one."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.weight = nn.Conv2d(3, 32, 3, padding=1), nn.Parameter(torch.randn(64, 32, 3, 3))
+
+        def forward(self, x):
+            weight = F.batch_norm(self.weight.reshape(1, 64, -1), None, None, training=True).reshape(self.weight.shape)
+            return F.conv2d(self.first(x), weight, padding=1).square().mean()
+
+    model, args = Net(), (torch.randn(8, 3, 8, 8),)
+    expected, pack = gradients(model, model, args), satchel.PackPass("2/4/8", min_bytes=1024)
+    f = op_by_op(model, pack)
+    assert 0.75 < ratio_of(f, model, args, expected) < 1.3
+    computed = [t for t in saved_of(f, args) if t.numel() == model.weight.numel() and t.data_ptr() != model.weight.data_ptr()]
+    assert not [t for t in computed if t.dtype is torch.float32], pack.report
 
 
 def test_sizes_that_are_no_multiple_of_a_block_and_other_strides():
