@@ -49,8 +49,10 @@ class NormCall:
             return x.numel() // x.shape[1]
         return self.width(x) if self.kind == "layer" else x[0].numel() // self.groups
 
-    def keeps(self, x: Tensor, activation: str = "none") -> dict[str, Keep]:
-        reads = x.requires_grad and (self.kind != "batch" or self.training)
+    def keeps(self, x: Tensor, activation: str = "none", scales: bool = False) -> dict[str, Keep]:
+        """scales: γ needs a gradient. It reads values that a ReLU stops too, where another function reads the norm's output: their code must
+        be right in the mean then, as it must be for x's gradient."""
+        reads = scales or (x.requires_grad and (self.kind != "batch" or self.training))
         image = self.kind == "group" or (self.kind == "batch" and x.dim() > 2)
         by = "batch" if self.kind == "batch" else "layer"
         return keeps(self.method, "epilogue", by, activation, activation != "none", image, self.width(x), self.span(x) if reads else 0)
