@@ -284,6 +284,30 @@ def test_a_norms_output_with_two_readers(held):
         assert torch.autograd.grad(loss, model.y)[0].abs().sum() > 0
 
 
+@pytest.mark.parametrize("place", ["eval", "data"])
+def test_two_readers_of_a_norm_whose_input_needs_no_statistics(place):
+    """γ's gradient reads values that the ReLU stops: a code that gives back their mean alone leaves half of it out."""
+    norm, relu, x = nn.BatchNorm1d(64), nn.ReLU(), torch.randn(512, 64)
+    norm.bias.data.normal_()
+    norm.train(place == "data")
+    x.requires_grad_(place == "eval")
+    weights = torch.randn(512, 64) + 1
+
+    def gradient():
+        y = norm(x)
+        loss = (torch.tanh(y) * weights).sum() + relu(y).sum()
+        del y
+        return torch.autograd.grad(loss, norm.weight)[0]
+
+    expected = gradient()
+    satchel.convert(nn.Sequential(norm, relu))
+    draws = torch.stack([gradient() for _ in range(100)])
+    error = (draws.mean(0) - expected).norm()
+    noise = draws.var(0).div(len(draws)).sum().sqrt()
+    assert noise < 0.02 * expected.norm()
+    assert error < 2 * noise  # χ² of 64 values would have to pass 256, 17 standard deviations above its mean
+
+
 def test_the_inputs_of_norms_are_let_go():
     model = satchel.convert(nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)))
     h = model[0](torch.randn(256, 8))
@@ -311,6 +335,26 @@ def test_checkpointing_redraws_dropout(reentrant):
     x.grad = None
     checkpoint(model, x, use_reentrant=reentrant).square().mean().backward()
     assert torch.allclose(x.grad, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_parts_have_seeds_of_their_own(reentrant, monkeypatch):
+    seeds = []
+
+    def seed(device):
+        seeds.append(int(satchel.shared.fresh_seed(device)))
+        return torch.tensor([seeds[-1]])
+
+    monkeypatch.setattr(satchel.layer_functions, "fresh_seed", seed)
+    parts = [nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1), nn.Linear(32, 32)) for _ in range(4)]
+    model = satchel.convert(nn.Sequential(nn.Linear(32, 32), *parts))
+    for _ in range(2):
+        y = model[0](torch.randn(16, 32))
+        for part in model[1:]:
+            y = checkpoint(part, y, use_reentrant=reentrant)
+        y.sum().backward()
+    assert len(seeds) >= 2 * (1 + 2 * len(parts) - 1)
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_saves_on_the_cpu_hook():
