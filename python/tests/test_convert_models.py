@@ -357,12 +357,45 @@ def test_checkpointed_parts_have_seeds_of_their_own(reentrant, monkeypatch):
     assert len(set(seeds)) == len(seeds)
 
 
-def test_saves_on_the_cpu_hook():
-    model, x = satchel.convert(small(), EXACT), batch()
+def test_checkpointing_frees_norms():
+    """What a norm keeps goes the way of all saved tensors: of a checkpointed part nothing stays but its input and output."""
+    layers = (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64))
+    model, x = satchel.convert(nn.Sequential(*layers)), torch.randn(256, 64, requires_grad=True)
+    y = checkpoint(model, x, use_reentrant=False)
+    nodes, norms = [y.grad_fn], []
+    while nodes:
+        node = nodes.pop()
+        nodes += [below for below, _ in node.next_functions if below is not None]
+        norms += [node.deferred] if hasattr(node, "deferred") else []
+    assert len(norms) == 2
+    for norm in norms:
+        assert norm.x is None and norm.save is None and norm.claimed is None
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_checkpointed_norms_have_torchs_gradients():
+    model, x = small(), batch()
     expected = flat(model, x)
-    with torch.autograd.graph.save_on_cpu():
-        loss = model(x).square().mean()
-    assert torch.equal(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), expected)
+    satchel.convert(model, EXACT)
+    loss = checkpoint(model, x, use_reentrant=False).square().mean()
+    made = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    assert torch.allclose(made, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_saves_on_the_cpu_hook():
+    model, x = small(), batch()
+    torchs = flat(model, x)
+    satchel.convert(model, EXACT)
+
+    def made(hooks):
+        with hooks:
+            loss = model(x).square().mean()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    moved = made(torch.autograd.graph.save_on_cpu())
+    assert torch.equal(moved, made(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)))
+    assert torch.allclose(moved, torchs, rtol=1e-4, atol=1e-6)
 
 
 def test_packing_packs_the_rest():
