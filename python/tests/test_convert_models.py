@@ -417,6 +417,40 @@ def test_packing_packs_the_rest():
     assert model.a.weight.grad.isfinite().all()
 
 
+def test_a_first_linear_layers_weight_may_change():
+    """As in torch: where its input needs no gradient nobody reads it. Two networks in turn, one of which steps between forward and backward."""
+    layer, x = nn.Linear(6, 4), torch.randn(5, 6)
+
+    def gradient():
+        loss = layer(x).sum()
+        with torch.no_grad():
+            layer.weight.add_(0.1)
+        return torch.autograd.grad(loss, layer.weight)[0]
+
+    expected = gradient()
+    satchel.convert(layer, EXACT)
+    assert torch.allclose(gradient(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer, shape", [(nn.Linear(6, 4), (5, 6)), (nn.Conv2d(6, 4, 1), (2, 6, 5, 5))])
+def test_types_that_torch_refuses(layer, shape):
+    layer = satchel.convert(layer.to(torch.bfloat16))
+    with pytest.raises(RuntimeError):
+        layer(torch.randn(shape))
+
+
+def test_forward_mode_is_torchs():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.0)), torch.randn(5, 8)
+
+    def tangent():
+        with torch.autograd.forward_ad.dual_level():
+            return torch.autograd.forward_ad.unpack_dual(model(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+    expected = tangent()
+    satchel.convert(model)
+    assert torch.equal(tangent(), expected)
+
+
 def test_torch_compile_sees_torchs_layers():
     model = small().eval()
     x = batch()
