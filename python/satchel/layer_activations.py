@@ -66,7 +66,8 @@ class _NormAct(Function):
         ctx: Any, y: Tensor, x: Tensor, w: Tensor | None, b: Tensor | None, norm: Deferred, slope: float, inplace: bool, made: list[Save]
     ) -> Tensor:
         call = norm.call
-        numbers = call.keeps(x, "relu" if slope == 0 else "leaky_relu")["shared"].numbers
+        scales = w is not None and w.requires_grad
+        numbers = call.keeps(x, "relu" if slope == 0 else "leaky_relu", scales)["shared"].numbers
         affine = norm.affine(call.width(x))
         fused = _fused_norm_act(norm, x, y, affine, numbers, inplace) if slope == 0 else None
         if fused is not None:

@@ -49,7 +49,7 @@ def _input_save(x: Tensor, dtype: torch.dtype, method: str, name: str) -> Save:
 class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, name: str, dtype: torch.dtype, save: Save | None) -> Tensor:
-        keep(ctx, name, save, w)
+        keep(ctx, name, save, w if ctx.needs_input_grad[0] else None)
         ctx.types = x.dtype, w.dtype, None if b is None else b.dtype
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.to(dtype), w.to(dtype), None if b is None else b.to(dtype))

@@ -6,6 +6,7 @@ layer or convolution also rebuilds its input (layer_activations.py). Nobody call
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import weakref
 from typing import Any, Callable
@@ -21,6 +22,7 @@ __all__ = ["Deferred", "NormCall", "norm", "norm_back"]
 
 _aten = torch.ops.aten
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +51,10 @@ class NormCall:
             return x.numel() // x.shape[1]
         return self.width(x) if self.kind == "layer" else x[0].numel() // self.groups
 
-    def keeps(self, x: Tensor, activation: str = "none") -> dict[str, Keep]:
-        reads = x.requires_grad and (self.kind != "batch" or self.training)
+    def keeps(self, x: Tensor, activation: str = "none", scales: bool = False) -> dict[str, Keep]:
+        """scales: γ needs a gradient. It reads values that a ReLU stops too, where another function reads the norm's output: their code must
+        be right in the mean then, as it must be for x's gradient."""
+        reads = scales or (x.requires_grad and (self.kind != "batch" or self.training))
         image = self.kind == "group" or (self.kind == "batch" and x.dim() > 2)
         by = "batch" if self.kind == "batch" else "layer"
         return keeps(self.method, "epilogue", by, activation, activation != "none", image, self.width(x), self.span(x) if reads else 0)
@@ -63,6 +67,16 @@ class NormCall:
 
     def normalised(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
         return torch.sub(x.detach(), self.beside(mean, x)).float().mul_(self.beside(rstd, x))
+
+    def coded(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Save:
+        """A code of x̂ that the norm alone keeps."""
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            bytes_, code = pack(self.normalised(x, mean, rstd), self.keeps(x)["norm"].numbers, fresh_seed(x.device))
+        return Save(code, bytes_, self.dim, kind="norm", layer=self.name)
+
+    def reads(self, x: Tensor, w: Tensor | None) -> bool:
+        """Does backward read x̂?"""
+        return (x.requires_grad and (self.kind != "batch" or self.training)) or (w is not None and w.requires_grad)
 
 
 def _forward_norm(
@@ -124,6 +138,11 @@ def norm_back(
     return made
 
 
+def _values_of(save: Save) -> tuple[Tensor, bool]:
+    """x̂, and whether codes of about one variance stand for it."""
+    return save.values(), not save.code.exact and save.code.side not in ONE_SIDED
+
+
 class Deferred:
     """What a norm's node knows: what it was called with, until it has a code of its own or an activation has claimed it."""
 
@@ -132,7 +151,8 @@ class Deferred:
         self.x: Tensor | None = x
         self.w, self.b = w, b
         self.versions = tuple(None if t is None else t._version for t in (x, w, b))
-        self.reads = (x.requires_grad and (call.kind != "batch" or call.training)) or (w is not None and w.requires_grad)
+        self.reads = call.reads(x, w)
+        self.stream = torch.cuda.current_stream(x.device) if x.is_cuda else None  # whoever has it packed may be on another
         self.save: Save | None = None  # of its own code
         self.claimed: Save | None = None
         self.output: Callable[[], Tensor | None] = lambda: None
@@ -148,9 +168,8 @@ class Deferred:
         self.lost = x._version != self.versions[0]
         if self.lost:  # backward says so, if it comes
             return
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            bytes_, code = pack(self.call.normalised(x, self.mean, self.rstd), self.call.keeps(x)["norm"].numbers, fresh_seed(x.device))
-        self.save = Save(code, bytes_, self.call.dim, kind="norm", layer=self.call.name)
+        with torch.cuda.stream(self.stream):  # None: as it is
+            self.save = self.call.coded(x, self.mean, self.rstd)
 
     def affine(self, width: int) -> tuple[Tensor, Tensor]:
         """Copies of γ and β, float32, in a line."""
@@ -172,7 +191,7 @@ class Deferred:
         return self.save
 
     def values(self) -> tuple[Tensor, bool]:
-        """x̂ for backward, and whether codes of about one variance stand for it."""
+        """As _values_of()."""
         if self.x is not None:
             self.lost = self.x._version != self.versions[0]
         if self.lost:
@@ -182,7 +201,7 @@ class Deferred:
         save = self.save or self.claimed
         if save is None:
             raise RuntimeError("[convert] a second backward needs retain_graph=True in the first, got a graph that was freed")
-        return save.values(), not save.code.exact and save.code.side not in ONE_SIDED
+        return _values_of(save)
 
     def release(self) -> None:
         if not _keeps_graph():
@@ -196,30 +215,47 @@ class Deferred:
 class _Norm(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, call: NormCall, running: tuple[Any, ...], made: list[Tensor]
+        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, call: NormCall, running: tuple[Any, ...], saves: bool, made: list[Any]
     ) -> Tensor:
         y, *statistics = _forward_norm(call, x, w, b, running)
-        made.extend(statistics)
+        save = call.coded(x, *statistics) if saves and call.reads(x, w) else None
+        made.extend([*statistics, save])
         ctx.types = tuple(None if t is None else t.dtype for t in (x, w, b))
-        keep(ctx, call.name, None, w)
+        keep(ctx, call.name, save, w)
         return y
 
     @backward
     def backward(ctx: Any, g: Tensor) -> Any:
         norm, needs = ctx.deferred, ctx.needs_input_grad
-        _, w = kept(ctx)
-        x, coded = norm.values() if norm.reads else (torch.zeros((), device=g.device).expand(g.shape), False)
+        save, w = kept(ctx)
+        if not norm.reads:
+            x, coded = torch.zeros((), device=g.device).expand(g.shape), False
+        else:
+            x, coded = norm.values() if save is None else _values_of(save)
         made = norm_back(norm.call, in_order(g, x.stride()) if norm.reads else g, x, norm.rstd, w, needs[:3], coded)
         norm.release()
-        return *(m.to(t) if n else None for m, n, t in zip(made, needs, ctx.types)), None, None, None
+        return *(m.to(t) if n else None for m, n, t in zip(made, needs, ctx.types)), *(None,) * 4
 
 
 def norm(x: Tensor, w: Tensor | None, b: Tensor | None, call: NormCall, running: tuple[Any, ...] = ()) -> Tensor:
-    """A norm that defers its packing. `running`: running mean and variance, training and momentum of a batch norm."""
+    """A norm that defers its packing. `running`: running mean and variance, training and momentum of a batch norm.
+
+    Where hooks of saved tensors are set (checkpointing, save_on_cpu) it packs at once, and saves by save_for_backward(): they have to see
+    all that is kept, or it stays in memory that they were to free.
+    """
     flush_deferred()
-    statistics: list[Tensor] = []
-    y = _Norm.apply(x, w, b, call, running, statistics)
+    hooked = _default_hooks(False) is not None
+    found: list[Any] = []
+    y = _Norm.apply(x, w, b, call, running, hooked, found)
+    *statistics, save = found
     y.grad_fn.deferred = made = Deferred(call, x, w, b, *statistics)
+    if hooked:
+        made.x = None
+        if save is None or not shares(call.method):
+            return y
+        for_next = copy.copy(made)  # of y, not of the node
+        for_next.save = save
+        return link(y, for_next.shared)
     if not shares(call.method):
         made.pack_now()
         return y

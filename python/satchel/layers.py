@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from . import layer_activations as activations
 from . import layer_functions as functions
@@ -28,8 +29,14 @@ def _is_plain(t: Tensor | None) -> bool:
 
 
 def _is_ours(*tensors: Tensor | None) -> bool:
-    """Tensors that the ops take, outside of torch's compilers."""
-    return not torch.compiler.is_compiling() and not torch.jit.is_tracing() and all(_is_plain(t) for t in tensors)
+    """Tensors that the ops take, outside of torch's compilers and of forward-mode differentiation."""
+    traces = torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
+    return not traces and all(_is_plain(t) for t in tensors)
+
+
+def _types_fit(x: Tensor, w: Tensor) -> bool:
+    """torch's own function tells what is wrong with two types."""
+    return x.dtype is w.dtype or torch.is_autocast_enabled(x.device.type)
 
 
 class Layer:
@@ -191,7 +198,7 @@ class Linear(Layer, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         fits = self._records(x, self.weight, self.bias) and x.dim() > 1 and x.shape[-1] == self.weight.shape[-1]
-        if not fits:
+        if not fits or not _types_fit(x, self.weight):
             return _unpacked(self, nn.Linear, x)
         return functions.linear(x, self.weight, self.bias, self.satchel_method, self.satchel_name)
 
@@ -200,6 +207,7 @@ class _Conv(Layer):
     def forward(self: Any, x: Tensor) -> Tensor:
         base, dims = TORCH[type(self)], len(self.kernel_size)
         fits = self._records(x, self.weight, self.bias) and x.dim() == dims + 2 and x.shape[1] == self.in_channels
+        fits = fits and _types_fit(x, self.weight)
         padding = (0,) * dims if self.padding == "valid" else self.padding
         reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size)]
         if padding == "same":

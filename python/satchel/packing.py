@@ -23,6 +23,7 @@ __all__ = ["packing", "attach", "detach"]
 
 _BITS = "2/4/8"
 _OPTIONS = ("preset", "budget", "refresh", "min_bytes", "include", "exclude", "seed", "meter")  # packing()'s that attach() takes too
+_steps = itertools.count(1)  # of all contexts without a seed: one made anew for every step must not repeat its noise
 
 
 class packing:
@@ -35,7 +36,8 @@ class packing:
     refresh: steps between two looks at the gradients, for the budget's bits.
     min_bytes: smaller tensors stay exact.
     include, exclude: patterns (fnmatch) of module paths, nodes ("GeluBackward0") or fields ("MulBackward0.other"); paths need attach() or `model`.
-    seed: of the rounding; torch.initial_seed() if None. torch's own generators are not touched.
+    seed: of the rounding; torch.initial_seed() if None. torch's own generators are not touched. With a seed the steps of this object are
+      numbered from 1 on, so use one object for a whole run.
     meter: fill `.meter` with what each step saved. It costs time.
     model: names the modules in the meter and for include and exclude.
 
@@ -79,7 +81,7 @@ class packing:
         self.min_bytes, self.include, self.exclude, self.seed = checked_size(min_bytes, "packing"), tuple(include), tuple(exclude), seed
         self.filtered = bool(self.include or self.exclude)
         self.meter: Meter | None = Meter() if meter or self.budget is not None else None
-        self._numbers = itertools.count(1)  # of steps; every thread draws its own
+        self._numbers = _steps if seed is None else itertools.count(1)  # every step of every thread draws its own
         self._local = threading.local()
         self._wanted: dict[tuple[str, str, str], bool] = {}
         self._model = model

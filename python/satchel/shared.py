@@ -72,6 +72,7 @@ def _mixed(*numbers: int) -> int:
 
 
 _places: dict[tuple[int, ...], int] = {}  # where torch's generator stands now, and how many seeds were made there
+_replayed: dict[tuple[int, ...], int] = {}  # the same of all places that checkpointing has set it back to since the newest forward
 _lock = threading.Lock()
 
 
@@ -83,12 +84,16 @@ def fresh_seed(device: torch.device) -> Tensor:
     """A seed of its own for one code, made of the place where torch's CPU generator stands, which stays there: numbers drawn for anything
     else are as they would be without codes."""
     place = tuple(torch.default_generator.get_state()[:32].view(torch.int64).tolist())  # its seed, how far it is, and a number of its state
+    replays = torch._C._current_graph_task_id() != -1  # a forward within a backward: the end of one part and the start of the next are one place
     with _lock:
-        count = _places.get(place, 0)
-        if count == 0:
-            _places.clear()
-        _places[place] = count + 1
-    return torch.full((1,), _mixed(_rank(), count, *place), dtype=torch.int64, device=device)
+        counts = _replayed if replays else _places
+        count = counts.get(place, 0)
+        if not replays:
+            _replayed.clear()
+            if count == 0:
+                _places.clear()
+        counts[place] = count + 1
+    return torch.full((1,), _mixed(_rank(), int(replays), count, *place), dtype=torch.int64, device=device)
 
 
 def drawn_seed(device: torch.device) -> Tensor:

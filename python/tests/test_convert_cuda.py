@@ -143,3 +143,22 @@ def test_another_stream():
         made, _ = flat(model, x)
     stream.synchronize()
     assert float((made - expected).norm() / expected.norm()) < 1e-4
+
+
+def test_a_deferred_norm_is_packed_on_its_own_stream():
+    """Another branch, on another stream, has it packed: not before the norm's input is there."""
+    first, norm, other = nn.Linear(256, 256).cuda(), nn.LayerNorm(256).cuda(), nn.Linear(256, 256).cuda()
+    x = torch.randn(256, 256, device="cuda")
+    expected = torch.autograd.grad(norm(first(x)).pow(3).sum(), first.weight)[0]
+    satchel.convert(nn.Sequential(first, norm, other), "int8")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        other(x)  # its kernels are loaded
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # 0.1 s
+    y = norm(first(x))
+    with torch.cuda.stream(stream):
+        other(x)
+    made = torch.autograd.grad(y.pow(3).sum(), first.weight)[0]
+    torch.cuda.synchronize()
+    assert float((made - expected).norm() / expected.norm()) < 0.05

@@ -284,6 +284,30 @@ def test_a_norms_output_with_two_readers(held):
         assert torch.autograd.grad(loss, model.y)[0].abs().sum() > 0
 
 
+@pytest.mark.parametrize("place", ["eval", "data"])
+def test_two_readers_of_a_norm_whose_input_needs_no_statistics(place):
+    """γ's gradient reads values that the ReLU stops: a code that gives back their mean alone leaves half of it out."""
+    norm, relu, x = nn.BatchNorm1d(64), nn.ReLU(), torch.randn(512, 64)
+    norm.bias.data.normal_()
+    norm.train(place == "data")
+    x.requires_grad_(place == "eval")
+    weights = torch.randn(512, 64) + 1
+
+    def gradient():
+        y = norm(x)
+        loss = (torch.tanh(y) * weights).sum() + relu(y).sum()
+        del y
+        return torch.autograd.grad(loss, norm.weight)[0]
+
+    expected = gradient()
+    satchel.convert(nn.Sequential(norm, relu))
+    draws = torch.stack([gradient() for _ in range(100)])
+    error = (draws.mean(0) - expected).norm()
+    noise = draws.var(0).div(len(draws)).sum().sqrt()
+    assert noise < 0.02 * expected.norm()
+    assert error < 2 * noise  # χ² of 64 values would have to pass 256, 17 standard deviations above its mean
+
+
 def test_the_inputs_of_norms_are_let_go():
     model = satchel.convert(nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)))
     h = model[0](torch.randn(256, 8))
@@ -313,12 +337,65 @@ def test_checkpointing_redraws_dropout(reentrant):
     assert torch.allclose(x.grad, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_saves_on_the_cpu_hook():
-    model, x = satchel.convert(small(), EXACT), batch()
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_parts_have_seeds_of_their_own(reentrant, monkeypatch):
+    seeds = []
+
+    def seed(device):
+        seeds.append(int(satchel.shared.fresh_seed(device)))
+        return torch.tensor([seeds[-1]])
+
+    monkeypatch.setattr(satchel.layer_functions, "fresh_seed", seed)
+    parts = [nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1), nn.Linear(32, 32)) for _ in range(4)]
+    model = satchel.convert(nn.Sequential(nn.Linear(32, 32), *parts))
+    for _ in range(2):
+        y = model[0](torch.randn(16, 32))
+        for part in model[1:]:
+            y = checkpoint(part, y, use_reentrant=reentrant)
+        y.sum().backward()
+    assert len(seeds) >= 2 * (1 + 2 * len(parts) - 1)
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_checkpointing_frees_norms():
+    """What a norm keeps goes the way of all saved tensors: of a checkpointed part nothing stays but its input and output."""
+    layers = (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64))
+    model, x = satchel.convert(nn.Sequential(*layers)), torch.randn(256, 64, requires_grad=True)
+    y = checkpoint(model, x, use_reentrant=False)
+    nodes, norms = [y.grad_fn], []
+    while nodes:
+        node = nodes.pop()
+        nodes += [below for below, _ in node.next_functions if below is not None]
+        norms += [node.deferred] if hasattr(node, "deferred") else []
+    assert len(norms) == 2
+    for norm in norms:
+        assert norm.x is None and norm.save is None and norm.claimed is None
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_checkpointed_norms_have_torchs_gradients():
+    model, x = small(), batch()
     expected = flat(model, x)
-    with torch.autograd.graph.save_on_cpu():
-        loss = model(x).square().mean()
-    assert torch.equal(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), expected)
+    satchel.convert(model, EXACT)
+    loss = checkpoint(model, x, use_reentrant=False).square().mean()
+    made = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    assert torch.allclose(made, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_saves_on_the_cpu_hook():
+    model, x = small(), batch()
+    torchs = flat(model, x)
+    satchel.convert(model, EXACT)
+
+    def made(hooks):
+        with hooks:
+            loss = model(x).square().mean()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    moved = made(torch.autograd.graph.save_on_cpu())
+    assert torch.equal(moved, made(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)))
+    assert torch.allclose(moved, torchs, rtol=1e-4, atol=1e-6)
 
 
 def test_packing_packs_the_rest():
@@ -338,6 +415,40 @@ def test_packing_packs_the_rest():
     assert kinds(loss) == [("a", "input"), ("b", "input")]
     loss.backward()
     assert model.a.weight.grad.isfinite().all()
+
+
+def test_a_first_linear_layers_weight_may_change():
+    """As in torch: where its input needs no gradient nobody reads it. Two networks in turn, one of which steps between forward and backward."""
+    layer, x = nn.Linear(6, 4), torch.randn(5, 6)
+
+    def gradient():
+        loss = layer(x).sum()
+        with torch.no_grad():
+            layer.weight.add_(0.1)
+        return torch.autograd.grad(loss, layer.weight)[0]
+
+    expected = gradient()
+    satchel.convert(layer, EXACT)
+    assert torch.allclose(gradient(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer, shape", [(nn.Linear(6, 4), (5, 6)), (nn.Conv2d(6, 4, 1), (2, 6, 5, 5))])
+def test_types_that_torch_refuses(layer, shape):
+    layer = satchel.convert(layer.to(torch.bfloat16))
+    with pytest.raises(RuntimeError):
+        layer(torch.randn(shape))
+
+
+def test_forward_mode_is_torchs():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.0)), torch.randn(5, 8)
+
+    def tangent():
+        with torch.autograd.forward_ad.dual_level():
+            return torch.autograd.forward_ad.unpack_dual(model(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+    expected = tangent()
+    satchel.convert(model)
+    assert torch.equal(tangent(), expected)
 
 
 def test_torch_compile_sees_torchs_layers():

@@ -220,6 +220,18 @@ def test_every_save_has_a_seed_of_its_own():
     assert len(set(seeds)) == 2000
 
 
+def test_a_context_made_for_each_step_draws_anew():
+    model, x = net(), torch.randn(64, 64)
+    draws = []
+    for _ in range(2):
+        with satchel.packing():
+            loss = model(x).square().sum()
+        draws.append(gradients(loss, model))
+    assert not torch.equal(*draws)
+    with satchel.packing() as one, satchel.packing() as other:  # two models in one step
+        assert int(one.step.seed(torch.device("cpu"))) != int(other.step.seed(torch.device("cpu")))
+
+
 def test_torchs_generator_is_not_touched():
     model, x = net(), torch.randn(64, 64)
     state = torch.get_rng_state()
