@@ -95,7 +95,7 @@ def _restore(kept: Any) -> Tensor:
     if isinstance(kept, Tensor):
         return kept
     if torch.is_grad_enabled():
-        raise RuntimeError("[packing] a gradient of a gradient needs exact saves; leave packing() for create_graph=True")
+        raise RuntimeError("[packing] a gradient of a gradient needs exact saves, got create_graph=True; leave packing() for it")
     return kept.restore()
 
 

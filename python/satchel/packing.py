@@ -65,6 +65,8 @@ class packing:
             raise ValueError(f"[packing] seed must be an integer or None, got {seed!r}")
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"[packing] model must be a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(meter, bool):
+            raise ValueError(f"[packing] meter must be True or False, got {meter!r}")
         if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
             raise ValueError(f"[packing] refresh must be a number of steps, 1 or more, got {refresh!r}")
         if preset is None and isinstance(bits, str) and nearest(bits):
@@ -126,6 +128,8 @@ class packing:
         return self
 
     def __exit__(self, *error: Any) -> None:  # exception type, exception, traceback
+        if getattr(self._local, "depth", 0) == 0:
+            raise RuntimeError("[packing] a context must be left in the thread that entered it, got one that this thread has not entered")
         self._local.depth -= 1
         if self._local.depth == 0:
             step, self._local.step = self._local.step, None
@@ -208,6 +212,8 @@ def _name_modules(model: nn.Module, owner: packing) -> list[Any]:
     """Hooks that tell the context which module runs."""
     handles = []
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
         handles.append(module.register_forward_pre_hook(_Before(owner, path, False), with_kwargs=True))
         handles.append(module.register_forward_hook(_After(owner, path, False), always_call=True))
     return handles
@@ -221,6 +227,8 @@ def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = _BITS, *
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"[attach] model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(f"[attach] model must not be scripted, which takes no hooks, got {type(model).__name__}; use packing() around it")
     if any(_hooks_of(module) for module in model.modules()):
         raise ValueError("[attach] model must not be attached yet, got one that is; call detach() first")
     for name in options:
@@ -228,6 +236,8 @@ def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = _BITS, *
             raise ValueError(f"[attach] options must be {', '.join(_OPTIONS)}, got {name!r}")
     owner = packing(bits, **options)
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # packed, but without its name
         root = module is model
         module.register_forward_pre_hook(_Before(owner, path, root), with_kwargs=True, prepend=root)
         module.register_forward_hook(_After(owner, path, root), always_call=True)
