@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import warnings
 from typing import Any, Iterable
 
 import torch
@@ -47,6 +48,9 @@ def convert(model: nn.Module, method: str = "satchel", *, exclude: Iterable[str]
         raise ValueError(str(error).splitlines()[0]) from None
     if is_torchs:
         return revert(model)
+    for pattern in exclude:
+        if not any(fnmatch.fnmatchcase(path, pattern) for path, _ in model.named_modules()):
+            warnings.warn(f"[convert] exclude must match a module's path, got {pattern!r}", RuntimeWarning, stacklevel=2)
     chosen = [(path, m) for path, m in model.named_modules() if not any(fnmatch.fnmatchcase(path, pattern) for pattern in exclude)]
     for path, module in chosen:
         if getattr(module, "cls_to_become", None) in CLASSES:  # it would become torch's at its first batch

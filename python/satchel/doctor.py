@@ -129,7 +129,7 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"[doctor] loss must be one number, got {got}")
             if not value.is_floating_point() or not value.requires_grad:
-                got = "one without a gradient" if value.is_floating_point() else value.dtype
+                got = "one without a gradient" if value.is_floating_point() else str(value.dtype)
                 raise ValueError(f"[doctor] loss must be a real number that depends on the parameters, got {got}")
             made = torch.autograd.grad(value.float(), [p for _, p in named], allow_unused=True)
         return [torch.zeros_like(p, dtype=torch.float32) if g is None else g.detach().float() for g, (_, p) in zip(made, named)]
@@ -139,7 +139,7 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
     means = [torch.zeros_like(g) for g in exact]
     squares, products = ([torch.zeros((), device=g.device) for g in exact] for _ in range(2))
     for draw in range(draws):
-        for i, g in enumerate(gradients(inputs, packing(**{**options, "seed": draw}))):
+        for i, g in enumerate(gradients(inputs, packing(**{"model": model, **options, "seed": draw}))):
             off = g - exact[i]
             means[i] += off / draws
             squares[i] += off.square().sum() / draws

@@ -418,3 +418,20 @@ def test_of_nested_contexts_the_innermost_packs(outer, inner):
     assert (first.weight.grad is None) is (third.weight.grad is None) is False
     exact = torch.autograd.grad(third(second(first(x))).sum(), second.weight)[0]
     assert torch.equal(second.weight.grad, exact) == (inner == "32/32/32")
+
+
+def test_patterns_that_match_nothing():
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+    raises("[packing] include and exclude of module paths must come with model=", lambda: satchel.packing(exclude=["blocks.0.*"]))
+    for call in (lambda: satchel.packing(model=model, exclude=["head"]), lambda: satchel.attach(model, include=["head"]), lambda: satchel.convert(model, exclude=["head"])):
+        with pytest.warns(RuntimeWarning, match=r"\[(packing|attach|convert)\] .*exclude must match a module's path.*, got 'head'"):
+            call()
+    satchel.revert(satchel.detach(model))
+    copied = copy.deepcopy(satchel.packing(model=model, exclude=["0"], seed=3))
+    assert copied.exclude == ("0",) and copied.seed == 3
+
+
+def test_doctor_knows_paths():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    found = satchel.doctor(model, X, loss=lambda x: model(x).sum(), draws=2, bits=2, min_bytes=0, exclude=["[012]"])
+    assert all(f.error < 1e-6 for f in found.findings), str(found)
