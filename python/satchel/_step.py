@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _len_torch_function_stack
 
 from . import kept as forms
 from ._policy import Row, eager_rows, least_bits
@@ -95,8 +96,11 @@ def _restore(kept: Any) -> Tensor:
     if isinstance(kept, Tensor):
         return kept
     if torch.is_grad_enabled():
-        raise RuntimeError("[packing] a gradient of a gradient needs exact saves; leave packing() for create_graph=True")
+        raise RuntimeError("[packing] a gradient of a gradient needs exact saves, got create_graph=True; leave packing() for it")
     return kept.restore()
+
+
+_calling = threading.local()  # level: of the innermost context whose function call is under way
 
 
 class Step(TorchFunctionMode):
@@ -116,10 +120,28 @@ class Step(TorchFunctionMode):
         self.tally = owner.budget.start(owner.meter) if owner.budget is not None and owner.meter is not None else None
         self.watch = None if self.tally is None else self.tally.watch
         self.place = ("", "")  # node and field at work
+        self.level = 0  # place on the stack of modes
+
+    def __enter__(self) -> Step:
+        self.level = _len_torch_function_stack() + 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, Step):  # what was saved in here is none of theirs
+                mode.visited.update(range(self.start + 1, _newest_node() + 1))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
         if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        above = getattr(_calling, "level", 0)
+        _calling.level = max(above, self.level)
+        try:
+            out = func(*args, **(kwargs or {}))
+        finally:
+            _calling.level = above
+        if above > self.level:  # an inner context's call, which packs it
             return out
         if isinstance(out, Tensor):
             if out.grad_fn is not None:

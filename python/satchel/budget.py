@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "PRESETS", "Tally", "allocate", "nearest", "parse_size", "preset_of"]
 
 MOST = 8  # bits that a budget gives at most
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
@@ -44,7 +44,7 @@ PRESETS = {
 
 def nearest(name: str) -> str | None:
     """The preset whose name is this or nearly this."""
-    return next(iter(difflib.get_close_matches(name, PRESETS, 1)), None)
+    return next(iter(difflib.get_close_matches(name.lower(), PRESETS, 1)), None)
 
 
 def preset_of(name: Any) -> Preset:
@@ -61,7 +61,7 @@ def parse_size(size: Any) -> int:
         return size
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
     unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or float(match[1]) * unit < 1:
+    if match is None or unit is None or not 1 <= float(match[1]) * unit < 2**63:
         raise ValueError(f'[packing] budget must be bytes, as a number or a text like "4GiB" or "512 MiB", got {size!r}')
     return int(float(match[1]) * unit)
 

@@ -16,6 +16,7 @@ __all__ = ["Packed", "pack", "unpack", "inspect", "presets"]
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CODINGS = ("keep", "block", "side", "low-pass")
 _PROJECTION = 1  # transform in a spec's numbers
+_THRESHOLDS = (1, 3, 4)  # sides that have them
 _STRETCH = 1 << 24  # values of projection matrices at a time
 
 
@@ -50,6 +51,8 @@ def presets() -> dict[str, str]:
 def _check(x: Any, op: str) -> None:
     if not isinstance(x, Tensor):
         raise ValueError(f"[{op}] x must be a tensor, got {type(x).__name__}")
+    if x.is_nested:
+        raise ValueError(f"[{op}] tensor must have one shape, got a nested one")
     if x.dtype not in _FLOATS:
         raise ValueError(f"[{op}] tensor must be float32, float16 or bfloat16, got {x.dtype}")
     if x.layout is not torch.strided:
@@ -59,7 +62,14 @@ def _check(x: Any, op: str) -> None:
 def _numbers_of(spec: Any, op: str) -> Numbers:
     if not isinstance(spec, str):
         raise ValueError(f"[{op}] spec must be text, got {spec!r}")
-    return parse_spec(spec)
+    try:
+        return parse_spec(spec)
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+
+
+def _are_sizes(numbers: Any) -> bool:
+    return isinstance(numbers, (tuple, list)) and all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
 
 
 def _check_packed(packed: Any, op: str) -> Numbers:
@@ -67,11 +77,22 @@ def _check_packed(packed: Any, op: str) -> Numbers:
     if not isinstance(packed, Packed):
         raise ValueError(f"[{op}] packed must be what pack() gives, got {type(packed).__name__}")
     numbers = _numbers_of(packed.spec, op)
+    for name in ("shape", "strides"):
+        if not _are_sizes(getattr(packed, name)):
+            raise ValueError(f"[{op}] {name} must be integers, got {getattr(packed, name)!r}")
+    if not _are_sizes((packed.channels, packed.inner)):
+        raise ValueError(f"[{op}] channels and inner must be integers, got {packed.channels!r} and {packed.inner!r}")
+    if packed.dtype not in _FLOATS:
+        raise ValueError(f"[{op}] dtype must be float32, float16 or bfloat16, got {packed.dtype}")
+    if isinstance(packed.bytes, Tensor) and packed.bytes.layout is not torch.strided:
+        raise ValueError(f"[{op}] bytes must be strided, got {packed.bytes.layout}")
     if not isinstance(packed.bytes, Tensor) or packed.bytes.dtype is not torch.uint8:
         raise ValueError(f"[{op}] bytes must be a tensor of uint8, got {getattr(packed.bytes, 'dtype', packed.bytes)}")
     projected = numbers[7] == _PROJECTION and math.prod(packed.shape) != 0
     if (packed.seed is not None) != projected:
         raise ValueError(f"[{op}] seed must be there for projections alone, got {packed.seed} for {packed.spec}")
+    if projected:
+        _check_seed(packed.seed, packed.bytes.device, op)
     return numbers
 
 
@@ -86,8 +107,15 @@ def _check_strides(packed: Packed) -> None:
         raise ValueError(f"[unpack] strides must fill memory without gap or overlap, got {packed.strides}")
 
 
+def _check_seed(seed: Any, device: torch.device, op: str) -> None:
+    if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1 or seed.device != device:
+        got = f"{seed.dtype} of shape {tuple(seed.shape)} on {seed.device}" if isinstance(seed, Tensor) else repr(seed)
+        raise ValueError(f"[{op}] seed must be an int64[1] tensor on {device}, got {got}")
+
+
 def _seed_tensor(seed: int | Tensor, device: torch.device) -> Tensor:
     if isinstance(seed, Tensor):
+        _check_seed(seed, device, "pack")
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"[pack] seed must be an integer or an int64[1] tensor, got {seed!r}")
@@ -95,12 +123,14 @@ def _seed_tensor(seed: int | Tensor, device: torch.device) -> Tensor:
     return torch.full((1,), number - (1 << 64) if number >> 63 else number, dtype=torch.int64, device=device)
 
 
-def _check_channels(x: Tensor, gamma: Any, beta: Any, dim: int) -> None:
-    if not -x.dim() <= dim < x.dim():
+def _check_channels(x: Tensor, gamma: Any, beta: Any, dim: Any) -> None:
+    if not _are_sizes((dim,)) or not -x.dim() <= dim < x.dim():
         raise ValueError(f"[pack] dim must be a dimension of x, which has {x.dim()}, got {dim}")
     for name, t in (("gamma", gamma), ("beta", beta)):
         if not isinstance(t, Tensor):
             raise ValueError(f"[pack] {name} must be a tensor, got {type(t).__name__}")
+        if not t.is_floating_point() or t.layout is not torch.strided or t.device != x.device:
+            raise ValueError(f"[pack] {name} must hold floating point numbers on {x.device}, got {t.dtype}, {t.layout}, on {t.device}")
         if t.dim() != 1 or t.shape[0] != x.shape[dim]:
             raise ValueError(f"[pack] {name} must hold {x.shape[dim]} values, one a channel, got {list(t.shape)}")
 
@@ -171,6 +201,8 @@ def pack(
         raise ValueError(f"[pack] gamma and beta must come together, got {'beta' if gamma is None else 'gamma'} alone")
     if gamma is not None and beta is not None:
         _check_channels(x, gamma, beta, dim)
+        if numbers[6] not in _THRESHOLDS or numbers[7] == _PROJECTION:
+            raise ValueError(f"[pack] side must be one or both for gamma and beta, got {spec}")
     number = _seed_tensor(seed, x.device)
     if numbers[7] == _PROJECTION and x.numel() > 0:
         inside = pack(_projected(x, numbers, number), ops.spec_text([*numbers[:7], 0, 0, 0, 0]), number)
@@ -178,14 +210,12 @@ def pack(
         return Packed(inside.bytes, shape, torch.empty(shape, device="meta").stride(), x.dtype, spec, number.view(1).clone())
     channels, inner, table = 0, 1, None
     strides = tuple(ops.packed_strides(x, list(numbers)))
-    if numbers[6] in (1, 3, 4):  # thresholds
+    if numbers[6] in _THRESHOLDS:
         table = _channel_table(gamma, beta, x.device)
         channels = table.shape[0]
         if gamma is not None:
             dim = dim % x.dim()
             inner = 1 if x.shape[dim] == 1 or x.numel() == 0 else strides[dim]
-    elif gamma is not None:
-        raise ValueError(f"[pack] side must be one or both for gamma and beta, got {spec}")
     at = layout(tuple(x.shape), x.dtype, channels, inner, numbers)
     if at["coding"] == 0:
         flat = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x).as_strided((x.numel(),), (1,))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import warnings
 from typing import Any, Iterable
 
+import torch
 from torch import Tensor, nn
 
 from ._ops import ops
@@ -26,7 +28,7 @@ def convert(model: nn.Module, method: str = "satchel", *, exclude: Iterable[str]
     """The model itself, its layers changed in place to those that share one save.
 
     method: as the C++ library reads it ("satchel", "satchel,bits=3", "satchel,bits=32" for exact saves, "int8"); "fp32" reverts.
-    exclude: patterns (fnmatch) of module paths that stay torch's.
+    exclude: patterns (fnmatch) of module paths that stay as they are: torch's, or as an earlier convert() left them.
 
     >>> model = satchel.convert(torchvision.models.resnet50())
     >>> loss = F.cross_entropy(model(x), y)
@@ -34,6 +36,8 @@ def convert(model: nn.Module, method: str = "satchel", *, exclude: Iterable[str]
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"[convert] model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(f"[convert] model must not be scripted, got {type(model).__name__}; convert works on its Python layers")
     if not isinstance(method, str):
         raise ValueError(f"[convert] method must be text, got {method!r}")
     if not isinstance(exclude, (list, tuple, set, frozenset)) or not all(isinstance(p, str) for p in exclude):
@@ -44,9 +48,14 @@ def convert(model: nn.Module, method: str = "satchel", *, exclude: Iterable[str]
         raise ValueError(str(error).splitlines()[0]) from None
     if is_torchs:
         return revert(model)
-    for path, module in model.named_modules():
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in exclude):
-            continue
+    for pattern in exclude:
+        if not any(fnmatch.fnmatchcase(path, pattern) for path, _ in model.named_modules()):
+            warnings.warn(f"[convert] exclude must match a module's path, got {pattern!r}", RuntimeWarning, stacklevel=2)
+    chosen = [(path, m) for path, m in model.named_modules() if not any(fnmatch.fnmatchcase(path, pattern) for pattern in exclude)]
+    for path, module in chosen:
+        if getattr(module, "cls_to_become", None) in CLASSES:  # it would become torch's at its first batch
+            raise ValueError(f"[convert] layers must be initialised: run one batch first, got {type(module).__name__} at {path!r}")
+    for path, module in chosen:
         ours = CLASSES.get(type(module))
         if ours is not None:
             module.__class__ = ours

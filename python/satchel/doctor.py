@@ -11,7 +11,8 @@ from typing import Any, Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from .packing import packing
+from .layers import Layer
+from .packing import _hooks_of, packing
 
 __all__ = ["Diagnosis", "Finding", "doctor"]
 
@@ -101,11 +102,20 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"[doctor] model must be a torch.nn.Module, got {type(model).__name__}")
+    for path, module in model.named_modules():
+        if isinstance(module, Layer) or _hooks_of(module):
+            how = "converted: revert()" if isinstance(module, Layer) else "attached: detach()"
+            raise ValueError(f"[doctor] model must be torch's own, for exact gradients, got {path or 'one'!r} {how} comes first")
+    if loss is not None and not callable(loss):
+        raise ValueError(f"[doctor] loss must be a function, got {loss!r}")
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise ValueError(f"[doctor] draws must be 2 or more, got {draws!r}")
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ValueError("[doctor] model must have parameters that need a gradient, got none")
+    for name, p in named:
+        if isinstance(p, nn.UninitializedParameter) or p.is_meta:
+            raise ValueError(f"[doctor] parameters must have values, got {name!r} {'on meta' if p.is_meta else 'of a lazy layer'}")
     if options.get("seed") is not None:
         raise ValueError(f"[doctor] seed is doctor's own: every draw has another, got {options['seed']!r}")
     call = model if loss is None else loss
@@ -113,11 +123,14 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
 
     def gradients(batch: tuple[Any, ...], context: Any = None) -> list[Tensor]:
         with _untouched(model, device):
-            with contextlib.nullcontext() if context is None else context:
+            with torch.enable_grad(), contextlib.nullcontext() if context is None else context:
                 value = call(*batch)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"[doctor] loss must be one number, got {got}")
+            if not value.is_floating_point() or not value.requires_grad:
+                got = "one without a gradient" if value.is_floating_point() else str(value.dtype)
+                raise ValueError(f"[doctor] loss must be a real number that depends on the parameters, got {got}")
             made = torch.autograd.grad(value.float(), [p for _, p in named], allow_unused=True)
         return [torch.zeros_like(p, dtype=torch.float32) if g is None else g.detach().float() for g, (_, p) in zip(made, named)]
 
@@ -126,7 +139,7 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
     means = [torch.zeros_like(g) for g in exact]
     squares, products = ([torch.zeros((), device=g.device) for g in exact] for _ in range(2))
     for draw in range(draws):
-        for i, g in enumerate(gradients(inputs, packing(**{**options, "seed": draw}))):
+        for i, g in enumerate(gradients(inputs, packing(**{"model": model, **options, "seed": draw}))):
             off = g - exact[i]
             means[i] += off / draws
             squares[i] += off.square().sum() / draws

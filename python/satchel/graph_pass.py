@@ -86,7 +86,9 @@ class PackPass(CustomGraphPass):
     """
 
     def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384, fused: bool = False) -> None:
-        self.bits, self.min_bytes, self.fused = Bits.of(bits, "compile"), checked_size(min_bytes, "compile"), bool(fused)
+        if not isinstance(fused, bool):
+            raise ValueError(f"[compile] fused must be True or False, got {fused!r}")
+        self.bits, self.min_bytes, self.fused = Bits.of(bits, "compile"), checked_size(min_bytes, "compile"), fused
         self.report: list[Packing] = []
 
     def uuid(self) -> bytes:
@@ -638,10 +640,15 @@ def compile(  # noqa: A001
 
     Returns what torch.compile returns; its PackPass, with the report of the newest graph, is `satchel_pass` of it.
     """
-    if not callable(model):
+    if not callable(model) or isinstance(model, type):
         raise ValueError(f"[compile] model must be a module or a function, got {model!r}")
     if arguments.get("backend", "inductor") != "inductor":
         raise ValueError(f"[compile] backend must be inductor, got {arguments['backend']!r}")
+    if options is not None and not isinstance(options, dict):
+        raise ValueError(f"[compile] options must be a dict, got {options!r}")
+    for name in ("budget", "preset", "refresh", "include", "exclude", "seed", "meter"):
+        if name in arguments:
+            raise ValueError(f"[compile] {name} must be left to packing() and attach(), got {arguments[name]!r}")
     if (options or {}).get("joint_custom_post_pass") is not None:
         raise ValueError("[compile] options must leave joint_custom_post_pass to PackPass, got another pass")
     pack = PackPass(bits, min_bytes=min_bytes, fused=fused)

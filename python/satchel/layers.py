@@ -74,6 +74,8 @@ class _BatchNorm(Layer):
         if few or not self._records(x, self.weight, self.bias) or not all(_is_plain(t) for t in (self.running_mean, self.running_var)):
             return _unpacked(self, base, x)
         self._check_input_dim(x)
+        if any(t is not None and t.shape != (x.shape[1],) for t in (self.weight, self.bias, self.running_mean, self.running_var)):
+            return _unpacked(self, base, x)  # which says so; native_batch_norm would write beyond the statistics
         updates = self.training and self.track_running_stats
         if updates and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)

@@ -35,6 +35,9 @@ class Meter:
         self.hidden: dict[str, int] = {}  # nodes that do not show what they save, and how many: exact
         self._seen: dict[int, tuple[StorageWeakRef, list[bool]]] = {}  # storage → counted before, counted after
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": {}}  # a copy of a weak reference would free it twice
+
     def clear(self) -> None:
         self.lines.clear()
         self._after = 0

@@ -6,6 +6,7 @@ import fnmatch
 import itertools
 import sys
 import threading
+import warnings
 from typing import Any, Iterable
 
 import torch
@@ -14,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 
-from ._policy import Bits, checked_size
+from ._policy import Bits, checked_size, eager_rows
 from ._step import Step
 from .budget import Budget, nearest, parse_size, preset_of
 from .meter import Meter
@@ -59,6 +60,7 @@ class packing:
         seed: int | None = None,
         meter: bool = False,
         model: nn.Module | None = None,
+        _checked: bool = False,
     ) -> None:
         for patterns in (include, exclude):
             if not isinstance(patterns, (list, tuple, set, frozenset)) or not all(isinstance(p, str) for p in patterns):
@@ -67,6 +69,8 @@ class packing:
             raise ValueError(f"[packing] seed must be an integer or None, got {seed!r}")
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"[packing] model must be a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(meter, bool):
+            raise ValueError(f"[packing] meter must be True or False, got {meter!r}")
         if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
             raise ValueError(f"[packing] refresh must be a number of steps, 1 or more, got {refresh!r}")
         if preset is None and isinstance(bits, str) and nearest(bits):
@@ -85,6 +89,8 @@ class packing:
         self._local = threading.local()
         self._wanted: dict[tuple[str, str, str], bool] = {}
         self._model = model
+        if not _checked:
+            _check_patterns((*self.include, *self.exclude), model, "packing")
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {name: getattr(self, name) for name in ("min_bytes", "include", "exclude", "seed")} | {"meter": self.meter is not None}
@@ -128,6 +134,8 @@ class packing:
         return self
 
     def __exit__(self, *error: Any) -> None:  # exception type, exception, traceback
+        if getattr(self._local, "depth", 0) == 0:
+            raise RuntimeError("[packing] a context must be left in the thread that entered it, got one that this thread has not entered")
         self._local.depth -= 1
         if self._local.depth == 0:
             step, self._local.step = self._local.step, None
@@ -160,7 +168,21 @@ class packing:
 
 
 def _packing_from(bits: Bits | str, options: dict[str, Any]) -> packing:
-    return packing(bits, **options)
+    return packing(bits, _checked=True, **options)
+
+
+def _check_patterns(patterns: tuple[str, ...], model: nn.Module | None, op: str) -> None:
+    """Throws where a pattern can only be one of paths and there are none; warns where it matches nothing."""
+    if not patterns:
+        return
+    names = [name for node, fields in eager_rows().items() for name in (node, *(f"{node}.{field}" for field in fields))]
+    names += [] if model is None else [path for path, _ in model.named_modules()]
+    for pattern in patterns:
+        if "Backward" in pattern or any(fnmatch.fnmatchcase(name, pattern) for name in names):  # nodes without a row stay exact anyway
+            continue
+        if model is None:
+            raise ValueError(f"[{op}] include and exclude of module paths must come with model=, or by attach(), got {pattern!r}")
+        warnings.warn(f"[{op}] include and exclude must match a module's path, a node or a field, got {pattern!r}", RuntimeWarning, stacklevel=3)
 
 
 class _Before:
@@ -210,6 +232,8 @@ def _name_modules(model: nn.Module, owner: packing) -> list[Any]:
     """Hooks that tell the context which module runs."""
     handles = []
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
         handles.append(module.register_forward_pre_hook(_Before(owner, path, False), with_kwargs=True))
         handles.append(module.register_forward_hook(_After(owner, path, False), always_call=True))
     return handles
@@ -223,13 +247,18 @@ def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = _BITS, *
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"[attach] model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(f"[attach] model must not be scripted, which takes no hooks, got {type(model).__name__}; use packing() around it")
     if any(_hooks_of(module) for module in model.modules()):
         raise ValueError("[attach] model must not be attached yet, got one that is; call detach() first")
     for name in options:
         if name not in _OPTIONS:
             raise ValueError(f"[attach] options must be {', '.join(_OPTIONS)}, got {name!r}")
-    owner = packing(bits, **options)
+    owner = packing(bits, _checked=True, **options)
+    _check_patterns((*owner.include, *owner.exclude), model, "attach")
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # packed, but without its name
         root = module is model
         module.register_forward_pre_hook(_Before(owner, path, root), with_kwargs=True, prepend=root)
         module.register_forward_hook(_After(owner, path, root), always_call=True)

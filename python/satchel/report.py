@@ -117,6 +117,10 @@ def report(meters: Any, path: str | os.PathLike[str], title: str = "What was sav
     """
     from . import __version__
 
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise ValueError(f"[report] path must be a file's name, got {path!r}")
+    if not isinstance(title, str):
+        raise ValueError(f"[report] title must be text, got {title!r}")
     named = _named(meters)
     about = "A storage that several fields share is counted once; parameters, and the batch under attach(), are left out."
     body = [f"<h1>{html.escape(title)}</h1>\n", f'<p class="note">Written by <code>satchel.report</code> {__version__}. {about}</p>\n']
@@ -133,5 +137,8 @@ def report(meters: Any, path: str | os.PathLike[str], title: str = "What was sav
         f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{''.join(body)}</main>\n</body>\n</html>\n"
     )
     target = pathlib.Path(path)
-    target.write_text(page, encoding="utf-8")
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise type(error)(error.errno, f"[report] path must be a file that can be written: {error.strerror}, got {str(target)!r}") from None
     return target

@@ -1,6 +1,8 @@
 """What goes wrong in practice: bad arguments, odd tensors, interrupted forwards, norms of few values."""
 
+import copy
 import dataclasses
+import pickle
 import threading
 
 import pytest
@@ -308,3 +310,128 @@ def test_autocast(dtype):
     expected = gradients(satchel.packing(32))
     got = torch.stack([gradients(satchel.packing("4/8/8", min_bytes=0, seed=i)) for i in range(32)]).mean(0)
     assert not torch.equal(got, expected) and (got - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "rule, call",
+    [
+        ("[pack] tensor must have one shape", lambda: satchel.pack(torch.nested.nested_tensor([X, X[:3]]))),
+        ("[pack] tensor must be float32", lambda: satchel.pack(X > 0)),
+        ("[spec] bits must be 1 to 8 or 32", lambda: satchel.pack(X, "bits=9")),
+        ("[spec] preset must be one of", lambda: satchel.pack(X, "")),
+        ("[pack] seed must be an int64[1] tensor on cpu", lambda: satchel.pack(X, "bits=2", torch.zeros(1, dtype=torch.int64, device="meta"))),
+        ("[pack] seed must be an int64[1] tensor on cpu", lambda: satchel.pack(X, "exact", torch.zeros(2, dtype=torch.int64))),
+        ("[pack] dim must be a dimension of x", lambda: satchel.pack(X, "satchel", gamma=torch.ones(64), beta=torch.ones(64), dim="a")),
+        ("[pack] gamma must hold floating point", lambda: satchel.pack(X, "satchel", gamma=torch.ones(64, device="meta"), beta=torch.ones(64))),
+        ("[pack] side must be one or both", lambda: satchel.pack(X, "exact", gamma=torch.ones(64), beta=torch.ones(64))),
+        ("[unpack] shape must be integers", lambda: satchel.unpack(dataclasses.replace(satchel.pack(X), shape=(64.0, 64)))),
+        ("[inspect] strides must be integers", lambda: satchel.inspect(dataclasses.replace(satchel.pack(X), strides=None))),
+        ("[unpack] channels and inner must be integers", lambda: satchel.unpack(dataclasses.replace(satchel.pack(X), inner=None))),
+        ("[unpack] dtype must be float32", lambda: satchel.unpack(dataclasses.replace(satchel.pack(X), dtype=None))),
+        ("[unpack] bytes must be strided", lambda: satchel.unpack(dataclasses.replace(satchel.pack(X), bytes=torch.ones(9).to_sparse()))),
+        ("[unpack] seed must be an int64[1] tensor", lambda: satchel.unpack(dataclasses.replace(satchel.pack(X, "exact"), seed=3))),
+        ("[packing] preset must be one of", lambda: satchel.packing("SATCHEL")),
+        ("[packing] meter must be True or False", lambda: satchel.packing(meter=satchel.Meter())),
+        ("[packing] budget must be bytes", lambda: satchel.packing(budget="1e400")),
+        ("[packing] budget must be bytes", lambda: satchel.packing(budget="4 bananas")),
+        ("[packing] a context must be left in the thread", lambda: satchel.packing().__exit__(None, None, None)),
+        ("[attach] model must not be scripted", lambda: satchel.attach(torch.jit.script(nn.Linear(2, 2)))),
+        ("[convert] model must not be scripted", lambda: satchel.convert(torch.jit.script(nn.Linear(2, 2)))),
+        ("[convert] layers must be initialised", lambda: satchel.convert(nn.Sequential(nn.ReLU(), nn.LazyLinear(2)))),
+        ("[doctor] model must be torch's own", lambda: satchel.doctor(satchel.convert(nn.Linear(2, 2)), X)),
+        ("[doctor] loss must be a function", lambda: satchel.doctor(nn.Linear(2, 2), X, loss=3)),
+        ("[doctor] loss must be a real number", lambda: satchel.doctor(nn.Linear(2, 2), X, loss=lambda x: x.sum())),
+        ("[doctor] parameters must have values", lambda: satchel.doctor(nn.LazyLinear(2), X)),
+        ("[doctor] parameters must have values", lambda: satchel.doctor(nn.Linear(2, 2, device="meta"), X)),
+        ("[compile] model must be", lambda: satchel.compile(nn.Linear)),
+        ("[compile] options must be a dict", lambda: satchel.compile(nn.Linear(2, 2), options="a")),
+        ("[compile] fused must be True or False", lambda: satchel.compile(nn.Linear(2, 2), fused="no")),
+        ("[compile] budget must be left to packing()", lambda: satchel.compile(nn.Linear(2, 2), budget="4GiB")),
+        ("[report] path must be a file's name", lambda: satchel.report(satchel.Meter(), None)),
+        ("[report] title must be text", lambda: satchel.report(satchel.Meter(), "page.html", title=None)),
+    ],
+)
+def test_more_bad_arguments(rule, call):
+    raises(rule, call, (RuntimeError, ValueError))
+
+
+def test_doctor_wants_a_model_that_is_not_attached():
+    model = nn.Linear(64, 64)
+    satchel.attach(model)
+    raises("[doctor] model must be torch's own", lambda: satchel.doctor(model, X, loss=lambda x: model(x).sum()))
+    satchel.detach(model)
+    with torch.no_grad():
+        assert satchel.doctor(model, X, loss=lambda x: model(x).sum(), draws=2).findings, "the caller's no_grad does not matter"
+
+
+def test_a_page_that_cannot_be_written(tmp_path):
+    with satchel.packing(min_bytes=0, meter=True) as p:
+        nn.Linear(64, 64)(X)
+    raises_at = {tmp_path: IsADirectoryError, tmp_path / "none" / "page.html": FileNotFoundError}
+    for path, error in raises_at.items():
+        with pytest.raises(error, match=r"\[report\] path must be a file that can be written: .*, got "):
+            satchel.report(p, path)
+
+
+def test_a_meter_is_copied():
+    """Copies once freed torch's weak references again, and the process died."""
+    with satchel.packing(min_bytes=0, meter=True) as p:
+        nn.Linear(64, 64)(X)
+    text = str(p.meter)
+    for _ in range(8):
+        assert str(copy.deepcopy(p.meter)) == str(pickle.loads(pickle.dumps(p.meter))) == text
+    p.meter.clear()
+
+
+@pytest.mark.parametrize("width", [3, 5, 4096])
+def test_a_converted_batch_norm_of_other_channels(width):
+    """torch's inner function does not check, and wrote beyond the running statistics."""
+    norm = satchel.convert(nn.BatchNorm1d(4))
+    with pytest.raises(RuntimeError, match="should contain"):
+        norm(torch.randn(3, width))
+
+
+def test_a_scripted_part_is_packed_without_its_name():
+    model = nn.Sequential(torch.jit.script(nn.Linear(64, 64)), nn.GELU(), nn.Linear(64, 64))
+    p = satchel.attach(model, min_bytes=0, meter=True)
+    model(X).sum().backward()
+    assert ("1", "slope, 4 bits") in [(line.module, line.kept) for line in p.meter.lines]
+    satchel.detach(model)
+
+
+@pytest.mark.parametrize("outer, inner", [("2/2/2", "32/32/32"), ("32/32/32", "2/2/2"), ("2/2/2", "8/8/8"), ("8/8/8", "2/2/2")])
+def test_of_nested_contexts_the_innermost_packs(outer, inner):
+    kept = {"2/2/2": "2 bits", "8/8/8": "8 bits", "32/32/32": "exact: this case"}
+    first, second, third = (nn.Linear(64, 64) for _ in range(3))
+    x = X.clone().requires_grad_()
+    with satchel.packing(outer, min_bytes=0, meter=True) as p:
+        y = first(x * 1)
+        with satchel.packing(inner, min_bytes=0, meter=True) as q:
+            y = second(y)
+        y = third(y)
+    y.sum().backward()
+
+    def ways(meter):
+        return [line.kept for line in meter.lines if line.node == "AddmmBackward0" and line.field == "mat1"]
+
+    assert ways(p.meter) == [kept[outer]] * 2 and ways(q.meter) == [kept[inner]]
+    assert (first.weight.grad is None) is (third.weight.grad is None) is False
+    exact = torch.autograd.grad(third(second(first(x))).sum(), second.weight)[0]
+    assert torch.equal(second.weight.grad, exact) == (inner == "32/32/32")
+
+
+def test_patterns_that_match_nothing():
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+    raises("[packing] include and exclude of module paths must come with model=", lambda: satchel.packing(exclude=["blocks.0.*"]))
+    for call in (lambda: satchel.packing(model=model, exclude=["head"]), lambda: satchel.attach(model, include=["head"]), lambda: satchel.convert(model, exclude=["head"])):
+        with pytest.warns(RuntimeWarning, match=r"\[(packing|attach|convert)\] .*exclude must match a module's path.*, got 'head'"):
+            call()
+    satchel.revert(satchel.detach(model))
+    copied = copy.deepcopy(satchel.packing(model=model, exclude=["0"], seed=3))
+    assert copied.exclude == ("0",) and copied.seed == 3
+
+
+def test_doctor_knows_paths():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    found = satchel.doctor(model, X, loss=lambda x: model(x).sum(), draws=2, bits=2, min_bytes=0, exclude=["[012]"])
+    assert all(f.error < 1e-6 for f in found.findings), str(found)
