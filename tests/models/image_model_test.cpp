@@ -131,6 +131,7 @@ TEST(ImageModel, KeepsWhatThePlanSays) {
     expect_plan(options_of("vgg16", method, true, 0.5), 32);
     expect_plan(options_of("vgg16_bn", method), 32);
     expect_plan(options_of("densenet161", method), 16);
+    expect_plan(options_of("resnet101", method), 16);
   }
 }
 

@@ -58,6 +58,10 @@ TEST(Segmentation, KeepsWhatThePlanSays) {
     expect_plan(segmentation_of("fcn_resnet50", method, true, 0.25), 32);
     expect_plan(segmentation_of("deeplabv3_resnet50", method, true, 0.25), 32);
   }
+  for (const char* method : {"fp32", "satchel", "actnn"}) {
+    expect_plan(segmentation_of("fcn_resnet101", method), 16);
+    expect_plan(segmentation_of("deeplabv3_resnet101", method), 16);
+  }
   expect_plan(segmentation_of("fcn_resnet50", "satchel", false), 48);
   expect_plan(segmentation_of("deeplabv3_resnet50", "actnn", false), 48);
 }
