@@ -85,9 +85,9 @@ def _parameter_below(t: Tensor) -> Tensor | None:
         if casts and type(node).__name__ != "ToCopyBackward0":
             return None
         node = node.next_functions[0][0]
-    if casts != 1 or type(node).__name__ != "AccumulateGrad":
+    if node is None or casts != 1 or type(node).__name__ != "AccumulateGrad":
         return None
-    parameter = node.variable
+    parameter: Tensor = getattr(node, "variable")
     plain = type(parameter) in (Tensor, nn.Parameter) and parameter.is_contiguous() and parameter.device == t.device
     return parameter if plain and t.untyped_storage().nbytes() == parameter.numel() * t.element_size() else None
 
@@ -174,14 +174,13 @@ class Step(TorchFunctionMode):
     def look(self, node: Any) -> None:
         name = type(node).__name__
         meter = self.owner.meter
-        fields, rows = _fields_of(type(node), name)
+        fields, rows = _fields_of(type(node), name)  # type: ignore[arg-type]  # a type is hashable
         if meter is None:
-            if rows:
-                for field in rows:
-                    self.keep(node, name, *field)
+            for field, row in rows:
+                self.keep(node, name, field, row)
             return
-        for field in fields:
-            self.keep(node, name, *field)
+        for field, maybe in fields:
+            self.keep(node, name, field, maybe)
         if not fields and name.startswith(_HIDDEN):
             meter.hidden[name] = meter.hidden.get(name, 0) + 1
 
@@ -295,9 +294,8 @@ class Step(TorchFunctionMode):
         reference = StorageWeakRef(t.untyped_storage())  # while it is held no other storage has this address
         key = (reference.cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version, bits if self.tally is None else 0)
         found = self.shared.get(key)
-        code = found[1]() if found else None
-        if code is not None:
-            return code, 0
+        if found and (shared := found[1]()) is not None:
+            return shared, 0
         if len(self.shared) >= self.most_shared:
             self.shared = {k: v for k, v in self.shared.items() if v[1]() is not None}
             self.most_shared = 2 * len(self.shared) + 256
@@ -326,11 +324,11 @@ class Step(TorchFunctionMode):
             return form, "mask", form.nbytes
         if row.keep == "inside":
             if name == "ClampBackward1":
-                form = forms.within(t, node._saved_min, node._saved_max)
+                inside = forms.within(t, node._saved_min, node._saved_max)
             else:
                 ends = None if name == "HardsigmoidBackward0" else (float(node._saved_min_val), float(node._saved_max_val))
-                form = forms.inside(t, ends)
-            return None if form is None else (form, "mask", form.nbytes)
+                inside = forms.inside(t, ends)
+            return None if inside is None else (inside, "mask", inside.nbytes)
         local = row.role == "local" or (row.edge >= 0 and _ends_in_parameter(node.next_functions[row.edge][0]))
         if row.keep == "normed":
             return self.make_normed(node, row, t)
@@ -345,11 +343,11 @@ class Step(TorchFunctionMode):
             pair = forms.slope_of(node, name, t.dtype)
             if pair is None:
                 return None
-            form = forms.Slope(pair[0](t.float()), t.dtype, bits, self.seed(t.device), pair[1])
-            return form, f"slope, {bits} bits", form.nbytes
+            slope = forms.Slope(pair[0](t.float()), t.dtype, bits, self.seed(t.device), pair[1])
+            return slope, f"slope, {bits} bits", slope.nbytes
         if row.keep == "exp":
-            form = forms.Slope(torch.exp(t.float()), t.dtype, bits, self.seed(t.device), torch.log)
-            return form, f"exp, {bits} bits", form.nbytes
+            powers = forms.Slope(torch.exp(t.float()), t.dtype, bits, self.seed(t.device), torch.log)
+            return powers, f"exp, {bits} bits", powers.nbytes
         code, added = self.code(t, bits, local)
         return code, f"{code.bits} bits", added
 

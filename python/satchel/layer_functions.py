@@ -42,7 +42,7 @@ def _input_save(x: Tensor, dtype: torch.dtype, method: str, name: str) -> Save:
         bytes_, code = pack(x.detach().to(dtype), keeps(method, "weight_input")["input"].numbers, fresh_seed(x.device))
     save = Save(code, bytes_, kind="input", layer=name)
     if key is not None:  # not of a batch: its noise would come again in the next step
-        x._satchel_input = (key, save)
+        setattr(x, "_satchel_input", (key, save))
     return save
 
 
@@ -63,7 +63,7 @@ class _Linear(Function):
             for first, last, x in save.parts(g.dtype):
                 product = g[first:last].reshape(-1, g.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
                 dw = product if dw is None else dw.float().add_(product)
-            dw = dw.to(ctx.types[1])
+            dw = w.new_zeros(w.shape, dtype=ctx.types[1]) if dw is None else dw.to(ctx.types[1])  # of an empty batch
         if needs[0]:
             dx = (g @ w.to(g.dtype)).to(ctx.types[0])
         if needs[2]:
@@ -133,7 +133,7 @@ def _weight_gradient(call: ConvCall, g: Tensor, save: Save, w: Tensor) -> Tensor
         how = (ones if skips else call.stride, call.padding, call.dilation, False, zeros, call.groups)
         made = _aten.convolution_backward(part, x, like, None, *how, (False, True, False))[1]
         total = made if total is None else total.float().add_(made)
-    return total
+    return like.new_zeros(w.shape) if total is None else total  # of an empty batch
 
 
 def _input_gradient(call: ConvCall, g: Tensor, w: Tensor, shape: torch.Size) -> Tensor:

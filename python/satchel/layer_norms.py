@@ -84,7 +84,7 @@ def _forward_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd), statistics in float32."""
     if call.kind == "batch":
-        y, mean, rstd = torch.native_batch_norm(x, w, b, *running, call.eps)
+        y, mean, rstd = torch.native_batch_norm(x, w, b, *running, call.eps)  # type: ignore[call-arg, arg-type]  # running has four
         if not call.training:
             return y, running[0].float().clone(), (running[1].float() + call.eps).rsqrt_()
         values, axes = x, tuple(d for d in range(x.dim()) if d != 1)
@@ -92,7 +92,7 @@ def _forward_norm(
         y, mean, rstd = torch.native_layer_norm(x, x.shape[-call.dims :], w, b, call.eps)
         values, axes = x, tuple(range(-call.dims, 0))
     else:
-        y, mean, rstd = torch.native_group_norm(x, w, b, *x.shape[:2], x.shape[2:].numel(), call.groups, call.eps)
+        y, mean, rstd = torch.native_group_norm(x, w, b, *x.shape[:2], x.shape[2:].numel(), call.groups, call.eps)  # type: ignore[call-arg]  # two of x.shape
         values, axes = x.reshape(x.shape[0], call.groups, -1), (2,)
     if mean.dtype is not torch.float32:  # statistics of 16 bits are too coarse to normalise with
         var, mean = torch.var_mean(values.float(), axes, correction=0, keepdim=call.kind == "layer")
@@ -185,7 +185,7 @@ class Deferred:
         if self.save is None or not self.unchanged(1):
             return None
         if self.save.gamma is None and (self.w is not None or self.b is not None):
-            width = (self.w if self.w is not None else self.b).numel()
+            width = next(t.numel() for t in (self.w, self.b) if t is not None)
             gamma, beta = self.affine(width)
             self.save = dataclasses.replace(self.save, gamma=gamma, beta=beta)
         return self.save
@@ -234,7 +234,7 @@ class _Norm(Function):
             x, coded = norm.values() if save is None else _values_of(save)
         made = norm_back(norm.call, in_order(g, x.stride()) if norm.reads else g, x, norm.rstd, w, needs[:3], coded)
         norm.release()
-        return *(m.to(t) if n else None for m, n, t in zip(made, needs, ctx.types)), *(None,) * 4
+        return *(m.to(t) if n and m is not None else None for m, n, t in zip(made, needs, ctx.types)), *(None,) * 4
 
 
 def norm(x: Tensor, w: Tensor | None, b: Tensor | None, call: NormCall, running: tuple[Any, ...] = ()) -> Tensor:

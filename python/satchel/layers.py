@@ -56,7 +56,7 @@ class Layer:
         return f"{text}, method={self.satchel_method!r}" if text else f"method={self.satchel_method!r}"
 
 
-def _unpacked(layer: Any, base: type, x: Tensor) -> Tensor:
+def _unpacked(layer: Any, base: Any, x: Tensor) -> Tensor:
     """torch's own forward."""
     flush_deferred()
     return base.forward(layer, x)

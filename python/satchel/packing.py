@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 import warnings
+from types import FrameType
 from typing import Any, Iterable
 
 import torch
@@ -147,7 +148,8 @@ class packing:
 
     def leave_abandoned(self) -> None:
         """Takes this thread's step off where the forward that entered it is no longer running: torch calls no hook after KeyboardInterrupt."""
-        entered, frame = getattr(self._local, "entered", None), sys._getframe(1)
+        entered = getattr(self._local, "entered", None)
+        frame: FrameType | None = sys._getframe(1)
         if entered is None:
             return
         while frame is not None and frame is not entered:

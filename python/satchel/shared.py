@@ -163,7 +163,7 @@ class Save:
     """A code and the chain from it to the next layer's input: kept · act(γ·values + β) · scale."""
 
     code: Code
-    bytes: Tensor
+    bytes: Any  # a tensor; None where the mask tells all
     dim: int = 1  # of the channels; negative: the first of the last dimensions, which γ and β have
     mask: Tensor | None = None  # a bit a value, where an activation's code does not tell
     gamma: Tensor | None = None  # copies of the forward pass; a side code has them in its table
@@ -292,7 +292,7 @@ class Link:
 
 def link(x: Tensor, find: Callable[[str], Save | None], maker: Any = None, is_relu: bool = False) -> Tensor:
     """Makes x, untouched from here on, findable."""
-    x._satchel = Link(x, find, maker, is_relu)
+    setattr(x, "_satchel", Link(x, find, maker, is_relu))
     return x
 
 

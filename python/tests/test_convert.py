@@ -211,3 +211,15 @@ def test_the_test_sees_a_bias():
         for method in ("satchel,off=mean", "satchel")
     ]
     assert ratios[0] > 2 and ratios[1] < 1.5, ratios
+
+
+@pytest.mark.parametrize("make, shape", [
+    (lambda: nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 4)), (0, 8)),
+    (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.MaxPool2d(2)), (0, 3, 12, 12)),
+    (lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(), nn.Linear(16, 4)), (0, 8)),
+])  # fmt: skip
+def test_empty_batches_have_gradients_of_zero(make, shape):
+    model = satchel.convert(make())
+    model(torch.randn(shape)).sum().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and torch.equal(p.grad, torch.zeros_like(p)), name
