@@ -36,11 +36,12 @@ notebooks: ## run the notebooks of examples/notebooks, a minute each; all of tor
 wheel: ## the Python wheel into build/dist, with CUDA kernels where a GPU is present
 	@scripts/wheel.sh
 
-check: ## what takes longer: the Python package, CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the fuzzers for a minute
+check: ## what takes longer: the Python package and its notebooks, CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the fuzzers for a minute
 	@scripts/build.sh cuda-compile satchel_tool test_cuda
 	@scripts/build.sh release satchel_tool
 	@python3 scripts/kill_test.py 12
 	@scripts/test_python.sh
+	@scripts/notebooks.sh
 	@$(MAKE) --no-print-directory fuzz
 
 test-cuda: ## the tests that need a GPU

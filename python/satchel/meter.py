@@ -26,6 +26,11 @@ class Line:
     after: int
 
 
+def _ratio(before: int, after: int) -> str:
+    """A line without bytes before shares memory that another line counts."""
+    return "–" if before == 0 else f"{before / after:.1f}" if after else "inf"
+
+
 class Meter:
     """Lines of one step; `packing(meter=True)` fills it. A step starts where the outermost context is entered."""
 
@@ -120,7 +125,7 @@ class Meter:
         rows = [(name, *numbers) for name, numbers in groups.items()]
         rows.append(("in all", len(self.lines), self.before, self.after))
         head = f"{'saved by':{width}}  {'fields':>6}  {'before KiB':>11}  {'after KiB':>10}  {'ratio':>6}"
-        lines = [f"{n:{width}}  {c:6}  {b / 1024:11.1f}  {a / 1024:10.1f}  {b / a if a else float('inf'):6.1f}" for n, c, b, a in rows]
+        lines = [f"{n:{width}}  {c:6}  {b / 1024:11.1f}  {a / 1024:10.1f}  {_ratio(b, a):>6}" for n, c, b, a in rows]
         lines += [f"{name}: {count} nodes, exact; they do not show what they save" for name, count in self.hidden.items()]
         return "\n".join([head, *lines])
 
@@ -138,8 +143,7 @@ class Meter:
         rows = [*self.by_op().items(), ("in all", (len(self.lines), self.before, self.after))]
         for i, (name, (count, before, after)) in enumerate(rows):
             style = "bold" if i == len(rows) - 1 else "dim" if ": exact" in name else ""
-            ratio = f"{before / after:.1f}" if after else "inf"
-            cells = (name, str(count), f"{before / 1024:,.1f}", f"{after / 1024:,.1f}", ratio)
+            cells = (name, str(count), f"{before / 1024:,.1f}", f"{after / 1024:,.1f}", _ratio(before, after))
             table.add_row(*cells, style=style, end_section=i == len(rows) - 2)
         if self.hidden:
             notes = (f"{name}: {count} nodes, exact; they do not show what they save" for name, count in self.hidden.items())

@@ -414,3 +414,13 @@ def test_threads_have_contexts_of_their_own():
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert not failures and p.step is None
+
+
+def test_a_line_that_shares_memory_has_no_ratio():
+    """Two nodes of cross_entropy() save the logarithms; their bytes count once, with the first that is seen."""
+    with satchel.packing(meter=True, min_bytes=0) as context:
+        x = torch.randn(64, 64, requires_grad=True)
+        loss = F.cross_entropy(x, torch.zeros(64, dtype=torch.int64))
+    loss.backward()
+    line = next(line for line in context.meter.table().splitlines() if line.startswith("LogSoftmax"))
+    assert line.split()[-1] == "–" and "inf" not in line
