@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from . import kept as forms
 from ._policy import Row, eager_rows, least_bits
+from ._seeds import mixed, rank
 
 if TYPE_CHECKING:
     from .meter import Line
@@ -37,22 +38,6 @@ _VIEWS = frozenset(
 _HIDDEN = ("CopySlices", "Foreach", "CppFunction", "CompiledFunctionBackward")  # nodes that do not show what they save
 _SEEDS = 128  # made at a time
 _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
-
-
-def _mixed(*numbers: int) -> int:
-    """A number of 62 bits that differs wherever one of the given does (splitmix64)."""
-    state = 0
-    for n in numbers:
-        state = (state + n + 0x9E3779B97F4A7C15) & (1 << 64) - 1
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
-        state ^= state >> 31
-    return state >> 2
-
-
-def _rank() -> int:
-    """Ranks draw apart, or their errors would not average out."""
-    return torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
 
 
 def _newest_node() -> int:
@@ -282,7 +267,7 @@ class Step(TorchFunctionMode):
             self.seeds.clear()
         self.saves += 1
         if device not in self.seeds:
-            first = _mixed(self.owner.base_seed(), _rank(), self.number, part)
+            first = mixed(self.owner.base_seed(), rank(), self.number, part)
             self.seeds[device] = torch.arange(first, first + _SEEDS, dtype=torch.int64, device=device).split(1)
         return self.seeds[device][place]
 

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from ._ops import ops
-from .shared import Save
+from .shared import ONE_SIDED, Save
 
 __all__ = ["ONE_SIDED", "backward", "keep", "kept", "rows_of", "shares"]
-
-ONE_SIDED = (1, 4)  # the side of a spec's numbers: off values as their mean, or sampled
 
 
 def backward(run: Callable[..., Any]) -> Any:

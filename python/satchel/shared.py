@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ._ops import Numbers, layout, ops, parse_spec
+from ._seeds import mixed, rank
 
 __all__ = [
-    "Code", "Keep", "Link", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred",
+    "Code", "Keep", "Link", "ONE_SIDED", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred",
     "fresh_seed", "in_order", "keeps", "link", "link_of", "pack",
 ]  # fmt: skip
 
@@ -27,7 +28,8 @@ _KINDS = ("input", "aggregate", "norm", "activation", "shared", "derivative", "m
 _ROLES = {"weight_input": 0, "epilogue": 3, "derivative": 4}
 _NORMS = {"none": 0, "batch": 1, "layer": 2}
 _ACTIVATIONS = {"none": 0, "relu": 1, "leaky_relu": 2}
-_SIDE, _RELU_SIDE, _ONE_SIDED = 6, 2, (1, 4)  # the number of a spec that tells the side code; its values
+_SIDE, _RELU_SIDE = 6, 2  # the number of a spec that tells the side code; its value for a ReLU's
+ONE_SIDED = (1, 4)  # its values for off values as their mean, or sampled
 _EXACT = 32  # bits
 _BLOCKS = parse_spec("bits=2")
 _PART = {"cpu": 2 << 20, "cuda": 32 << 20}  # decoded values at a time
@@ -60,24 +62,9 @@ def keeps(
 # ---- seeds ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _mixed(*numbers: int) -> int:
-    """63 bits that differ wherever one of the numbers does (splitmix64)."""
-    state = 0
-    for n in numbers:
-        state = (state + n + 0x9E3779B97F4A7C15) & (1 << 64) - 1
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
-        state ^= state >> 31
-    return state >> 1
-
-
 _places: dict[tuple[int, ...], int] = {}  # where torch's generator stands now, and how many seeds were made there
 _replayed: dict[tuple[int, ...], int] = {}  # the same of all places that checkpointing has set it back to since the newest forward
 _lock = threading.Lock()
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
 
 
 def fresh_seed(device: torch.device) -> Tensor:
@@ -93,12 +80,12 @@ def fresh_seed(device: torch.device) -> Tensor:
             if count == 0:
                 _places.clear()
         counts[place] = count + 1
-    return torch.full((1,), _mixed(_rank(), int(replays), count, *place), dtype=torch.int64, device=device)
+    return torch.full((1,), mixed(rank(), int(replays), count, *place), dtype=torch.int64, device=device)
 
 
 def drawn_seed(device: torch.device) -> Tensor:
     """A seed of dropout, one draw of torch's CPU generator. Checkpointing sets that back: what is computed again is dropped alike."""
-    return torch.full((1,), _mixed(_rank(), int(torch.empty((), dtype=torch.int64).random_())), dtype=torch.int64, device=device)
+    return torch.full((1,), mixed(rank(), int(torch.empty((), dtype=torch.int64).random_())), dtype=torch.int64, device=device)
 
 
 # ---- codes ---------------------------------------------------------------------------------------------------------------------------
@@ -138,7 +125,7 @@ def pack(
     if numbers[0] == _EXACT:
         return x, Code(numbers, x.shape, x.stride())
     table, inner = None, 1
-    if numbers[_SIDE] in (*_ONE_SIDED, 3):
+    if numbers[_SIDE] in (*ONE_SIDED, 3):
         assert gamma is not None and beta is not None
         zero = torch.zeros_like(gamma)
         table = torch.stack([torch.where(gamma == 0, zero, -beta / gamma), gamma, beta, zero], 1).contiguous().view(torch.uint8)
@@ -218,7 +205,7 @@ class Save:
         """Do the CUDA kernels of a norm and its ReLU read it?"""
         code = self.code
         rows = code.shape.numel() // max(code.channels, 1)
-        plain = self.bytes.is_cuda and code.side in _ONE_SIDED and code.inner == 1 and self.slope == 0
+        plain = self.bytes.is_cuda and code.side in ONE_SIDED and code.inner == 1 and self.slope == 0
         return plain and ops.norm_act_fits(rows, code.channels, code.numbers)
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
