@@ -5,6 +5,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+export JOBS=${JOBS:-$(nproc)}  # compilers and tests at once
+
 die() { echo "satchel: $*" >&2; exit 1; }
 say() { echo "satchel: $*" >&2; }
 
