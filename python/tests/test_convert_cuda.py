@@ -95,7 +95,7 @@ def test_the_fused_pass_writes_packs_bytes(channels, spec, dtype):
     expected = satchel.pack(values, spec, 77, gamma=gamma, beta=beta)
     table = slice(*(rows * channels // 256 * (32 * bits_of(spec) + 4) + n * 16 * channels for n in (0, 1)))  # t, γ, β, mean of off values
     same = made.cpu() == expected.bytes
-    # Means are sums, whose order is the GPU's own: some thousand terms of order 1.
+    # Means are sums, whose order is the GPU's own: some thousand terms of order 1. All other bytes are the CPU's.
     means = [bytes_[table].view(torch.float32)[3::4] for bytes_ in (made.cpu(), expected.bytes)]
     assert torch.allclose(*means, rtol=1e-4, atol=1e-5)
     same[table].view(channels, 16)[:, 12:] = True
