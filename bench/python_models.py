@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Training steps of whole models through the Python package, beside PyTorch's own ways to save memory. Needs a GPU.
 
-  bench/python_models.py gpt|resnet50|vit_b_16 [--ways eager,packing,…] [--bf16|--tf32] [--batch N] [--draws N] [--json FILE] [--profile FILE]
+  bench/python_models.py gpt|resnet50|vit_b_16 [--ways eager,packing,…] [--bf16|--tf32] [--batch N] [--draws N] [--json FILE] [--profile FILE] [--lock FILE]
 
 Ways: eager · packing (satchel.packing) · checkpoint (each block, non-reentrant) · save_on_cpu · compile · budget:0.5 (torch.compile with an
 activation memory budget) · convert (satchel.convert: layers that share one save) · satchel (satchel.compile) · satchel-fused (the same with codes in aten, fused by Inductor). Bits after a colon:
 packing:2/4/8, satchel:2/4/8. Printed: median step in ms; GiB kept between forward and backward; peak in GiB, most allocated in a step minus
 allocated before it; the gradient's relative distance to eager's; with --draws the error of the mean of N draws beside what one draw's
-error/√N says (1 means unbiased). --profile writes each way's slowest kernels of a step to a file.
+error/√N says (1 means unbiased); how long the CPU took to launch a step (launch_ms), which bounds the step from below. --profile writes each
+way's slowest kernels of a step to a file. --lock: several of these programs may compile side by side; who measures holds the file's lock.
 """
 import argparse
 import contextlib
+import fcntl
 import json
 import statistics
 import time
@@ -131,7 +133,18 @@ def write_profile(path, name, step):
         print(name, profiled.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=110), sep="\n", file=file)
 
 
-def measure(model, args, name, bf16, steps, draws, expected, profile=None):
+@contextlib.contextmanager
+def locked(path):
+    if not path:
+        yield
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def measure(model, args, name, options, expected):
+    bf16, steps, draws, profile = not options.tf32, options.steps, options.draws, options.profile
     with contextlib.ExitStack() as stack:
         f, context = way_of(name, model, stack)
 
@@ -154,6 +167,7 @@ def measure(model, args, name, bf16, steps, draws, expected, profile=None):
             step()
         torch.cuda.synchronize()
         first = time.time() - start
+        stack.enter_context(locked(options.lock))
         model.zero_grad(set_to_none=True)
         base = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -163,6 +177,13 @@ def measure(model, args, name, bf16, steps, draws, expected, profile=None):
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - base
         del loss
+        launches = []
+        for _ in range(3):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            step()
+            launches.append(1e3 * (time.perf_counter() - start))
+        torch.cuda.synchronize()
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(steps)]
         for a, b in events:
             a.record()
@@ -173,7 +194,8 @@ def measure(model, args, name, bf16, steps, draws, expected, profile=None):
         if profile:
             write_profile(profile, name, step)
         got = gradient()
-        row = {"way": name, "ms": round(ms, 2), "saved_gib": round(saved / 2**30, 3), "peak_gib": round(peak / 2**30, 3), "first_s": round(first, 1)}
+        row = {"way": name, "ms": round(ms, 2), "saved_gib": round(saved / 2**30, 3), "peak_gib": round(peak / 2**30, 3), "first_s": round(first, 1),
+               "launch_ms": round(statistics.median(launches), 1)}  # fmt: skip
         if expected is not None:
             row["distance"] = round(float((got - expected).norm() / expected.norm()), 4)
             if draws and name.partition(":")[0] in ("packing", "convert", "satchel", "satchel-fused"):
@@ -198,20 +220,20 @@ def main():
     parser.add_argument("--draws", type=int, default=0)
     parser.add_argument("--json")
     parser.add_argument("--profile")
+    parser.add_argument("--lock")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
-    bf16 = not options.tf32
     model, args = make(options.model, options.batch)
-    kind = "bf16" if bf16 else "tf32"
+    kind = "tf32" if options.tf32 else "bf16"
     print(f"{options.model}, {kind}, batch {len(args[0])}, {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     rows, expected = [], None
     for name in options.ways.split(","):
         torch._dynamo.reset()
         torch.cuda.empty_cache()
         try:
-            row, got = measure(model, args, name, bf16, options.steps, options.draws, expected, options.profile)
+            row, got = measure(model, args, name, options, expected)
             expected = got if name == "eager" else expected
         except Exception as e:  # one way that fails leaves the others
             row = {"way": name, "failed": f"{type(e).__name__}: {e}"}

@@ -28,7 +28,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from . import _policy
 from ._ops import ops, parse_spec
 from ._policy import Bits, checked_size
+from .graph_norms import NormPass
 from .kept import BLOCK, code_numbers
+from .norm_ops import ACT, ADD
 
 __all__ = ["PackPass", "compile"]
 
@@ -117,6 +119,7 @@ class _Rewrite:
         self.seeds: dict[torch.device, tuple[fx.Node, list[fx.Node]]] = {}  # the vector, and what was taken of it
         self.scales: dict[fx.Node, fx.Node] = {}  # 1/σ by the node that makes the mean
         self.places: dict[fx.Node, int] = {}  # of the nodes in the graph
+        self.known: set[fx.Node] = set()  # results of norms that are reported
 
     def run(self) -> list[Packing]:
         nodes = list(self.graph.nodes)
@@ -129,6 +132,7 @@ class _Rewrite:
         self.places = {n: i for i, n in enumerate(nodes)}
         nodes = self.join_factors(nodes)
         self.make_casts_again(nodes)
+        self.keep_norms(nodes)
         self.find_scales(nodes)
         edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
         self.find_stops(edges)
@@ -142,7 +146,7 @@ class _Rewrite:
             bits = most[(self.name(source), draw)]
             if bits == 32:
                 continue
-            x = self.coded(source, bits, draw, n)
+            x = self.norm_output(source, bits, n) or self.coded(source, bits, draw, n)
             with self.graph.inserting_before(n):
                 for step, k in reversed(chain):
                     args = tuple(x if i == k else a for i, a in enumerate(step.args))
@@ -183,6 +187,36 @@ class _Rewrite:
         for n in nodes:
             if n.op == "call_function" and n.target == _CAST and _arg(n, 0).op == "placeholder" and n not in self.tangent:
                 n.meta["recompute"] = _AGAIN
+
+    def keep_norms(self, nodes: list[fx.Node]) -> None:
+        """What the ops of graph_norms.py write for backward."""
+        for n in nodes:
+            if n.op == "call_function" and n.target is ops.norm.default:
+                for user in n.users:
+                    if user.target is operator.getitem and user.args[1] in (1, 2, 4):
+                        user.meta["recompute"] = _SAVE
+
+    def norm_output(self, s: fx.Node, bits: int, before: fx.Node) -> fx.Node | None:
+        """What a norm's ReLU gave, from the norm's own code, where that has as many bits as the reader wants."""
+        norm = s.args[0] if s.target is operator.getitem and s.args[1] == 0 else None
+        if not isinstance(norm, fx.Node) or norm.target is not ops.norm.default:
+            return None
+        form, *specs = norm.args[6:9]
+        if form not in (ACT, ADD) or (spec := specs[form])[0] < bits:
+            return None
+        val, place = s.meta["val"], 1 if form == ACT else 2
+        self.mode = val.fake_mode
+        code = next((user for user in norm.users if user.target is operator.getitem and user.args[1] == place), None)
+        if code is None:
+            with self.graph.inserting_before(s):
+                code = self.node(operator.getitem, (norm, place), None, _SAVE)
+        if s not in self.known:
+            self.known.add(s)
+            dtype = str(val.dtype).removeprefix("torch.")
+            after = _bytes(code.meta["val"])
+            self.report.append(Packing(s.name, str(norm.target), str(before.target), tuple(val.shape), dtype, spec[0], _bytes(val), after))
+        with self.graph.inserting_before(before):
+            return self.node(ops.norm_output.default, (code, list(val.shape), val.dtype, form, spec), None, _AGAIN)
 
     # ---- what may be coded -------------------------------------------------------------------------------------------------------
 
@@ -649,11 +683,13 @@ def compile(  # noqa: A001
     for name in ("budget", "preset", "refresh", "include", "exclude", "seed", "meter"):
         if name in arguments:
             raise ValueError(f"[compile] {name} must be left to packing() and attach(), got {arguments[name]!r}")
-    if (options or {}).get("joint_custom_post_pass") is not None:
-        raise ValueError("[compile] options must leave joint_custom_post_pass to PackPass, got another pass")
+    for name in ("joint_custom_post_pass", "pre_grad_custom_pass"):
+        if (options or {}).get(name) is not None:
+            raise ValueError(f"[compile] options must leave {name} to Satchel, got another pass")
     pack = PackPass(bits, min_bytes=min_bytes, fused=fused)
     given = dict(torch._inductor.list_mode_options(mode)) if mode is not None else {}
     given.update(options or {})
-    compiled = torch.compile(model, options={**given, "joint_custom_post_pass": pack}, **arguments)
+    passes = {"joint_custom_post_pass": pack, "pre_grad_custom_pass": NormPass(pack.bits.local, pack.min_bytes)}
+    compiled = torch.compile(model, options={**given, **passes}, **arguments)
     compiled.__dict__["satchel_pass"] = pack  # a compiled module would hand an attribute on to the model
     return compiled

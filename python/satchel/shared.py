@@ -52,9 +52,10 @@ def keeps(
     image: bool = False,
     width: int = 1,
     count: int = 0,
+    adds_skip: bool = False,
 ) -> dict[str, Keep]:
     """What the method keeps at such a place, by kind. `width`: channels; `count`: values a statistic, 0 where x's gradient reads none."""
-    site = [_ROLES[role], _NORMS[norm], _ACTIVATIONS[activation], False, False, next_reads, image, width, count]
+    site = [_ROLES[role], _NORMS[norm], _ACTIVATIONS[activation], adds_skip, False, next_reads, image, width, count]
     flat = ops.keeps(method, [int(n) for n in site])
     return {_KINDS[flat[i]]: Keep(flat[i + 1], tuple(flat[i + 3 : i + 14])) for i in range(0, len(flat), 14)}
 

@@ -1,0 +1,160 @@
+"""Norms inside torch.compile: a pass over the graph that Dynamo records, before gradients are.
+
+A batch norm of the batch's own statistics, with the sum and the ReLU behind it, becomes one op (norm_ops.py), which writes the codes that its
+gradient and the next layer's weights read. Without this pass norm, ReLU and convolution would each keep a code of their own, and the
+normalised values would be written for the sake of the code alone. graph_pass.py then has the next layer read these codes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import pathlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from ._ops import ops
+from .norm_ops import ACT, ADD, ALONE, specs
+
+__all__ = ["NormPass"]
+
+_NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+_RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"}
+_SUMS = {operator.add, torch.add, "add"}
+_SUMS_OVER = {operator.iadd, "add_"}  # which change their first argument
+_SEEDS = 1 << 62
+
+
+class NormPass(CustomGraphPass):
+    """bits: of what is local (see packing()). min_bytes: what is smaller is left to the other pass."""
+
+    def __init__(self, bits: int, min_bytes: int) -> None:
+        self.method, self.min_bytes = "satchel" if bits == 2 else f"satchel,bits={bits}", min_bytes
+
+    def uuid(self) -> bytes:
+        files = [path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))]
+        return hashlib.sha256(b"\0".join([*files, repr((self.method, self.min_bytes)).encode()])).digest()
+
+    def __call__(self, graph: fx.Graph) -> None:
+        made = [n for norm in list(graph.nodes) if (n := self.fused(graph, norm)) is not None]
+        _add_seeds(graph, made)
+        if made:
+            graph.lint()
+
+    def fused(self, graph: fx.Graph, n: fx.Node) -> fx.Node | None:
+        """The op that stands for this norm and what follows it, where it is one that the op serves."""
+        given = _arguments(n)
+        if given is None:
+            return None
+        x, gamma, beta = (given[name] for name in ("input", "weight", "bias"))
+        val = _value(x)
+        if val.numel() * val.element_size() < max(1, self.min_bytes):
+            return None
+        rows = val.numel() // val.shape[1]
+        for form, place, end, skip in _followers(n):
+            found = specs(self.method, form, rows, val.shape[1], val.dtype, val.is_cuda, val.dim() > 2)
+            if found is not None:
+                break
+        else:
+            return None
+        with graph.inserting_before(place):
+            op = graph.call_function(ops.norm.default, (x, skip, gamma, beta, None, given["eps"], form, *map(list, found)))
+            z = graph.call_function(operator.getitem, (op, 0))
+            if given["running_mean"] is not None:
+                _update(graph, op, given, rows)
+        z.meta["example_value"] = end.meta["example_value"]
+        end.replace_all_uses_with(z)
+        while end is not n:  # the sum and the ReLU have no other readers
+            before = n if n in end.all_input_nodes else next(a for a in end.all_input_nodes if n in a.all_input_nodes)
+            graph.erase_node(end)
+            end = before
+        graph.erase_node(n)
+        return op
+
+
+def _value(n: Any) -> Tensor:
+    return n.meta["example_value"]
+
+
+def _is_float32(n: Any, count: int) -> bool:
+    return isinstance(n, fx.Node) and _value(n).dtype is torch.float32 and _value(n).shape == (count,)
+
+
+def _arguments(n: fx.Node) -> dict[str, Any] | None:
+    """Of a batch norm by the batch's statistics, with γ and β, whose gradients are wanted; None for all else."""
+    if n.op != "call_function" or n.target is not F.batch_norm:
+        return None
+    given: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, n.args)), **n.kwargs}
+    x, val = given["input"], n.meta.get("example_value")
+    if not isinstance(val, Tensor) or not isinstance(x, fx.Node) or not val.requires_grad or given["training"] is not True:
+        return None
+    inner = _value(x)
+    if not all(isinstance(size, int) for size in inner.shape) or inner.dim() < 2 or inner.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return None
+    channels = inner.shape[1]
+    if inner.device.type not in ("cpu", "cuda") or not all(_is_float32(given[name], channels) for name in ("weight", "bias")):
+        return None
+    statistics = [given["running_mean"], given["running_var"]]
+    known = all(s is None for s in statistics) or all(_is_float32(s, channels) for s in statistics)
+    plain = isinstance(given["momentum"], float) and isinstance(given["eps"], float)
+    return given if known and plain and inner.numel() > channels else None
+
+
+def _followers(n: fx.Node) -> list[tuple[int, fx.Node, fx.Node, fx.Node | None]]:
+    """(form, the node in whose place the op reads its arguments, the last node, skip), best first."""
+    alone = (ALONE, n, n, None)
+    reader = _only_reader(n)
+    if reader is None:
+        return [alone]
+    if reader.target in _RELUS:
+        return [(ACT, n, reader, None), alone]
+    skip = _skip(reader, n)
+    relu = None if skip is None else _only_reader(reader)
+    return [(ADD, reader, relu, skip), alone] if relu is not None and relu.target in _RELUS else [alone]
+
+
+def _only_reader(n: fx.Node) -> fx.Node | None:
+    readers = list(n.users)
+    return readers[0] if len(readers) == 1 and readers[0].op in ("call_function", "call_method") else None
+
+
+def _skip(n: fx.Node, norm: fx.Node) -> fx.Node | None:
+    """What n adds to the norm, where it is a plain sum of two values of one shape and type."""
+    if (n.target not in _SUMS and n.target not in _SUMS_OVER) or n.kwargs or len(n.args) != 2:
+        return None
+    a, b = n.args
+    if n.target in _SUMS_OVER and a is not norm:
+        return None
+    skip = b if a is norm else a
+    if not isinstance(skip, fx.Node) or skip is norm:
+        return None
+    val, other = _value(norm), skip.meta.get("example_value")
+    return skip if isinstance(other, Tensor) and other.shape == val.shape and other.dtype == val.dtype and other.device == val.device else None
+
+
+def _update(graph: fx.Graph, op: fx.Node, given: dict[str, Any], rows: int) -> None:
+    """Running statistics, by the unbiased variance, as torch has it."""
+    for name, place, factor in (("running_mean", 3, 1.0), ("running_var", 5, rows / (rows - 1))):
+        now = graph.call_method("detach", (graph.call_function(operator.getitem, (op, place)),))
+        now = now if factor == 1.0 else graph.call_function(operator.mul, (now, factor))
+        graph.call_method("lerp_", (given[name], now, given["momentum"]))
+
+
+def _add_seeds(graph: fx.Graph, made: list[fx.Node]) -> None:
+    """Two seeds an op: rows of one tensor that is drawn in every step."""
+    by_device: dict[torch.device, list[fx.Node]] = {}
+    for op in made:
+        by_device.setdefault(_value(op.args[0]).device, []).append(op)
+    for device, its in by_device.items():
+        first = next(n for n in graph.nodes if n.op not in ("placeholder", "get_attr"))
+        with graph.inserting_before(first):
+            drawn = graph.call_function(torch.randint, (-_SEEDS, _SEEDS, (len(its), 2)), {"dtype": torch.int64, "device": device})
+        for i, op in enumerate(its):
+            with graph.inserting_before(op):
+                seeds = graph.call_function(operator.getitem, (drawn, i))
+            op.update_arg(4, seeds)

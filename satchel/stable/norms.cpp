@@ -1,0 +1,244 @@
+// A batch norm with what follows it, whole: statistics, norm, (sum with a skip), ReLU, and the codes that backward and the next layer read.
+// The kernels are the C++ layers' own (kernels/cuda/epilogue.h); python/satchel/norm_ops.py has the same for the CPU, and the gradients.
+//
+//   form   z                      code                          sum
+//   act    relu(γ·x̂ + β)          x̂ in a one-sided code         –
+//   add    relu(γ·x̂ + β + skip)   x̂ in blocks                   z in its ReLU form
+//   alone  γ·x̂ + β                x̂ in blocks                   –
+//
+// Tensors are rows × channels, or images whose channels are innermost in memory; other orders are copied.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "satchel/kernels/cuda/epilogue.h"
+#include "satchel/stable/arguments.h"
+
+namespace satchel::stable {
+namespace {
+
+enum class Form : uint8_t { act, add, alone };
+
+Form form_of(int64_t number, const char* op) {
+  if (number < 0 || number > static_cast<int64_t>(Form::alone)) fail(op, "form must be 0 to 2", number);
+  return static_cast<Form>(number);
+}
+
+/// Layouts of the codes of rows × channels; `sum` of form add alone.
+struct Codes {
+  Form form;
+  CodecLayout norm, sum;
+};
+
+Codes codes_of(int64_t rows, int64_t channels, DType type, int64_t form, const Numbers& norm, const Numbers& sum, const char* op) {
+  const int64_t shape[] = {rows, channels};
+  const Form which = form_of(form, op);
+  Codes codes{which, plan_of(shape, DType::f32, spec_of_list(norm, op), which == Form::act ? channels : 0, 1, op), {}};
+  if (which == Form::add) codes.sum = plan_of(shape, type, spec_of_list(sum, op), 0, 1, op);
+  return codes;
+}
+
+cuda::CodeParts parts_in(const CodecLayout& layout, const Tensor& bytes) {
+  auto* base = static_cast<uint8_t*>(bytes.data_ptr());
+  return {base, base + layout.at.headers};
+}
+
+cuda::NormAddCode add_code(const Codes& c, int64_t channels) {
+  cuda::NormAddCode code{c.norm.block, c.sum.side, channels, {}, {}};
+  code.alone = c.form == Form::alone;
+  return code;
+}
+cuda::NormAddCode add_code(const Codes& c, int64_t channels, const Tensor& norm, const Tensor& sum) {
+  cuda::NormAddCode code = add_code(c, channels);
+  code.norm_at = parts_in(c.norm, norm);
+  if (c.form == Form::add) code.sum_at = parts_in(c.sum, sum);
+  return code;
+}
+
+cuda::NormActCode act_code(const CodecLayout& layout, const Tensor& bytes, const uint64_t* seed) {
+  Chain chain;
+  chain.values = layout.values;
+  chain.channels = layout.channels;
+  return {bound_side_code(layout, bytes), chain, static_cast<uint8_t*>(bytes.data_ptr()), seed};
+}
+
+bool fits(const Codes& c, int64_t channels, const CodecSpec& norm, const CodecSpec& sum) {
+  if (c.norm.values == 0 || c.norm.projected) return false;
+  if (c.form == Form::act) return norm.side == Side::one_sided && c.norm.coding == Coding::side && cuda::norm_act_fits(c.norm.side);
+  if (norm.side != Side::none || c.norm.coding != Coding::block) return false;
+  if (c.form == Form::add && (sum.side != Side::relu || c.sum.coding != Coding::side || c.sum.projected)) return false;
+  return cuda::norm_add_fits(add_code(c, channels));
+}
+
+bool norm_fits(int64_t rows, int64_t channels, ScalarType dtype, int64_t form, const Numbers& norm, const Numbers& sum) {
+  constexpr const char* op = "norm";
+  if (!cuda::compiled() || rows <= 0 || channels <= 0) return false;
+  const CodecSpec of_norm = spec_of_list(norm, op), of_sum = form_of(form, op) == Form::add ? spec_of_list(sum, op) : CodecSpec();
+  return fits(codes_of(rows, channels, dtype_of(dtype, op), form, norm, sum, op), channels, of_norm, of_sum);
+}
+
+Numbers sizes_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
+
+/// Strides without gap whose innermost dimension is the second.
+Numbers rows_strides(const Numbers& shape) {
+  Numbers strides(shape.size());
+  int64_t step = shape.size() > 1 ? shape[1] : 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (d == 1) continue;
+    strides[d] = step;
+    step *= shape[d];
+  }
+  if (shape.size() > 1) strides[1] = 1;
+  return strides;
+}
+
+/// x where the kernels can read it: itself, or a copy in their order, from a multiple of 16 bytes on.
+Tensor as_rows(const Tensor& x, const Numbers& shape, const Numbers& strides) {
+  bool ordered = reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0;
+  for (size_t d = 0; d < shape.size(); ++d) ordered = ordered && (shape[d] == 1 || x.stride(static_cast<int64_t>(d)) == strides[d]);
+  if (ordered) return x;
+  Tensor copy = empty_strided(x, shape, strides, x.scalar_type());
+  torch::stable::copy_(copy, x);
+  return copy;
+}
+
+const float* channel_numbers(const Tensor& t, const Tensor& x, const char* name, const char* op) {
+  if (t.scalar_type() != ScalarType::Float || !t.is_contiguous() || t.numel() != x.size(1) || !same_device(t, x)) {
+    fail(op, std::string(name) + " must hold " + std::to_string(x.size(1)) + " float32 numbers on the tensor's device", t.numel());
+  }
+  return static_cast<const float*>(t.const_data_ptr());
+}
+
+Tensor floats(const Tensor& like, int64_t count) { return torch::stable::new_empty(like, {count}, ScalarType::Float); }
+float* room(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
+
+void check_like(const Tensor& x, const Tensor& other, const char* name, const char* op) {
+  if (other.scalar_type() != x.scalar_type() || sizes_of(other) != sizes_of(x) || !same_device(other, x))
+    fail(op, std::string(name) + " must have x's sizes, type and device", other.numel());
+}
+
+/// z, codes, sum, mean, rstd and the biased variance. `seeds`: int64[2], of the code and of the sum.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> norm(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& gamma,
+                                                                const Tensor& beta, const Tensor& seeds, double eps, int64_t form,
+                                                                const Numbers& norm_spec, const Numbers& sum_spec) {
+  constexpr const char* op = "norm";
+  const DType type = dtype_of(given.scalar_type(), op);
+  if (given.dim() < 2) fail(op, "x must have a dimension of channels", given.dim());
+  if (seeds.scalar_type() != ScalarType::Long || seeds.numel() != 2 || !seeds.is_contiguous() || !same_device(seeds, given))
+    fail(op, "seeds must be two numbers of int64 on the tensor's device", seeds.numel());
+  const Numbers shape = sizes_of(given), strides = rows_strides(shape);
+  const int64_t channels = shape[1], rows = channels == 0 ? 0 : given.numel() / channels;
+  if (!norm_fits(rows, channels, given.scalar_type(), form, norm_spec, sum_spec)) fail(op, "norm_fits must be true of sizes and specs", channels);
+  const Codes codes = codes_of(rows, channels, type, form, norm_spec, sum_spec, op);
+  if (skip.has_value() != (codes.form == Form::add)) fail(op, "a skip must come with form add alone", form);
+  if (skip) check_like(given, *skip, "skip", op);
+  const Place place(given, op);
+  const Tensor x = as_rows(given, shape, strides), z = empty_strided(given, shape, strides, given.scalar_type());
+  const Tensor mean = floats(x, channels), rstd = floats(x, channels), var = floats(x, channels);
+  {
+    const Tensor scratch = new_bytes(x, cuda::column_moments_scratch_bytes(channels));
+    const cuda::Moments to{room(mean), room(rstd), room(var), nullptr, nullptr, eps, 0};
+    cuda::column_moments(x.const_data_ptr(), type, rows, channels, to, scratch.data_ptr(), place.stream());
+  }
+  const Tensor bytes = new_bytes(x, codes.norm.at.total), sum = new_bytes(x, codes.form == Form::add ? codes.sum.at.total : 0);
+  const cuda::NormParameters with{room(mean), room(rstd), channel_numbers(gamma, x, "gamma", op), channel_numbers(beta, x, "beta", op)};
+  cuda::NormPass pass{x.const_data_ptr(), type, with, z.data_ptr()};
+  const auto* seed = static_cast<const uint64_t*>(seeds.const_data_ptr());
+  if (codes.form == Form::act) {
+    const Tensor scratch = new_bytes(x, cuda::norm_act_scratch_bytes());
+    cuda::norm_encode(act_code(codes.norm, bytes, seed), pass, scratch.data_ptr(), place.stream());
+    return {z, bytes, sum, mean, rstd, var};
+  }
+  const Tensor other = skip ? as_rows(*skip, shape, strides) : x;
+  if (skip) pass.skip = other.const_data_ptr();
+  cuda::NormAddCode code = add_code(codes, channels, bytes, sum);
+  code.norm_seed = seed;
+  code.sum_seed = seed + 1;
+  cuda::norm_encode(code, pass, place.stream());
+  return {z, bytes, sum, mean, rstd, var};
+}
+
+/// Gradients of x, of the skip, of γ and of β for g, that of z. What is not wanted is empty.
+std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const Tensor& given, const Tensor& bytes, const Tensor& sum, const Tensor& rstd,
+                                                         const Tensor& gamma, int64_t form, const Numbers& norm_spec,
+                                                         const Numbers& sum_spec, bool needs_x, bool needs_skip) {
+  constexpr const char* op = "norm_backward";
+  const DType type = dtype_of(given.scalar_type(), op);
+  if (given.dim() < 2) fail(op, "g must have a dimension of channels", given.dim());
+  const Numbers shape = sizes_of(given), strides = rows_strides(shape);
+  const int64_t channels = shape[1], rows = channels == 0 ? 0 : given.numel() / channels;
+  if (!norm_fits(rows, channels, given.scalar_type(), form, norm_spec, sum_spec)) fail(op, "norm_fits must be true of sizes and specs", channels);
+  const Codes codes = codes_of(rows, channels, type, form, norm_spec, sum_spec, op);
+  check_bytes(bytes, codes.norm.at.total, op);
+  check_bytes(sum, codes.form == Form::add ? codes.sum.at.total : 0, op);
+  const Place place(given, op);
+  const Tensor g = as_rows(given, shape, strides), nothing = torch::stable::new_empty(g, {0}, g.scalar_type());
+  const bool adds = codes.form == Form::add && needs_skip;
+  const Tensor dx = needs_x ? empty_strided(g, shape, strides, g.scalar_type()) : nothing;
+  const Tensor dskip = adds ? empty_strided(g, shape, strides, g.scalar_type()) : nothing;
+  const Tensor dgamma = floats(g, channels), dbeta = floats(g, channels);
+  const cuda::NormSums sums{room(dbeta), room(dgamma)};
+  const cuda::NormBack back{g.const_data_ptr(),
+                            type,
+                            channel_numbers(gamma, g, "gamma", op),
+                            channel_numbers(rstd, g, "rstd", op),
+                            room(dbeta),
+                            room(dgamma),
+                            adds ? dskip.data_ptr() : nullptr,
+                            needs_x ? dx.data_ptr() : nullptr};
+  const auto run = [&](const auto& code, int64_t scratch_bytes) {
+    const Tensor scratch = new_bytes(g, scratch_bytes);
+    cuda::norm_sums(code, g.const_data_ptr(), type, sums, scratch.data_ptr(), place.stream());
+    if (needs_x || adds) cuda::norm_back(code, back, place.stream());
+  };
+  if (codes.form == Form::act)
+    run(act_code(codes.norm, bytes, nullptr), cuda::norm_act_scratch_bytes());
+  else
+    run(add_code(codes, channels, bytes, sum), cuda::norm_scratch_bytes());
+  return {dx, dskip, dgamma, dbeta};
+}
+
+/// z again, of forms act (from its code) and add (from its sum): images with channels innermost.
+Tensor norm_output(const Tensor& bytes, const Numbers& shape, ScalarType dtype, int64_t form, const Numbers& spec) {
+  constexpr const char* op = "norm_output";
+  const DType type = dtype_of(dtype, op);
+  if (shape.size() < 2 || shape[1] <= 0) fail(op, "shape must have a dimension of channels", shape.size());
+  int64_t rows = 1;
+  for (size_t d = 0; d < shape.size(); ++d) rows *= d == 1 ? 1 : shape[d];
+  if (form_of(form, op) == Form::alone) fail(op, "form must be act or add", form);
+  const int64_t matrix[] = {rows, shape[1]};
+  const bool act = form_of(form, op) == Form::act;
+  const CodecLayout layout = plan_of(matrix, act ? DType::f32 : type, spec_of_list(spec, op), act ? shape[1] : 0, 1, op);
+  check_bytes(bytes, layout.at.total, op);
+  if (layout.coding != Coding::side || (act && !cuda::norm_act_fits(layout.side))) fail(op, "norm_fits must be true of sizes and spec", shape[1]);
+  const Place place(bytes, op);
+  const Tensor z = empty_strided(bytes, shape, rows_strides(shape), dtype);
+  if (layout.values == 0) return z;
+  if (act)
+    cuda::norm_act_input(act_code(layout, bytes, nullptr), 0, rows, z.data_ptr(), type, place.stream());
+  else
+    decode(layout, bytes, z.data_ptr(), place);
+  return z;
+}
+
+}  // namespace
+}  // namespace satchel::stable
+
+STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
+  m.def("norm_fits(int rows, int channels, ScalarType dtype, int form, int[] norm, int[] sum) -> bool");
+  m.def(
+      "norm(Tensor x, Tensor? skip, Tensor gamma, Tensor beta, Tensor seeds, float eps, int form, int[] norm, int[] sum) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "norm_backward(Tensor g, Tensor bytes, Tensor sum, Tensor rstd, Tensor gamma, int form, int[] norm, int[] sum_spec, bool needs_x, "
+      "bool needs_skip) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("norm_output(Tensor bytes, SymInt[] shape, ScalarType dtype, int form, int[] spec) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) {
+  m.impl("norm", TORCH_BOX(&satchel::stable::norm));
+  m.impl("norm_backward", TORCH_BOX(&satchel::stable::norm_backward));
+  m.impl("norm_output", TORCH_BOX(&satchel::stable::norm_output));
+}
+STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CompositeExplicitAutograd, m) { m.impl("norm_fits", TORCH_BOX(&satchel::stable::norm_fits)); }
