@@ -4,7 +4,7 @@
   bench/python_models.py gpt|resnet50|vit_b_16 [--ways eager,packing,…] [--bf16|--tf32] [--batch N] [--draws N] [--json FILE] [--profile FILE] [--lock FILE]
 
 Ways: eager · packing (satchel.packing) · checkpoint (each block, non-reentrant) · save_on_cpu · compile · budget:0.5 (torch.compile with an
-activation memory budget) · convert (satchel.convert: layers that share one save) · satchel (satchel.compile) · satchel-fused (the same with codes in aten, fused by Inductor). Bits after a colon:
+activation memory budget) · convert (satchel.convert: layers that share one save) · satchel (satchel.compile). Bits after a colon:
 packing:2/4/8, satchel:2/4/8. Printed: median step in ms; GiB kept between forward and backward; peak in GiB, most allocated in a step minus
 allocated before it; the gradient's relative distance to eager's; with --draws the error of the mean of N draws beside what one draw's
 error/√N says (1 means unbiased); how long the CPU took to launch a step (launch_ms), which bounds the step from below. --profile writes each
@@ -119,8 +119,8 @@ def way_of(name, model, stack):
     if kind == "convert":
         stack.callback(satchel.revert, satchel.convert(model, option or "satchel"))
         return model, contextlib.nullcontext()
-    if kind in ("satchel", "satchel-fused"):
-        return satchel.compile(model, option or "2/4/8", fused=kind == "satchel-fused"), contextlib.nullcontext()
+    if kind == "satchel":
+        return satchel.compile(model, option or "2/4/8"), contextlib.nullcontext()
     raise SystemExit(f"[bench] no way '{name}'")
 
 
@@ -198,7 +198,7 @@ def measure(model, args, name, options, expected):
                "launch_ms": round(statistics.median(launches), 1)}  # fmt: skip
         if expected is not None:
             row["distance"] = round(float((got - expected).norm() / expected.norm()), 4)
-            if draws and name.partition(":")[0] in ("packing", "convert", "satchel", "satchel-fused"):
+            if draws and name.partition(":")[0] in ("packing", "convert", "satchel"):
                 mean, one = torch.zeros_like(expected), 0.0
                 for _ in range(draws):
                     g = gradient() - expected

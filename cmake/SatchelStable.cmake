@@ -9,6 +9,7 @@ function(satchel_stable_module target folder core)
     set(on_or_off off)
   endif()
   add_library(${target} MODULE
+    "${root}/satchel/stable/activations.cpp"
     "${root}/satchel/stable/coders.cpp"
     "${root}/satchel/stable/layers.cpp"
     "${root}/satchel/stable/norms.cpp"

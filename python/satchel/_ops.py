@@ -67,11 +67,6 @@ def _(bytes, shape, strides, dtype, spec, channels=0, inner=1):
     return torch.empty_strided(shape, strides, dtype=dtype, device=bytes.device)
 
 
-@torch.library.register_fake("satchel_stable::unpack_parts")
-def _(codes, headers, shape, dtype, spec):
-    return torch.empty(shape, dtype=dtype, device=codes.device)
-
-
 @torch.library.register_fake("satchel_stable::pack_mask")
 def _(x):
     return x.new_empty(_ceil(x.numel(), 8), dtype=torch.uint8)

@@ -5,8 +5,7 @@ and where the node is a product (policy.json, "compiled") an unbiased code of th
 GELU's slope is such a coefficient, computed in forward. The pass puts decode(encode(value)) on these edges. What encode gives out is marked as
 saved and decode as recomputed; torch's partitioner then keeps the codes and nothing else.
 
-Satchel's ops encode and decode, one kernel each. With `fused` encode is written in aten instead, so that Inductor fuses it into the value's
-producer, and so is decode where the reader is pointwise: fewer passes over memory, but larger graphs, a longer compilation and a higher peak.
+Satchel's ops encode and decode, one kernel each. Where graph_layers.py has put an op for a norm or an activation, its own codes are read.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _policy
-from ._ops import ops, parse_spec
+from ._ops import ops
 from ._policy import Bits, checked_size
-from .graph_norms import NormPass
+from .graph_layers import LayerPass
 from .kept import BLOCK, code_numbers
 from .norm_ops import ACT, ADD
 
@@ -52,7 +51,9 @@ _FREE = _VIEWS | {
     aten.bitwise_and.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten.full.default,
     aten.scalar_tensor.default, aten.arange.start_step, aten.scatter.value, prims.iota.default,
 }  # fmt: skip
-_POINTWISE = {aten.mul.Tensor, aten.where.self}  # readers that Inductor fuses decoding into
+_SPLITS = {aten.split.Tensor, aten.split_with_sizes.default}
+_FEW = 16  # a product's coefficient that is so many times smaller than it is a statistic: kept as it is
+_CODES = {ops.norm.default: (1, 2, 4), ops.activation.default: (1, 2)}  # what of their results backward may read
 _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
 _SOME = 256  # from here on a norm may read one code twice: it errs by a code's variance / values
 
@@ -82,20 +83,18 @@ class Packing:
 class PackPass(CustomGraphPass):
     """Give it to torch.compile as options={"joint_custom_post_pass": PackPass()}, or call satchel.compile().
 
-    bits, min_bytes: as packing()'s. fused: codes in aten, as above. `.report` lists what the newest graph
-    packs; it is empty where that came from torch's cache, which knows the pass by its uuid. Sizes may be symbols (dynamic shapes); the report
+    bits, min_bytes: as packing()'s. `.report` lists what the newest graph packs; it is empty where that came from torch's cache, which
+    knows the pass by its uuid. Sizes may be symbols (dynamic shapes); the report
     then counts bytes of the shapes that the graph was made from. Values whose size the data decide (nonzero) stay exact.
     """
 
-    def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384, fused: bool = False) -> None:
-        if not isinstance(fused, bool):
-            raise ValueError(f"[compile] fused must be True or False, got {fused!r}")
-        self.bits, self.min_bytes, self.fused = Bits.of(bits, "compile"), checked_size(min_bytes, "compile"), fused
+    def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384) -> None:
+        self.bits, self.min_bytes = Bits.of(bits, "compile"), checked_size(min_bytes, "compile")
         self.report: list[Packing] = []
 
     def uuid(self) -> bytes:
         files = [path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))] + [_policy.text().encode()]
-        options = repr((self.bits, self.min_bytes, self.fused)).encode()
+        options = repr((self.bits, self.min_bytes)).encode()
         return hashlib.sha256(b"\0".join([*files, options])).digest()
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -119,7 +118,8 @@ class _Rewrite:
         self.seeds: dict[torch.device, tuple[fx.Node, list[fx.Node]]] = {}  # the vector, and what was taken of it
         self.scales: dict[fx.Node, fx.Node] = {}  # 1/σ by the node that makes the mean
         self.places: dict[fx.Node, int] = {}  # of the nodes in the graph
-        self.known: set[fx.Node] = set()  # results of norms that are reported
+        self.known: set[fx.Node] = set()  # results of norms and activations that are reported
+        self.splits: set[fx.Node] = set()  # whose parts are coded in one
 
     def run(self) -> list[Packing]:
         nodes = list(self.graph.nodes)
@@ -132,9 +132,10 @@ class _Rewrite:
         self.places = {n: i for i, n in enumerate(nodes)}
         nodes = self.join_factors(nodes)
         self.make_casts_again(nodes)
-        self.keep_norms(nodes)
+        self.keep_codes(nodes)
         self.find_scales(nodes)
         edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
+        self.find_splits(edges)
         self.find_stops(edges)
         draws = self.draws(edges)
         most: dict[tuple[str, int], int] = {}  # one code a value and draw, with the most bits that a reader wants
@@ -146,7 +147,7 @@ class _Rewrite:
             bits = most[(self.name(source), draw)]
             if bits == 32:
                 continue
-            x = self.norm_output(source, bits, n) or self.coded(source, bits, draw, n)
+            x = self.made_with(source, bits, n) or self.coded(source, bits, draw, n)
             with self.graph.inserting_before(n):
                 for step, k in reversed(chain):
                     args = tuple(x if i == k else a for i, a in enumerate(step.args))
@@ -188,35 +189,41 @@ class _Rewrite:
             if n.op == "call_function" and n.target == _CAST and _arg(n, 0).op == "placeholder" and n not in self.tangent:
                 n.meta["recompute"] = _AGAIN
 
-    def keep_norms(self, nodes: list[fx.Node]) -> None:
-        """What the ops of graph_norms.py write for backward."""
+    def keep_codes(self, nodes: list[fx.Node]) -> None:
+        """What the ops of graph_layers.py write for backward."""
         for n in nodes:
-            if n.op == "call_function" and n.target is ops.norm.default:
-                for user in n.users:
-                    if user.target is operator.getitem and user.args[1] in (1, 2, 4):
-                        user.meta["recompute"] = _SAVE
+            for user in n.users if n.target in _CODES else ():
+                if user.target is operator.getitem and user.args[1] in _CODES[n.target]:
+                    user.meta["recompute"] = _SAVE
 
-    def norm_output(self, s: fx.Node, bits: int, before: fx.Node) -> fx.Node | None:
-        """What a norm's ReLU gave, from the norm's own code, where that has as many bits as the reader wants."""
-        norm = s.args[0] if s.target is operator.getitem and s.args[1] == 0 else None
-        if not isinstance(norm, fx.Node) or norm.target is not ops.norm.default:
+    def made_with(self, s: fx.Node, bits: int, before: fx.Node) -> fx.Node | None:
+        """The result of such an op from the op's own code of it, where that has as many bits as the reader wants."""
+        op = s.args[0] if s.target is operator.getitem and s.args[1] == 0 else None
+        if not isinstance(op, fx.Node) or op.target not in _CODES:
             return None
-        form, *specs = norm.args[6:9]
-        if form not in (ACT, ADD) or (spec := specs[form])[0] < bits:
+        form: Any = op.args[6] if op.target is ops.norm.default else None
+        place = {ACT: 1, ADD: 2, None: 2}.get(form)
+        spec: Any = None if place is None else op.args[-1] if place == 2 else op.args[7]
+        if not spec or spec[0] < bits:
             return None
-        val, place = s.meta["val"], 1 if form == ACT else 2
+        val = s.meta["val"]
         self.mode = val.fake_mode
-        code = next((user for user in norm.users if user.target is operator.getitem and user.args[1] == place), None)
+        code = next((user for user in op.users if user.target is operator.getitem and user.args[1] == place), None)
         if code is None:
             with self.graph.inserting_before(s):
-                code = self.node(operator.getitem, (norm, place), None, _SAVE)
+                code = self.node(operator.getitem, (op, place), None, _SAVE)
         if s not in self.known:
             self.known.add(s)
-            dtype = str(val.dtype).removeprefix("torch.")
-            after = _bytes(code.meta["val"])
-            self.report.append(Packing(s.name, str(norm.target), str(before.target), tuple(val.shape), dtype, spec[0], _bytes(val), after))
+            self.tell(s, op, before, spec[0], code)
         with self.graph.inserting_before(before):
-            return self.node(ops.norm_output.default, (code, list(val.shape), val.dtype, form, spec), None, _AGAIN)
+            if form is not None:
+                return self.node(ops.norm_output.default, (code, list(val.shape), val.dtype, form, spec), None, _AGAIN)
+            return self.in_shape(self.unpacked(code, val.numel(), val.dtype, spec), list(val.shape), _order(val))
+
+    def tell(self, s: fx.Node, maker: fx.Node, reader: fx.Node, bits: int, code: fx.Node) -> None:
+        val, dtype = s.meta["val"], str(s.meta["val"].dtype).removeprefix("torch.")
+        after = _bytes(code.meta["val"])
+        self.report.append(Packing(s.name, str(maker.target), str(reader.target), tuple(val.shape), dtype, bits, _bytes(val), after))
 
     # ---- what may be coded -------------------------------------------------------------------------------------------------------
 
@@ -232,6 +239,8 @@ class _Rewrite:
             if not isinstance(val, Tensor) or self.is_input(value) or (val.dtype not in _FLOATS and val.dtype is not torch.bool):
                 continue
             if not _has_sizes(self.source(value)[0].meta["val"]) or not _has_sizes(val):
+                continue
+            if n.target == aten.mul.Tensor and _values(val) * _FEW <= _values(n.meta["val"]):
                 continue
             if _bytes(val) >= max(1, self.options.min_bytes):
                 yield place, value
@@ -269,9 +278,18 @@ class _Rewrite:
             casts.setdefault(self.name(source), {})["" if cast is None else self.name(cast)] = cast
         self.stops = {cast for readers in casts.values() if len(readers) == 1 for cast in readers.values() if cast is not None}
 
+    def find_splits(self, edges: list[tuple[fx.Node, int, fx.Node]]) -> None:
+        """Tensors of which all parts are read, as q, k and v of one product: coded whole, since parts have gaps and would be copied."""
+        read = {self.source(value)[0] for _, _, value in edges}
+        for split in {_arg(n, 0) for n in read if n.target is operator.getitem and _arg(n, 0).target in _SPLITS}:
+            if len(split.users) == len(split.meta["val"]) and all(user in read for user in split.users):
+                self.splits.add(split)
+
     def below(self, n: fx.Node) -> int | None:
         if n.op != "call_function":
             return None
+        if n in self.splits or (n.target is operator.getitem and n.args[0] in self.splits):
+            return 0
         k: int | None = 0 if n.target in _VIEWS else None
         if n.target in (aten.add.Tensor, aten.mul.Tensor) and not n.kwargs:
             k = next((i for i in (0, 1) if isinstance(a := n.args[1 - i], fx.Node) and self.is_input(a)), None)
@@ -441,19 +459,14 @@ class _Rewrite:
                 result = size if result == 1 else self.node(operator.mul, (result, size))
         return result
 
-    def iota(self, count: int | fx.Node, step: int, device: torch.device, policy: CheckpointPolicy | None) -> fx.Node:
-        kwargs = {"start": 0, "step": step, "dtype": torch.int32, "device": device, "requires_grad": False}
-        return self.node(prims.iota.default, (count,), kwargs, policy)
-
     def seed(self, device: torch.device) -> fx.Node:
-        """The seed of the next code: one of a vector that is drawn once a step and device. Its place there is an argument of Inductor's kernels,
-        so that equal layers share one kernel."""
+        """The seed of the next code: a view of a vector that is drawn once a step and device."""
         if device not in self.seeds:
             first = next(n for n in self.graph.nodes if n.op != "placeholder")
             with self.graph.inserting_before(first):
                 self.seeds[device] = (self.node(inductor_prims.seeds, (1, device), None, _SAVE), [])
         vector, drawn = self.seeds[device]
-        drawn.append(self.node(inductor_prims.lookup_seed, (vector, 0)))
+        drawn.append(self.node(aten.slice.Tensor, (vector, 0, 0, 1)))
         return drawn[-1]
 
     def number_seeds(self) -> None:
@@ -462,7 +475,9 @@ class _Rewrite:
             with self.mode:
                 vector.meta["val"] = inductor_prims.seeds(*vector.args)
             for i, n in enumerate(drawn):
-                n.args = (vector, i)
+                n.args = (vector, 0, i, i + 1)
+                with self.mode:
+                    n.meta["val"] = aten.slice.Tensor(vector.meta["val"], *n.args[1:])
 
     def coded(self, s: fx.Node, bits: int, draw: int, before: fx.Node) -> fx.Node:
         """The decoded value, in front of its reader."""
@@ -478,97 +493,13 @@ class _Rewrite:
             with self.graph.inserting_before(place):
                 seed = None if val.dtype is torch.bool else self.seed(val.device)
                 coded = s if scale is None else self.node(aten.mul.Tensor, (s, scale))
-                if self.options.fused and statically_known_true(val.numel() % BLOCK == 0):
-                    decode, saved = self.encode_bits(coded) if seed is None else self.encode(coded, bits, seed)
-                else:
-                    narrow = self.narrow_reader(before) if val.dtype is torch.float32 else None
-                    coded = coded if narrow is None else self.node(_CAST, (coded, narrow))
-                    decode, saved = self.encode_by_ops(coded, bits, seed, val.dtype)
+                narrow = self.narrow_reader(before) if val.dtype is torch.float32 else None
+                coded = coded if narrow is None else self.node(_CAST, (coded, narrow))
+                decode, data = self.encode(coded, bits, seed, val.dtype)
             self.codes[key] = decode if scale is None else lambda n: self.line(_AGAIN, decode(n), (aten.div.Tensor, scale), (_CAST, val.dtype))
-            after = sum(_bytes(n.meta["val"]) for n in saved)
-            dtype = str(val.dtype).removeprefix("torch.")
-            self.report.append(Packing(s.name, str(s.target), str(before.target), tuple(val.shape), dtype, bits, _bytes(val), after))
+            self.tell(s, s, before, bits, data)
         with self.graph.inserting_before(before):
             return self.codes[key](before)
-
-    def encode(self, s: fx.Node, bits: int, seed: fx.Node) -> tuple[_Decode, list[fx.Node]]:
-        """Blocks of 256 values in the order of memory, each with a low and a step in bf16; low is rounded down and step up before they are
-        used, so that codes and headers fit."""
-        val, top = s.meta["val"], float(2**bits - 1)
-        order, sizes, per = _order(val), self.sizes(s), _per_byte(bits)
-        flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [-1, BLOCK]), (_CAST, torch.float32))
-        least, most = self.node(aten.amin.default, (flat, [1], True)), self.node(aten.amax.default, (flat, [1], True))
-        slack = self.line(None, least, (aten.abs.default,), (aten.mul.Tensor, 2.0**-7))
-        low = self.node(_CAST, (self.node(aten.sub.Tensor, (least, slack)), torch.bfloat16))
-        exact_low = self.node(_CAST, (low, torch.float32))
-        step = self.line(None, self.node(aten.sub.Tensor, (most, exact_low)), (aten.mul.Tensor, (1 + 2.0**-7) / top),
-                         (aten.clamp_min.default, 2.0**-100), (_CAST, torch.bfloat16))  # fmt: skip
-        inverse = self.line(None, step, (_CAST, torch.float32), (aten.reciprocal.default,))
-        noise = self.line(None, self.noise(self.product(sizes), seed, val.device), (aten.reshape.default, [-1, BLOCK]))
-        scaled = self.node(aten.mul.Tensor, (self.node(aten.sub.Tensor, (flat, exact_low)), inverse))
-        code = self.line(None, self.node(aten.add.Tensor, (scaled, noise)), (aten.floor.default,), (aten.clamp_min.default, 0.0),
-                         (aten.clamp_max.default, top))  # fmt: skip
-        codes = self.line(None, code, (_CAST, torch.int32), (aten.reshape.default, [-1, per]))
-        data = self.joined(codes, per, 8 // per)
-        headers = self.node(aten.cat.default, ([low, step], 1))
-        for n in (data, headers):
-            n.meta["recompute"] = _SAVE
-        shape, back = [sizes[i] for i in order], [order.index(i) for i in range(val.dim())]
-
-        def decode(reader: fx.Node) -> fx.Node:
-            if reader.target not in _POINTWISE and bits in (1, 2, 4, 8):  # it reads memory: one kernel, where the codes are those of the op
-                numbers = list(parse_spec(f"bits={bits},levels=even"))
-                x = self.node(ops.unpack_parts.default, (data, headers, [self.product(sizes)], val.dtype, numbers), None, _AGAIN)
-                return self.line(_AGAIN, x, (aten.reshape.default, shape), (aten.permute.default, back))
-            q = self.line(_AGAIN, self.parted(data, per, 8 // per, 2**bits - 1), (aten.reshape.default, [-1, BLOCK]), (_CAST, torch.float32))
-            wide = [self.line(_AGAIN, headers, (aten.slice.Tensor, 1, k, k + 1), (_CAST, torch.float32)) for k in (1, 0)]
-            x = self.node(aten.add.Tensor, (self.node(aten.mul.Tensor, (q, wide[0]), None, _AGAIN), wide[1]), None, _AGAIN)
-            return self.line(_AGAIN, x, (_CAST, val.dtype), (aten.reshape.default, shape), (aten.permute.default, back))
-
-        return decode, [data, headers]
-
-    def noise(self, values: int | fx.Node, seed: fx.Node, device: torch.device) -> fx.Node:
-        """Uniform numbers in [0, 1): a hash of (seed of this code, place). The seed comes in by exclusive or: Inductor would fold a product of
-        the place into its index, where it does not fit 32 bits."""
-        place = self.iota(values, 1, device, None)
-        own = self.line(None, seed, (aten.bitwise_and.Scalar, 0x7FFFFFFF), (_CAST, torch.int32))
-        h = self.node(aten.mul.Tensor, (self.node(aten.bitwise_xor.Tensor, (place, own)), -1640531535))
-        for shift, factor in ((16, 0x7FEB352D), (15, -2073319797), (16, None)):
-            high = self.line(None, h, (aten.bitwise_right_shift.Tensor_Scalar, shift), (aten.bitwise_and.Scalar, (1 << 32 - shift) - 1))
-            h = self.node(aten.bitwise_xor.Tensor, (h, high))
-            if factor is not None:
-                h = self.node(aten.mul.Tensor, (h, factor))
-        return self.line(None, h, (aten.bitwise_and.Scalar, 0xFFFF), (_CAST, torch.float32), (aten.add.Tensor, 0.5), (aten.mul.Tensor, 2.0**-16))
-
-    def joined(self, codes: fx.Node, per: int, bits: int) -> fx.Node:
-        """`per` codes of a row in one byte."""
-        data: fx.Node | None = None
-        for j in range(per):
-            part = self.line(None, codes, (aten.select.int, 1, j), (aten.bitwise_left_shift.Tensor_Scalar, bits * j))
-            data = part if data is None else self.node(aten.bitwise_or.Tensor, (data, part))
-        assert data is not None
-        return self.node(_CAST, (data, torch.uint8))
-
-    def parted(self, data: fx.Node, per: int, bits: int, mask: int) -> fx.Node:
-        shifts = self.iota(per, bits, data.meta["val"].device, _AGAIN)
-        wide = self.line(_AGAIN, data, (aten.unsqueeze.default, 1), (_CAST, torch.int32))
-        moved = self.node(aten.bitwise_right_shift.Tensor, (wide, shifts), None, _AGAIN)
-        return self.node(aten.bitwise_and.Scalar, (moved, mask), None, _AGAIN)
-
-    def encode_bits(self, s: fx.Node) -> tuple[_Decode, list[fx.Node]]:
-        """Booleans, eight a byte."""
-        val = s.meta["val"]
-        order, sizes = _order(val), self.sizes(s)
-        flags = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [-1, 8]), (_CAST, torch.int32))
-        data = self.joined(flags, 8, 1)
-        data.meta["recompute"] = _SAVE
-        shape, back = [sizes[i] for i in order], [order.index(i) for i in range(val.dim())]
-
-        def decode(_: fx.Node) -> fx.Node:
-            flags = self.line(_AGAIN, self.parted(data, 8, 1, 1), (aten.ne.Scalar, 0))
-            return self.line(_AGAIN, flags, (aten.reshape.default, shape), (aten.permute.default, back))
-
-        return decode, [data]
 
     def narrow_reader(self, n: fx.Node) -> torch.dtype | None:
         """The type of 16 bits to which a product is rounded and nothing else is done with it; its float32 coefficient may be rounded so too,
@@ -579,28 +510,33 @@ class _Rewrite:
         found = types.pop()
         return found if not types and found in (torch.float16, torch.bfloat16) else None
 
-    def encode_by_ops(
-        self, s: fx.Node, bits: int, seed: fx.Node | None, dtype: torch.dtype
-    ) -> tuple[_Decode, list[fx.Node]]:
-        """By Satchel's own kernels, for any number of values; coded in the order of memory, decoded to a type."""
+    def encode(self, s: fx.Node, bits: int, seed: fx.Node | None, dtype: torch.dtype) -> tuple[_Decode, fx.Node]:
+        """By Satchel's kernels, for any number of values; coded in the order of memory, decoded to a type. Without a seed: booleans."""
         val, order, sizes = s.meta["val"], _order(s.meta["val"]), self.sizes(s)
-        shape, back, values = [sizes[i] for i in order], [order.index(i) for i in range(val.dim())], self.product(sizes)
+        values = self.product(sizes)
         flat = self.line(None, s, (aten.permute.default, order), (aten.reshape.default, [-1]))
         if seed is None:
             data = self.node(ops.pack_mask.default, (flat,), None, _SAVE)
         else:
-            own = self.line(None, seed, (aten.reshape.default, [1]))
-            data = self.node(ops.pack.default, (flat, own, None, 1, list(code_numbers(bits))), None, _SAVE)
+            data = self.node(ops.pack.default, (flat, seed, None, 1, list(code_numbers(bits))), None, _SAVE)
 
         def decode(_: fx.Node) -> fx.Node:
             if val.dtype is torch.bool:
                 x = self.node(ops.unpack_mask.default, (data, [values], [1], torch.bool), None, _AGAIN)
             else:
-                x = self.node(ops.unpack.default, (data, [values], [1], val.dtype, list(code_numbers(bits))), None, _AGAIN)
+                x = self.unpacked(data, values, val.dtype, list(code_numbers(bits)))
                 x = x if val.dtype == dtype else self.node(_CAST, (x, dtype), None, _AGAIN)
-            return self.line(_AGAIN, x, (aten.reshape.default, shape), (aten.permute.default, back))
+            return self.in_shape(x, sizes, order)
 
-        return decode, [data]
+        return decode, data
+
+    def unpacked(self, data: fx.Node, values: int | fx.Node, dtype: torch.dtype, spec: list[int]) -> fx.Node:
+        return self.node(ops.unpack.default, (data, [values], [1], dtype, spec), None, _AGAIN)
+
+    def in_shape(self, line: fx.Node, sizes: list[int | fx.Node], order: list[int]) -> fx.Node:
+        """Values in the order of memory as a tensor of these sizes."""
+        back = [order.index(i) for i in range(len(order))]
+        return self.line(_AGAIN, line, (aten.reshape.default, [sizes[i] for i in order]), (aten.permute.default, back))
 
     def forget(self, n: fx.Node, place: int) -> None:
         """Only sizes and strides of this argument are read."""
@@ -632,11 +568,6 @@ def _through(n: fx.Node, targets: set[Any]) -> fx.Node:
     return n
 
 
-def _per_byte(bits: int) -> int:
-    """Codes a byte: those of 3 bits take 4, those of 5 to 7 take 8."""
-    return 8 // (1 << (bits - 1).bit_length())
-
-
 def _order(val: Tensor) -> list[int]:
     """The dimensions as they lie in memory, outermost first."""
     return sorted(range(val.dim()), key=lambda d: (-_hint(val.stride(d)), -_hint(val.size(d))))
@@ -665,7 +596,6 @@ def compile(  # noqa: A001
     bits: str | int | tuple[int, ...] | Bits = "2/4/8",
     *,
     min_bytes: int = 16384,
-    fused: bool = False,
     options: dict[str, Any] | None = None,
     mode: str | None = None,
     **arguments: Any,
@@ -686,10 +616,10 @@ def compile(  # noqa: A001
     for name in ("joint_custom_post_pass", "pre_grad_custom_pass"):
         if (options or {}).get(name) is not None:
             raise ValueError(f"[compile] options must leave {name} to Satchel, got another pass")
-    pack = PackPass(bits, min_bytes=min_bytes, fused=fused)
+    pack = PackPass(bits, min_bytes=min_bytes)
     given = dict(torch._inductor.list_mode_options(mode)) if mode is not None else {}
     given.update(options or {})
-    passes = {"joint_custom_post_pass": pack, "pre_grad_custom_pass": NormPass(pack.bits.local, pack.min_bytes)}
+    passes = {"joint_custom_post_pass": pack, "pre_grad_custom_pass": LayerPass(pack.bits, pack.min_bytes)}
     compiled = torch.compile(model, options={**given, **passes}, **arguments)
     compiled.__dict__["satchel_pass"] = pack  # a compiled module would hand an attribute on to the model
     return compiled

@@ -151,8 +151,6 @@ def test_opcheck():
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(ops.pack.default, (x, seed, None, 1, spec), test_utils=tests)
     torch.library.opcheck(ops.unpack.default, (packed, [8, 300], [300, 1], torch.float32, spec), test_utils=tests)
-    parts = (torch.zeros(600, dtype=torch.uint8), torch.zeros(20, dtype=torch.bfloat16), [8, 300], torch.float32, spec)
-    torch.library.opcheck(ops.unpack_parts.default, parts, test_utils=tests)
     torch.library.opcheck(ops.pack_mask.default, (x,), test_utils=tests)
     torch.library.opcheck(ops.unpack_mask.default, (ops.pack_mask(x), [8, 300], [300, 1], torch.float32), test_utils=tests)
     n = torch.randint(0, 100, (77,))
@@ -164,34 +162,3 @@ def test_opcheck():
     torch.library.opcheck(ops.unpack_table.default, (codes, levels, [8, 300], [300, 1], torch.float32), test_utils=tests)
     drawn = (seed, 64, 32, 0, 1, list(parse_spec("exact")))
     torch.library.opcheck(ops.draw_projection.default, drawn, test_utils=("test_schema", "test_faketensor"))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("values", [256 * 40, 256 * 40 + 8, 1000, 7])
-def test_parts_decode_as_the_whole(values, bits, dtype):
-    """Codes and headers apart give the values that unpack() gives of both together, large, tiny and non-finite ones among them."""
-    device = "cuda" if torch.cuda.is_available() and satchel.cuda_compiled() else "cpu"
-    x = torch.randn(values, device=device)
-    for place, factor in ((0, 1e-30), (256, 1e4), (512, 0.0), (768, 1e-38)):
-        x[place : place + 256] *= factor
-    if values > 2000:
-        x[1500] = float("nan")
-    x = x.to(dtype)
-    numbers = parse_spec(f"bits={bits}")
-    packed = ops.pack.default(x, torch.tensor([5], device=device), None, 1, numbers)
-    at = layout((values,), dtype, 0, 1, numbers)
-    headers = packed[at["headers"] : at["headers"] + 4 * at["blocks"]].clone().view(torch.bfloat16)
-    codes = packed[: (values * bits + 7) // 8].clone()
-    parts = ops.unpack_parts.default(codes, headers, [values], dtype, numbers)
-    whole = ops.unpack.default(packed.cpu(), [values], [1], dtype, numbers)
-    assert torch.equal(parts.cpu().nan_to_num(nan=3e4), whole.nan_to_num(nan=3e4))
-
-
-def test_parts_that_do_not_fit():
-    codes, headers, numbers = torch.zeros(64, dtype=torch.uint8), torch.zeros(2, dtype=torch.bfloat16), parse_spec("bits=2")
-    for bad in ((codes[:63], headers, [256]), (codes, headers[:1], [256]), (codes, headers.float(), [256]), (codes, headers, [257])):
-        with pytest.raises(RuntimeError, match=r"\[unpack_parts\]"):
-            ops.unpack_parts.default(*bad, torch.float32, numbers)
-    with pytest.raises(RuntimeError, match=r"\[unpack_parts\] spec must be a block code"):
-        ops.unpack_parts.default(codes, headers, [256], torch.float32, parse_spec("bits=2,header=f32"))

@@ -104,13 +104,12 @@ def ratio_of(f, model, args, expected, draws=DRAWS):
     return float((sum(many) / draws - expected).norm() * draws**0.5 / one)
 
 
-@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("make, most", [(gpt, 4_795_396 // 7), (conv_net, 1_480_580 // 9)])
-def test_models(make, most, fused):
+def test_models(make, most):
     """most: a share of what torch.compile of 2.11 keeps. Later versions keep less of the convolutional net by themselves."""
     model, args = make()
     expected, loss = gradients(model, model, args), model(*args)
-    pack = satchel.PackPass(min_bytes=4096, fused=fused)
+    pack = satchel.PackPass(min_bytes=4096)
     f = op_by_op(model, pack)
     assert torch.allclose(f(*args), loss, atol=1e-5)
     assert saved_bytes(f, model, args) < most
@@ -166,8 +165,8 @@ def test_values_read_twice_on_a_path(monkeypatch):
     assert found["cube"] > 1.4, found
 
 
-@pytest.mark.parametrize("rows, fused", [(512, True), (8192, True), (512, False)])
-def test_a_batch_norm_whose_channels_differ_in_size(rows, fused):
+@pytest.mark.parametrize("rows", [512, 8192])
+def test_a_batch_norm_whose_channels_differ_in_size(rows):
     """The noise is a share of each channel's own σ, though channels share blocks."""
     norm, weights = nn.BatchNorm1d(64), torch.randn(rows, 64)
     x = (torch.randn(rows, 64) * torch.logspace(-2, 2, 64)).requires_grad_()
@@ -176,7 +175,7 @@ def test_a_batch_norm_whose_channels_differ_in_size(rows, fused):
         return (norm(x * 1.0) * weights).sum()
 
     expected = torch.autograd.grad(loss(x), x)[0]
-    pack = satchel.PackPass(min_bytes=1024, fused=fused)
+    pack = satchel.PackPass(min_bytes=1024)
     f = op_by_op(loss, pack)
     draws = torch.stack([torch.autograd.grad(f(x), x)[0] for _ in range(DRAWS)])
     along = (draws.mean(0) * expected).sum(0) / expected.square().sum(0)
@@ -234,14 +233,13 @@ def test_sizes_that_are_no_multiple_of_a_block_and_other_strides():
     assert 0.75 < ratio_of(f, model, args, expected) < 1.3
 
 
-@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("width", [128, 100])  # 100: whether rows · 100 is a multiple of a block is not known
-def test_sizes_may_be_symbols(width, fused):
+def test_sizes_may_be_symbols(width):
     model = nn.Sequential(nn.Linear(128, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, 16))
     inputs = [torch.randn(rows, 128) for rows in (32, 64, 31)]
     plain = op_by_op(model, None, dynamic=True)
     before = [saved_bytes(plain, model, (x,)) for x in inputs]
-    pack = satchel.PackPass("2/2/8", min_bytes=1024, fused=fused)
+    pack = satchel.PackPass("2/2/8", min_bytes=1024)
     f = op_by_op(model, pack, dynamic=True)
 
     def loss_of(f):
@@ -280,8 +278,8 @@ def test_a_non_finite_value_stays_visible():
 
 
 def test_uuid_follows_the_options():
-    ids = {satchel.PackPass(bits, min_bytes=m, fused=f).uuid() for bits in ("2/4/8", "2/2/8") for m in (1, 2) for f in (True, False)}
-    assert len(ids) == 8 and satchel.PackPass().uuid() == satchel.PackPass().uuid()
+    ids = {satchel.PackPass(bits, min_bytes=m).uuid() for bits in ("2/4/8", "2/2/8") for m in (1, 2)}
+    assert len(ids) == 4 and satchel.PackPass().uuid() == satchel.PackPass().uuid()
 
 
 def test_inductor():

@@ -345,7 +345,6 @@ def test_autocast(dtype):
         ("[doctor] parameters must have values", lambda: satchel.doctor(nn.Linear(2, 2, device="meta"), X)),
         ("[compile] model must be", lambda: satchel.compile(nn.Linear)),
         ("[compile] options must be a dict", lambda: satchel.compile(nn.Linear(2, 2), options="a")),
-        ("[compile] fused must be True or False", lambda: satchel.compile(nn.Linear(2, 2), fused="no")),
         ("[compile] budget must be left to packing()", lambda: satchel.compile(nn.Linear(2, 2), budget="4GiB")),
         ("[report] path must be a file's name", lambda: satchel.report(satchel.Meter(), None)),
         ("[report] title must be text", lambda: satchel.report(satchel.Meter(), "page.html", title=None)),

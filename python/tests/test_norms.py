@@ -12,7 +12,8 @@ from torch._inductor.utils import fresh_cache
 
 import satchel
 from satchel._ops import ops
-from satchel.graph_norms import NormPass
+from satchel._policy import Bits
+from satchel.graph_layers import LayerPass
 from satchel.norm_ops import ACT, ADD, ALONE, specs
 
 FORMS = {"act": ACT, "add": ADD, "alone": ALONE}
@@ -155,7 +156,7 @@ class Seen:
 
 def compiled(model, bits=2, min_bytes=1024, both=True):
     """Both passes, run op by op: Inductor's own compilation takes a minute on a CPU."""
-    seen, pack, norm = Seen(), satchel.PackPass(f"{bits}/4/8", min_bytes=min_bytes), NormPass(bits, min_bytes)
+    seen, pack, norm = Seen(), satchel.PackPass(f"{bits}/4/8", min_bytes=min_bytes), LayerPass(Bits.of(f"{bits}/4/8", "test"), min_bytes)
 
     def partition(module, inputs, **kwargs):
         pack(module.graph)

@@ -164,6 +164,13 @@ Target target_of(const CodecLayout& layout, void* x) {
   return {x, layout.type, 0, layout.values * size_of(layout.type) > kCaches};
 }
 
+void decode_blocks(const CodecLayout& layout, const Parts& from, void* x) {
+  const Target target = target_of(layout, x);
+  const CpuKernels& kernels = best_cpu_kernel();
+  for_chunks(layout.values, kChunk,
+             [&](int64_t first, int64_t last) { kernels.decode(layout.block, from.codes, from.headers, target, first, last); });
+}
+
 }  // namespace
 
 void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const Tensor& bytes, const Place& place) {
@@ -182,14 +189,6 @@ void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const 
   }
 }
 
-void decode_blocks(const CodecLayout& layout, const uint8_t* codes, const void* headers, void* x, const Place& place) {
-  if (place.cuda()) return cuda::decode(layout.block, codes, headers, x, layout.type, place.stream());
-  const Target target = target_of(layout, x);
-  const CpuKernels& kernels = best_cpu_kernel();
-  for_chunks(layout.values, kChunk,
-             [&](int64_t first, int64_t last) { kernels.decode(layout.block, codes, headers, target, first, last); });
-}
-
 void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place& place) {
   const Parts from = parts_of(layout, bytes);
   if (place.cuda()) return decode_on_cuda(layout, from, x, place.stream());
@@ -203,7 +202,7 @@ void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place
   } else if (layout.coding == Coding::low_pass && layout.part != Part::high) {
     decode_low_pass(layout, from, target);
   } else {
-    decode_blocks(layout, from.codes, from.headers, x, place);
+    decode_blocks(layout, from, x);
   }
 }
 

@@ -24,7 +24,4 @@ void decode_part(const CodecLayout& layout, const Tensor& bytes, void* x, DType 
 /// A side code with its off plane, where it has one, bound to `bytes`.
 SideCode bound_side_code(const CodecLayout& layout, const Tensor& bytes);
 
-/// The same of a block code whose codes and headers stand apart.
-void decode_blocks(const CodecLayout& layout, const uint8_t* codes, const void* headers, void* x, const Place& place);
-
 }  // namespace satchel::stable

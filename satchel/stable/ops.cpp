@@ -140,26 +140,6 @@ Tensor unpack(const Tensor& given, const Numbers& shape, const Numbers& strides,
   return out;
 }
 
-/// Values of a plain block code with headers of bf16 whose codes and headers are tensors of their own: `codes` one line of bytes, `headers`
-/// bf16, low and step of every block. What comes back is contiguous.
-Tensor unpack_parts(const Tensor& codes, const Tensor& headers, const Numbers& shape, ScalarType dtype, const Numbers& numbers) {
-  constexpr const char* op = "unpack_parts";
-  const CodecSpec spec = spec_of_list(numbers, op);
-  const CodecLayout layout = plan_of(shape, dtype_of(dtype, op), spec, 0, 1, op);
-  if (layout.coding != Coding::block || layout.projected || layout.block.header != HeaderType::bf16)
-    fail(op, "spec must be a block code with headers of bf16");
-  check_bytes(codes, code_bytes(layout.values, layout.block.levels.bits), op);
-  if (headers.scalar_type() != ScalarType::BFloat16 || !headers.is_contiguous() || headers.numel() != 2 * layout.block.grid.blocks())
-    fail(op, "headers must be " + std::to_string(2 * layout.block.grid.blocks()) + " contiguous numbers of bf16", headers.numel());
-  if (headers.device() != codes.device()) fail(op, "headers must be on the device of the codes");
-  const Place place(codes, op);
-  const Tensor out = torch::stable::new_empty(codes, shape, dtype);
-  const Tensor line = aligned(codes), pairs = aligned(headers);
-  if (layout.values > 0)
-    decode_blocks(layout, static_cast<const uint8_t*>(line.const_data_ptr()), pairs.const_data_ptr(), out.data_ptr(), place);
-  return out;
-}
-
 /// Values of one line in parts of whole bytes on all threads.
 template <class Run>
 void for_all(int64_t values, const Run& run) {
@@ -381,7 +361,6 @@ STABLE_TORCH_LIBRARY(satchel_stable, m) {
       "unpack(Tensor bytes, SymInt[] shape, SymInt[] strides, ScalarType dtype, int[] spec, int channels=0, int inner=1) "
       "-> Tensor");
   m.def("pack_mask(Tensor x) -> Tensor");
-  m.def("unpack_parts(Tensor codes, Tensor headers, SymInt[] shape, ScalarType dtype, int[] spec) -> Tensor");
   m.def("unpack_mask(Tensor bits, SymInt[] shape, SymInt[] strides, ScalarType dtype) -> Tensor");
   m.def("narrow(Tensor x, int least, int most) -> Tensor");
   m.def("widen(Tensor bytes, SymInt[] shape, SymInt[] strides, int least, int bits) -> Tensor");
@@ -401,7 +380,6 @@ STABLE_TORCH_LIBRARY(satchel_stable, m) {
   m.impl("pack", TORCH_BOX(&satchel::stable::pack));                 \
   m.impl("unpack", TORCH_BOX(&satchel::stable::unpack));             \
   m.impl("pack_mask", TORCH_BOX(&satchel::stable::pack_mask));       \
-  m.impl("unpack_parts", TORCH_BOX(&satchel::stable::unpack_parts)); \
   m.impl("unpack_mask", TORCH_BOX(&satchel::stable::unpack_mask));   \
   m.impl("narrow", TORCH_BOX(&satchel::stable::narrow));             \
   m.impl("widen", TORCH_BOX(&satchel::stable::widen));               \

@@ -121,6 +121,7 @@ void per_sample_decode(const PerSampleCode&, const uint8_t*, void*, DType, int64
 bool row_norm_fits(const RowShape&) { return false; }
 bool row_norm_code_fits(const BlockCode&) { return false; }
 bool slope_code_fits(const BlockCode&) { return false; }
+bool output_code_fits(const BlockCode&) { return false; }
 void row_norm(const RowShape&, const RowNorm&, const void*, DType, void*, StreamHandle) { missing("row_norm"); }
 void row_encode(const RowShape&, const RowNorm&, const RowCode&, const RowCode&, Smooth, const void*, DType, void*, StreamHandle) {
   missing("row_norm");
@@ -129,6 +130,7 @@ int64_t row_back_scratch_bytes(const RowShape&) { missing("row_norm"); }
 void row_back(const RowShape&, const RowNorm&, const RowCode&, const RowCode&, const RowGradients&, void*, StreamHandle) {
   missing("row_norm");
 }
+void smooth_encode(const RowCode&, const RowCode&, Smooth, const void*, DType, int64_t, void*, StreamHandle) { missing("smooth"); }
 void slope_back(const RowShape&, const RowCode&, const void*, DType, void*, StreamHandle) { missing("smooth"); }
 void smooth(Smooth, const void*, DType, int64_t, void*, float*, StreamHandle) { missing("smooth"); }
 void norm_rows_back(void*, const void*, DType, int64_t, int64_t, const ChannelLine&, StreamHandle) { missing("norm"); }

@@ -49,6 +49,8 @@ bool row_norm_fits(const RowShape&);
 /// that are not kept fit.
 bool row_norm_code_fits(const BlockCode&);
 bool slope_code_fits(const BlockCode&);
+/// … and an activation's result in 2 bits of uneven levels.
+bool output_code_fits(const BlockCode&);
 
 void row_norm(const RowShape&, const RowNorm&, const void* x, DType, void* y, StreamHandle);
 
@@ -56,6 +58,9 @@ void row_norm(const RowShape&, const RowNorm&, const void* x, DType, void* y, St
 /// `z` is written where slopes are kept; it is not x.
 void row_encode(const RowShape&, const RowNorm&, const RowCode& norm, const RowCode& slope, Smooth, const void* x, DType, void* z,
                 StreamHandle);
+
+/// An activation alone, of a multiple of 8 values: z, the slopes' code, and the code of z as it stands in memory, one read of x.
+void smooth_encode(const RowCode& slope, const RowCode& output, Smooth, const void* x, DType, int64_t values, void* z, StreamHandle);
 
 /// Of a norm with or without an activation after it.
 int64_t row_back_scratch_bytes(const RowShape&);

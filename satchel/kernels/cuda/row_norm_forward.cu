@@ -116,11 +116,12 @@ __device__ inline bool put_headers(const EncodeArgs& a, uint32_t block, const Ex
 
 template <int bits, bool even>
 __device__ inline void put_codes(const RowCode& to, UniformSeed seed, uint32_t group, const BlockRuler& ruler, const float (&v)[8]) {
-  store_codes<bits>(to.at.codes, group, encode8<bits, even>(v, ruler, to.code.levels, group_noise(seed, to.code.rounding, group)), 8);
+  store_codes<bits>(to.at.codes, group, encode8_inside<bits, even>(v, ruler, to.code.levels, group_noise(seed, to.code.rounding, group)), 8);
 }
 
-/// `bits` of x̂; 0: there is no norm, and y is x. `slopes`: there is an activation.
-template <DType type, int bits, bool even, bool slopes>
+/// `bits` of x̂; 0: there is no norm, and y is x. `slopes`: there is an activation. `output`: there is no norm either, and z is coded in
+/// the place of x̂.
+template <DType type, int bits, bool even, bool slopes, bool output = false>
 __global__ void __launch_bounds__(kThreads) encode_rows(const __grid_constant__ EncodeArgs a) {
   const UniformSeed hat_seed(bits > 0 ? a.hat.seed : a.slope.seed), slope_seed(slopes ? a.slope.seed : a.hat.seed);
   uint32_t block = blockIdx.x * (kWarps * kTurns) + threadIdx.x / 32;
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) encode_rows(const __grid_constant__ 
     const uint32_t group = block * 32 + (own ? threadIdx.x % 32 : 0);  // past the end the first lane's: the extremes stay
     float hat[8], y[8], slope[8];
     to_floats(read8<type, true>(a.x, static_cast<int64_t>(group) * 8), y);
-    if constexpr (bits > 0) {
+    if constexpr (bits > 0 && !output) {
       const uint32_t row = a.each_row.divide(group);
       normalise8(a.norm, a.norm.centred ? __ldg(a.norm.mean + row) : 0.0f, __ldg(a.norm.rstd + row), y, hat);
       if constexpr (slopes) {
@@ -141,6 +142,11 @@ __global__ void __launch_bounds__(kThreads) encode_rows(const __grid_constant__ 
       float z[8];
       smooth8(a.act, y, z, slope);
       if (own) write8<type, true>(a.z, static_cast<int64_t>(group) * 8, z);
+      if constexpr (output) {
+        as_stored<type>(z);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) hat[j] = z[j];
+      }
     }
     BlockRuler of_hat, of_slope;
     if constexpr (bits > 0 && slopes) {
@@ -205,6 +211,8 @@ bool row_norm_code_fits(const BlockCode& code) {
   return is_usual(code) && (bits == 1 || bits == 2 || (bits == 3 && !code.levels.even));
 }
 
+bool output_code_fits(const BlockCode& code) { return is_usual(code) && code.levels.bits == 2 && !code.levels.even; }
+
 bool slope_code_fits(const BlockCode& code) {
   return is_usual(code) && (code.levels.bits == 3 || code.levels.bits == 4) && code.levels.even;
 }
@@ -234,6 +242,16 @@ void row_encode(const RowShape& shape, const RowNorm& norm, const RowCode& hat, 
     });
   });
   check_launch("row_norm");
+}
+
+void smooth_encode(const RowCode& slope, const RowCode& output, Smooth act, const void* x, DType type, int64_t values, void* z,
+                   StreamHandle stream) {
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  const int64_t groups = values / 8;
+  const EncodeArgs a{{}, output, slope, act, x, z, static_cast<uint32_t>(groups), FastDivisor(1)};
+  const unsigned grid = grid_size(ceil_div(groups, 32 * kWarps * kTurns));
+  with_type(type, [&](auto t) { encode_rows<t(), 2, false, true, true><<<grid, kThreads, 0, s>>>(a); });
+  check_launch("smooth");
 }
 
 void smooth(Smooth act, const void* y, DType type, int64_t values, void* z, float* slope, StreamHandle stream) {

@@ -1,8 +1,9 @@
-"""Norms inside torch.compile: a pass over the graph that Dynamo records, before gradients are.
+"""Norms and activations inside torch.compile: a pass over the graph that Dynamo records, before gradients are.
 
-A batch norm of the batch's own statistics, with the sum and the ReLU behind it, becomes one op (norm_ops.py), which writes the codes that its
-gradient and the next layer's weights read. Without this pass norm, ReLU and convolution would each keep a code of their own, and the
-normalised values would be written for the sake of the code alone. graph_pass.py then has the next layer read these codes.
+A batch norm of the batch's own statistics, with the sum and the ReLU behind it, becomes one op (norm_ops.py), and so does a GELU or a SiLU
+(activation_ops.py). The ops write the codes that their gradients and the next layer's weights read. Without this pass norm, ReLU and
+convolution would each keep a code of their own, and normalised values and slopes would be written for the sake of the code alone.
+graph_pass.py then has the next layer read these codes.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from . import activation_ops
 from ._ops import ops
+from ._policy import Bits
 from .norm_ops import ACT, ADD, ALONE, specs
 
-__all__ = ["NormPass"]
+__all__ = ["LayerPass"]
 
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -28,32 +31,57 @@ _RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"}
 _SUMS = {operator.add, torch.add, "add"}
 _SUMS_OVER = {operator.iadd, "add_"}  # which change their first argument
 _SEEDS = 1 << 62
+_GELUS, _SILUS = {F.gelu, torch._C._nn.gelu}, {F.silu, torch._C._nn.silu}
+_LAYERS = {F.linear, torch._C._nn.linear, torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d}  # whose weights read x
+_VIEWS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.reshape}
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class NormPass(CustomGraphPass):
-    """bits: of what is local (see packing()). min_bytes: what is smaller is left to the other pass."""
+class LayerPass(CustomGraphPass):
+    """bits: as PackPass has them. min_bytes: what is smaller is left to that pass."""
 
-    def __init__(self, bits: int, min_bytes: int) -> None:
-        self.method, self.min_bytes = "satchel" if bits == 2 else f"satchel,bits={bits}", min_bytes
+    def __init__(self, bits: Bits, min_bytes: int) -> None:
+        self.bits, self.min_bytes = bits, min_bytes
+        self.method = "satchel" if bits.local == 2 else f"satchel,bits={bits.local}"
 
     def uuid(self) -> bytes:
         files = [path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))]
-        return hashlib.sha256(b"\0".join([*files, repr((self.method, self.min_bytes)).encode()])).digest()
+        return hashlib.sha256(b"\0".join([*files, repr((self.bits, self.min_bytes)).encode()])).digest()
 
     def __call__(self, graph: fx.Graph) -> None:
-        made = [n for norm in list(graph.nodes) if (n := self.fused(graph, norm)) is not None]
+        made = [op for n in list(graph.nodes) if (op := self.norm(graph, n) or self.activation(graph, n)) is not None]
         _add_seeds(graph, made)
         if made:
             graph.lint()
 
-    def fused(self, graph: fx.Graph, n: fx.Node) -> fx.Node | None:
+    def is_small(self, val: Tensor) -> bool:
+        return val.numel() * val.element_size() < max(1, self.min_bytes)
+
+    def activation(self, graph: fx.Graph, n: fx.Node) -> fx.Node | None:
+        """The op that stands for this GELU or SiLU."""
+        kind = _kind(n)
+        x = n.args[0] if kind is not None and n.args else None
+        if not isinstance(x, fx.Node) or not _wants_gradient(n) or self.is_small(val := _value(x)):
+            return None
+        found = activation_ops.specs(self.bits.flow, self.bits.local, val.numel(), val.dtype, val.is_cuda, _feeds_layer(n))
+        if found is None:
+            return None
+        with graph.inserting_before(n):
+            op = graph.call_function(ops.activation.default, (x, None, kind, *map(list, found)))
+            z = graph.call_function(operator.getitem, (op, 0))
+        z.meta["example_value"] = n.meta["example_value"]
+        n.replace_all_uses_with(z)
+        graph.erase_node(n)
+        return op
+
+    def norm(self, graph: fx.Graph, n: fx.Node) -> fx.Node | None:
         """The op that stands for this norm and what follows it, where it is one that the op serves."""
         given = _arguments(n)
         if given is None:
             return None
         x, gamma, beta = (given[name] for name in ("input", "weight", "bias"))
         val = _value(x)
-        if val.numel() * val.element_size() < max(1, self.min_bytes):
+        if self.is_small(val):
             return None
         rows = val.numel() // val.shape[1]
         for form, place, end, skip in _followers(n):
@@ -81,6 +109,27 @@ def _value(n: Any) -> Tensor:
     return n.meta["example_value"]
 
 
+def _wants_gradient(n: fx.Node) -> bool:
+    """Is n's result one that the ops make: of a fixed shape, and on the way of a gradient?"""
+    val = n.meta.get("example_value")
+    known = isinstance(val, Tensor) and val.dtype in _FLOATS and val.device.type in ("cpu", "cuda")
+    return known and val.requires_grad and all(isinstance(size, int) for size in (*val.shape, *val.stride()))
+
+
+def _kind(n: fx.Node) -> int | None:
+    """Of a GELU or SiLU that changes nothing in place."""
+    if n.op != "call_function" or len(n.args) != 1:
+        return None
+    if n.target in _GELUS and set(n.kwargs) <= {"approximate"}:
+        return {"none": activation_ops.GELU, "tanh": activation_ops.GELU_TANH}.get(n.kwargs.get("approximate", "none"))  # type: ignore[arg-type]
+    return activation_ops.SILU if n.target in _SILUS and not n.kwargs.get("inplace", False) else None
+
+
+def _feeds_layer(n: fx.Node) -> bool:
+    """Do a layer's weights read n, itself or a view of it?"""
+    return any(user.target in _LAYERS and user.args[0] is n or user.target in _VIEWS and _feeds_layer(user) for user in n.users)
+
+
 def _is_float32(n: Any, count: int) -> bool:
     return isinstance(n, fx.Node) and _value(n).dtype is torch.float32 and _value(n).shape == (count,)
 
@@ -90,14 +139,11 @@ def _arguments(n: fx.Node) -> dict[str, Any] | None:
     if n.op != "call_function" or n.target is not F.batch_norm:
         return None
     given: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, n.args)), **n.kwargs}
-    x, val = given["input"], n.meta.get("example_value")
-    if not isinstance(val, Tensor) or not isinstance(x, fx.Node) or not val.requires_grad or given["training"] is not True:
-        return None
-    inner = _value(x)
-    if not all(isinstance(size, int) for size in inner.shape) or inner.dim() < 2 or inner.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    x = given["input"]
+    if not isinstance(x, fx.Node) or not _wants_gradient(n) or given["training"] is not True or (inner := _value(x)).dim() < 2:
         return None
     channels = inner.shape[1]
-    if inner.device.type not in ("cpu", "cuda") or not all(_is_float32(given[name], channels) for name in ("weight", "bias")):
+    if not all(_is_float32(given[name], channels) for name in ("weight", "bias")):
         return None
     statistics = [given["running_mean"], given["running_var"]]
     known = all(s is None for s in statistics) or all(_is_float32(s, channels) for s in statistics)
@@ -157,4 +203,4 @@ def _add_seeds(graph: fx.Graph, made: list[fx.Node]) -> None:
         for i, op in enumerate(its):
             with graph.inserting_before(op):
                 seeds = graph.call_function(operator.getitem, (drawn, i))
-            op.update_arg(4, seeds)
+            op.update_arg(4 if op.target is ops.norm.default else 1, seeds)
