@@ -8,7 +8,7 @@ activation memory budget) · convert (satchel.convert: layers that share one sav
 packing:2/4/8, satchel:2/4/8. Printed: median step in ms; GiB kept between forward and backward; peak in GiB, most allocated in a step minus
 allocated before it; the gradient's relative distance to eager's; with --draws the error of the mean of N draws beside what one draw's
 error/√N says (1 means unbiased); how long the CPU took to launch a step (launch_ms), which bounds the step from below. --profile writes each
-way's slowest kernels of a step to a file. --lock: several of these programs may compile side by side; who measures holds the file's lock.
+way's slowest kernels of a step, and what of it takes the CPU longest, to a file. --lock: several of these programs may compile side by side; who measures holds the file's lock.
 """
 import argparse
 import contextlib
@@ -125,12 +125,13 @@ def way_of(name, model, stack):
 
 
 def write_profile(path, name, step):
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiled:
-        step()
-        torch.cuda.synchronize()
-    with open(path, "a", encoding="utf-8") as file:
-        print(name, profiled.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=110), sep="\n", file=file)
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    for some, key, rows in ((activities[:1], "self_cuda_time_total", 40), (activities, "self_cpu_time_total", 25)):
+        with torch.profiler.profile(activities=some) as profiled:
+            step()
+            torch.cuda.synchronize()
+        with open(path, "a", encoding="utf-8") as file:
+            print(name, profiled.key_averages().table(sort_by=key, row_limit=rows, max_name_column_width=110), sep="\n", file=file)
 
 
 @contextlib.contextmanager

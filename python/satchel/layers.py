@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from . import layer_activations as activations
 from . import layer_functions as functions
 from . import layer_norms as norms
+from . import layer_waiting as waiting
 from .shared import flush_deferred
 
 __all__ = ["CLASSES", "TORCH", "Layer"]
@@ -47,6 +48,7 @@ class Layer:
 
     def _records(self, x: Any, *weights: Tensor | None) -> bool:
         """Is there something to keep? Where not, torch's own forward runs: it keeps nothing either, or this is no case of ours."""
+        waiting.settle(x)
         if not torch.is_grad_enabled() or not isinstance(x, Tensor) or x.numel() == 0:
             return False
         return any(t is not None and t.requires_grad for t in (x, *weights)) and _is_ours(x, *weights)
@@ -82,6 +84,11 @@ class _BatchNorm(Layer):
             momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
         call = norms.NormCall("batch", self.satchel_method, self.satchel_name, self.eps, training)
         running = (self.running_mean, self.running_var) if updates or not training else (None, None)
+        if training and updates == (running[0] is not None) and all(t is not None and t.dtype is torch.float32 for t in (self.weight, self.bias)):
+            moving = (running[0], running[1]) if updates else None
+            made = waiting.batch_norm(x, self.weight, self.bias, moving, (self.satchel_method, self.satchel_name, self.eps, momentum or 0.0))
+            if made is not None:
+                return made
         if x.dim() == 3 and not x.is_contiguous():
             x = x.contiguous()
         return norms.norm(x, self.weight, self.bias, call, (*running, training, momentum or 0.0))
@@ -139,6 +146,8 @@ class ReLU(Layer, nn.ReLU):
     """nn.ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if type(x) is waiting.Waiting and torch.is_grad_enabled():
+            return waiting.relu(x, self.inplace)
         if not self._records(x) or not _may_change(x, self.inplace):
             return _unpacked(self, nn.ReLU, x)
         return activations.activation(x, self.satchel_method, self.satchel_name, 0.0, self.inplace)
@@ -185,6 +194,7 @@ class Dropout(Layer, nn.Dropout):
     """nn.Dropout; its mask is redrawn from a seed."""
 
     def forward(self, x: Tensor) -> Tensor:
+        waiting.settle(x)
         drops = self.training and 0 < self.p < 1 and round(self.p * 65536) < 65536 and isinstance(x, Tensor) and x.numel() > 0
         # Without gradients too: what checkpointing runs without them, and again with them, is dropped alike.
         if not drops or not _is_ours(x) or (torch.is_grad_enabled() and not _may_change(x, self.inplace)):

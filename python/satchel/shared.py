@@ -21,7 +21,7 @@ from ._seeds import mixed, rank
 
 __all__ = [
     "Code", "Keep", "Link", "ONE_SIDED", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred",
-    "fresh_seed", "in_order", "keeps", "link", "link_of", "pack",
+    "fresh_seed", "fresh_seeds", "in_order", "keeps", "link", "link_of", "pack",
 ]  # fmt: skip
 
 _KINDS = ("input", "aggregate", "norm", "activation", "shared", "derivative", "mask", "affine", "statistics", "dropout", "seed")
@@ -68,9 +68,9 @@ _replayed: dict[tuple[int, ...], int] = {}  # the same of all places that checkp
 _lock = threading.Lock()
 
 
-def fresh_seed(device: torch.device) -> Tensor:
-    """A seed of its own for one code, made of the place where torch's CPU generator stands, which stays there: numbers drawn for anything
-    else are as they would be without codes."""
+def _fresh_number() -> int:
+    """Made of the place where torch's CPU generator stands, which stays there: numbers drawn for anything else are as they would be without
+    codes."""
     place = tuple(torch.default_generator.get_state()[:32].view(torch.int64).tolist())  # its seed, how far it is, and a number of its state
     replays = torch._C._current_graph_task_id() != -1  # a forward within a backward: the end of one part and the start of the next are one place
     with _lock:
@@ -81,7 +81,18 @@ def fresh_seed(device: torch.device) -> Tensor:
             if count == 0:
                 _places.clear()
         counts[place] = count + 1
-    return torch.full((1,), mixed(rank(), int(replays), count, *place), dtype=torch.int64, device=device)
+    return mixed(rank(), int(replays), count, *place)
+
+
+def fresh_seed(device: torch.device) -> Tensor:
+    """A seed of its own for one code."""
+    return torch.full((1,), _fresh_number(), dtype=torch.int64, device=device)
+
+
+def fresh_seeds(device: torch.device) -> Tensor:
+    """Two of them in a row."""
+    first = _fresh_number()
+    return torch.arange(first, first + 2, dtype=torch.int64, device=device)
 
 
 def drawn_seed(device: torch.device) -> Tensor:

@@ -1,0 +1,304 @@
+"""Batch norms of converted models that wait for what follows them.
+
+A norm's result is not computed at once. A ReLU that comes next, with or without a sum in between, claims it: norm, sum and ReLU are then one
+op with one code (norm_ops.py), and the norm's own result is never written. Whoever else reads the result has it computed first:
+`Waiting` is a tensor whose every function comes by here. It holds NaN until then, so that code which reads memory without asking torch
+cannot take it for a result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from . import norm_ops
+from ._ops import ops
+from .layer_common import backward, keep, kept, rows_of, shares
+from .norm_ops import ACT, ADD, ALONE, Specs
+from .shared import Code, Save, flush_deferred, fresh_seeds, link
+
+__all__ = ["Waiting", "batch_norm", "relu", "settle"]
+
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_LOOKS = {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "requires_grad", "grad_fn", "is_leaf", "ndim", "is_cuda", "layout",
+                                                     "_version", "is_sparse", "is_quantized", "is_meta", "is_nested")} | {
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndimension, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size,
+}  # fmt: skip  # what does not read values
+_SUMS, _SUMS_OVER = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}, {Tensor.add_, Tensor.__iadd__}
+_RELUS, _RELUS_OVER = {F.relu, torch.relu, Tensor.relu}, {F.relu_, torch.relu_, Tensor.relu_}
+
+
+Running = tuple[Tensor, Tensor]  # mean and variance
+
+
+class Waiting(Tensor):
+    """The result of a batch norm, or of a batch norm and a sum, that nobody has read yet."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LOOKS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if len(args) == 2 and not kwargs and (func in _SUMS or func in _SUMS_OVER):
+            made = _sum(args, over=func in _SUMS_OVER)
+            if made is not None:
+                return made
+        if len(args) == 1 and (func in _RELUS or func in _RELUS_OVER) and torch.is_grad_enabled():
+            inplace = (kwargs or {}).get("inplace", func in _RELUS_OVER)
+            if set(kwargs or ()) <= {"inplace"} and isinstance(inplace, bool):
+                return relu(args[0], inplace)
+        for value in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if type(value) is Waiting:
+                settle(value)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclasses.dataclass(frozen=True)
+class NormCall:
+    """A batch norm without its tensors."""
+
+    method: str
+    name: str
+    eps: float
+    momentum: float
+    specs: dict[int, Specs]  # by form
+
+
+class Norm:
+    """What a waiting result is made of."""
+
+    def __init__(self, call: NormCall, x: Tensor, w: Tensor, b: Tensor, running: Running | None, skip: Tensor | None = None) -> None:
+        self.call, self.w, self.b, self.running, self.skip = call, w, b, running, skip
+        self.x: Tensor | None = x
+        self.first: Norm | None = None  # of a sum: the norm alone
+        self.values: Tensor | None = None  # … and its result, where that is a tensor of its own
+        self.versions = [t._version for t in (x, w, b)] + ([skip._version] if skip is not None else [])
+        self.moved = False  # running statistics are up to date
+        self.save: Save | None = None  # of a settled result
+        self.rstd: Tensor | None = None
+        self.claimed: Save | None = None  # for saved()
+
+    def run(self, form: int) -> tuple[Tensor, ...]:
+        """z, codes, sum, rstd; running statistics move once."""
+        tensors = (self.x, self.w, self.b) + ((self.skip,) if form == ADD else ())
+        if any(t is None for t in tensors):
+            raise RuntimeError("[convert] a batch norm's result must be read while it lives, got one that was let go")
+        if any(t._version != v for t, v in zip(tensors, self.versions)):  # type: ignore[union-attr]
+            raise RuntimeError("[convert] x, γ and β must not be changed in place before a norm's result is read, got a change")
+        assert self.x is not None
+        x, call = self.x.detach(), self.call
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            skip = self.skip.detach() if form == ADD and self.skip is not None else None
+            seeds = fresh_seeds(x.device)
+            z, code, summed, mean, rstd, var = ops.norm(x, skip, self.w.detach(), self.b.detach(), seeds, call.eps, form, *call.specs[form])
+            self.move(mean, var)
+        return z, code, summed, rstd
+
+    def move(self, mean: Tensor, var: Tensor) -> None:
+        if self.moved or self.running is None or self.x is None:
+            return
+        self.moved = True
+        rows = self.x.numel() // self.x.shape[1]
+        self.running[0].lerp_(mean, self.call.momentum)
+        self.running[1].lerp_(var * (rows / (rows - 1)), self.call.momentum)
+
+    def let_go(self, _: Any = None) -> None:
+        """The result is gone. torch would have moved the running statistics where nobody read it, too."""
+        if not self.moved and self.x is not None and self.running is not None:
+            with torch.no_grad():
+                x = self.x.detach().float()
+                var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+                self.move(mean, var)
+        self.x = self.skip = self.values = None
+
+    def settle(self) -> Tensor:
+        """The norm's own result; its gradient reads a code of its own."""
+        z, code, _, self.rstd = self.run(ALONE)
+        self.save = Save(Code(self.call.specs[ALONE][0], z.shape, z.stride()), code, kind="norm", layer=self.call.name)
+        return z
+
+    def release(self) -> None:
+        if not _keeps_graph():
+            self.save = None
+
+    def shared(self, method: str) -> Save | None:
+        """For a layer with weights that reads the settled result: γ·x̂ + β, x̂ from the norm's own code."""
+        if method != self.call.method or self.save is None or any(t._version != v for t, v in zip((self.w, self.b), self.versions[1:])):
+            return None
+        if self.save.gamma is None:
+            self.save = dataclasses.replace(self.save, gamma=self.w.detach().clone(), beta=self.b.detach().clone())
+        return self.save
+
+
+@functools.lru_cache(maxsize=64)
+def _nan(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((1,), float("nan"), dtype=dtype, device=device)
+
+
+def _nothing(like: Tensor) -> Tensor:
+    """A tensor of like's sizes, all of it one NaN in memory that it shares."""
+    memory = _nan(like.dtype, like.device).untyped_storage()
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(memory, 0, like.shape, (0,) * like.dim())
+
+
+class _Wait(Function):
+    """The norm's own node. It gets a gradient where its result was read by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, norm: Norm) -> Tensor:
+        ctx.deferred = norm
+        keep(ctx, norm.call.name, None, w)
+        return _nothing(x)
+
+    @backward
+    def backward(ctx: Any, g: Tensor) -> Any:
+        norm: Norm = ctx.deferred
+        _, w = kept(ctx)
+        if norm.save is None:
+            raise RuntimeError("[convert] a second backward needs retain_graph=True in the first, got a graph that was freed")
+        needs, nothing = ctx.needs_input_grad, norm.save.bytes.new_empty(0)
+        found = norm.call.specs[ALONE]
+        dx, _, dw, db = ops.norm_backward(g, norm.save.bytes, nothing, norm.rstd, w, ALONE, *found, needs[0], False)
+        norm.release()
+        return dx if needs[0] else None, dw if needs[1] else None, db if needs[2] else None, None
+
+
+class _Sum(Function):
+    """… of a sum that was read by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, skip: Tensor, over: bool) -> Tensor:
+        ctx.set_materialize_grads(False)
+        if not over:
+            return _nothing(skip)
+        ctx.mark_dirty(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        return g, g, None
+
+
+class _NormReLU(Function):
+    """Norm, sum and ReLU. Gradients go past the waiting result. y: what a ReLU in place changes; else None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor | None, x: Tensor, w: Tensor, b: Tensor, skip: Tensor | None, norm: Norm, made: list[Save]
+    ) -> Tensor:
+        ctx.form = form = ACT if skip is None else ADD
+        z, code, summed, rstd = norm.run(form)
+        ctx.specs, name = norm.call.specs[form], norm.call.name
+        if form == ACT:
+            save = Save(Code(ctx.specs[0], x.shape, z.stride(), x.shape[1], 1), code, 1, slope=0.0, layer=name)
+            keep(ctx, name, save, rstd, w, kinds=("statistics",))
+        else:
+            save = Save(Code(ctx.specs[1], x.shape, z.stride()), summed, slope=0.0, layer=name)
+            keep(ctx, name, save, rstd, w, code, kinds=("statistics", "", "norm"))
+        made.append(save)
+        if y is None:
+            return z
+        _put(y, z)
+        ctx.mark_dirty(y)
+        return y
+
+    @backward
+    def backward(ctx: Any, g: Tensor) -> Any:
+        save, rstd, w, *rest = kept(ctx)
+        needs = ctx.needs_input_grad
+        code, summed = (save.bytes, save.bytes.new_empty(0)) if ctx.form == ACT else (rest[0], save.bytes)
+        dx, dskip, dw, db = ops.norm_backward(g, code, summed, rstd, w, ctx.form, *ctx.specs, needs[1], needs[4])
+        wanted = (None, dx, dw, db, dskip, None, None)
+        return tuple(t if n else None for t, n in zip(wanted, needs))
+
+
+def _put(y: Tensor, values: Tensor) -> None:
+    """A waiting tensor becomes a plain one with these values."""
+    y.__class__ = Tensor
+    y.data = values
+
+
+def batch_norm(x: Tensor, w: Tensor, b: Tensor, running: Running | None, how: tuple[str, str, float, float]) -> Tensor | None:
+    """A result that waits; None where the ops do not serve, or hooks of saved tensors have to see what is kept at once.
+    how: method, name, eps and momentum."""
+    if not shares(how[0]) or rows_of(x) is None or _default_hooks(False) is not None:
+        return None
+    rows, image = x.numel() // x.shape[1], x.dim() > 2
+    found = {form: norm_ops.specs(how[0], form, rows, x.shape[1], x.dtype, x.is_cuda, image) for form in (ACT, ADD, ALONE)}
+    if any(s is None for s in found.values()):
+        return None
+    flush_deferred()
+    norm = Norm(NormCall(*how, found), x, w, b, running)  # type: ignore[arg-type]
+    return _waiting(_Wait.apply(x, w, b, norm), norm)
+
+
+def _waiting(y: Tensor, norm: Norm) -> Tensor:
+    y._satchel_norm = norm  # type: ignore[attr-defined]
+    y._satchel_end = weakref.finalize(y, norm.let_go)  # type: ignore[attr-defined]
+    y._satchel_end.atexit = False  # type: ignore[attr-defined]
+    y.__class__ = Waiting
+    return y
+
+
+def settle(y: Tensor) -> None:
+    """Computes what waits. A tensor that does not wait stays as it is."""
+    if type(y) is not Waiting:
+        return
+    norm: Norm = y._satchel_norm  # type: ignore[attr-defined]
+    if norm.first is None:
+        _put(y, norm.settle())
+        link(y, norm.shared)
+        return
+    # A sum that no ReLU has claimed: as torch has it.
+    norm.first.moved = norm.moved
+    if norm.values is not None:
+        settle(norm.values)
+    if norm.skip is None:
+        raise RuntimeError("[convert] a sum's result must be read while it lives, got one that was let go")
+    with torch.no_grad():
+        values = norm.first.settle() if norm.values is None else norm.values.detach()
+        _put(y, torch.add(values, norm.skip.detach()))
+    norm.moved = True
+    norm.let_go()
+
+
+def _sum(args: tuple[Any, ...], over: bool) -> Tensor | None:
+    """The sum of a waiting norm and another tensor, which waits too. Where both wait, the second does no more."""
+    y, skip = args if type(args[0]) is Waiting else args[::-1]
+    norm: Norm = y._satchel_norm
+    if (over and y is not args[0]) or not isinstance(skip, Tensor) or norm.first is not None or skip is y or not torch.is_grad_enabled():
+        return None
+    settle(skip)
+    if type(skip) is not Tensor or skip.shape != y.shape or skip.dtype is not y.dtype or skip.device != y.device or skip.is_inference():
+        return None
+    assert norm.x is not None
+    both = Norm(norm.call, norm.x, norm.w, norm.b, norm.running, skip)
+    both.first, both.values, both.moved = norm, None if over else y, norm.moved
+    norm.moved = True  # by whoever reads the sum
+    with torch._C.DisableTorchFunctionSubclass():
+        s = _Sum.apply(y, skip, over)
+    if over:
+        s._satchel_end.detach()
+    return _waiting(s, both)
+
+
+def relu(y: Tensor, inplace: bool) -> Tensor:
+    """The ReLU of a waiting result."""
+    norm: Norm = y._satchel_norm  # type: ignore[attr-defined]
+    made: list[Save] = []
+    flush_deferred()
+    x, skip = norm.x, norm.skip
+    with torch._C.DisableTorchFunctionSubclass():
+        z = _NormReLU.apply(y if inplace else None, x, norm.w, norm.b, skip, norm, made)
+    if inplace:
+        norm.let_go()
+    save = made[0]
+    return link(z, lambda _: save, is_relu=True)
