@@ -16,6 +16,7 @@ function(satchel_stable_module target folder core)
     "${root}/satchel/stable/ops.cpp"
     "${root}/satchel/stable/parallel.cpp"
     "${root}/satchel/stable/place_${on_or_off}.cpp"
+    "${root}/satchel/stable/pools.cpp"
     "${root}/satchel/tensor/chunks.cpp")
   target_include_directories(${target} PRIVATE "${root}")
   target_include_directories(${target} SYSTEM PRIVATE "${folder}/include")

@@ -169,6 +169,13 @@ class _MaxPool2d(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: str, k: tuple, s: tuple, p: tuple, d: tuple, ceil: bool) -> Tensor:
+        window = [*k, *s, *p, *d, int(ceil)]
+        ctx.fused = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and max(window) <= 256 and ops.max_pool_fits(x.shape, window)
+        if ctx.fused:
+            y, bytes_ = ops.max_pool(x, window)
+            ctx.shape, ctx.window = x.shape, window
+            keep(ctx, name, None, bytes_, kinds=("offsets",))
+            return y
         y, index = _aten.max_pool2d_with_indices(x, k, s, p, d, ceil)
         rows = _window_starts(y.shape[-2], s[0], p[0], x.device).unsqueeze(1)
         columns = _window_starts(y.shape[-1], s[1], p[1], x.device)
@@ -183,6 +190,8 @@ class _MaxPool2d(Function):
     @backward
     def backward(ctx: Any, g: Tensor) -> Any:
         _, bytes_ = kept(ctx)
+        if ctx.fused:
+            return ops.max_pool_backward(g, bytes_, ctx.shape, ctx.window), *(None,) * 6
         k, s, p, d, ceil = ctx.window
         shape, strides, bits = ctx.form
         offset = ops.widen(bytes_, shape, strides, 0, bits)

@@ -162,3 +162,24 @@ def test_a_deferred_norm_is_packed_on_its_own_stream():
     made = torch.autograd.grad(y.pow(3).sum(), first.weight)[0]
     torch.cuda.synchronize()
     assert float((made - expected).norm() / expected.norm()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [(3, 2, 1, 1, False), (2, 2, 0, 1, False), (3, 2, 1, 1, True), ((3, 2), (2, 1), (1, 0), (2, 1), False)])
+def test_max_pools_are_torchs(window, dtype):
+    k, s, p, d, ceil = window
+    x = torch.randn(4, 16, 17, 19, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
+    g = torch.randn_like(F.max_pool2d(x, k, s, p, d, ceil))
+    made, kept = [], []
+    for convert in (False, True):
+        for order in (torch.channels_last, torch.contiguous_format):
+            pool = nn.MaxPool2d(k, s, p, d, ceil_mode=ceil)
+            y = x.detach().contiguous(memory_format=order).requires_grad_()
+            out = (satchel.convert(pool) if convert else pool)(y)
+            if convert:
+                kept.append(satchel.saved(out).bytes)
+            made.append((out, *torch.autograd.grad(out, y, g)))
+    for out, dx in made[1:]:
+        assert torch.equal(out, made[0][0])
+        torch.testing.assert_close(dx, made[0][1], rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-2 if dtype is torch.bfloat16 else 1e-5)
+    assert kept[0] == kept[1]
