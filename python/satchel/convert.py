@@ -136,7 +136,9 @@ def saved(output: Tensor) -> Saved:
 def _tensors_of(node: Any) -> list[tuple[str, str, Tensor]]:
     """(layer, kind, tensor) of a converted layer's node."""
     if not hasattr(node, "kinds"):
-        return []
+        reference = node.metadata.get("satchel")  # of a convolution
+        save = None if reference is None else reference()
+        return [] if save is None else [(save.layer, kind, t) for kind, t in zip(save.kinds, save.tensors) if kind and t is not None]
     try:
         tensors = node.saved_tensors
     except RuntimeError:  # freed by backward

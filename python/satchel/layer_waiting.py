@@ -39,6 +39,9 @@ _RELUS, _RELUS_OVER = {F.relu, torch.relu, Tensor.relu}, {F.relu_, torch.relu_, 
 Running = tuple[Tensor, Tensor]  # mean and variance
 
 
+_norm_moving = ops.norm_moving.default
+
+
 class Waiting(Tensor):
     """The result of a batch norm, or of a batch norm and a sum, that nobody has read yet."""
 
@@ -87,41 +90,37 @@ class Norm:
         self.claimed: Save | None = None  # for saved()
 
     def run(self, form: int) -> tuple[Tensor, ...]:
-        """z, codes, sum, rstd; running statistics move once."""
+        """z, codes, sum, rstd; running statistics move once. Called where no gradients are recorded."""
         tensors = (self.x, self.w, self.b) + ((self.skip,) if form == ADD else ())
         if any(t is None for t in tensors):
             raise RuntimeError("[convert] a batch norm's result must be read while it lives, got one that was let go")
         if any(t._version != v for t, v in zip(tensors, self.versions)):  # type: ignore[union-attr]
             raise RuntimeError("[convert] x, γ and β must not be changed in place before a norm's result is read, got a change")
-        assert self.x is not None
-        x, call = self.x.detach(), self.call
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            skip = self.skip.detach() if form == ADD and self.skip is not None else None
-            seeds = fresh_seeds(x.device)
-            z, code, summed, mean, rstd, var = ops.norm(x, skip, self.w.detach(), self.b.detach(), seeds, call.eps, form, *call.specs[form])
-            self.move(mean, var)
-        return z, code, summed, rstd
-
-    def move(self, mean: Tensor, var: Tensor) -> None:
-        if self.moved or self.running is None or self.x is None:
-            return
+        call, x = self.call, self.x
+        running = (None, None) if self.moved or self.running is None else self.running
         self.moved = True
-        rows = self.x.numel() // self.x.shape[1]
-        self.running[0].lerp_(mean, self.call.momentum)
-        self.running[1].lerp_(var * (rows / (rows - 1)), self.call.momentum)
+        seeds = fresh_seeds(x.device)  # type: ignore[union-attr]
+        skip = self.skip if form == ADD else None
+        return _norm_moving(x, skip, self.w, self.b, *running, call.momentum, seeds, call.eps, form, *call.specs[form])
 
     def let_go(self, _: Any = None) -> None:
         """The result is gone. torch would have moved the running statistics where nobody read it, too."""
         if not self.moved and self.x is not None and self.running is not None:
             with torch.no_grad():
-                x = self.x.detach().float()
+                x = self.x.float()
+                rows = x.numel() // x.shape[1]
                 var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
-                self.move(mean, var)
+                self.running[0].lerp_(mean, self.call.momentum)
+                self.running[1].lerp_(var * (rows / (rows - 1)), self.call.momentum)
+            self.moved = True
+        if self.first is not None and self.values is None:  # a sum in place: the norm alone has no tensor of its own
+            self.first.x = None
         self.x = self.skip = self.values = None
 
     def settle(self) -> Tensor:
         """The norm's own result; its gradient reads a code of its own."""
-        z, code, _, self.rstd = self.run(ALONE)
+        with torch.no_grad():
+            z, code, _, self.rstd = self.run(ALONE)
         self.save = Save(Code(self.call.specs[ALONE][0], z.shape, z.stride()), code, kind="norm", layer=self.call.name)
         return z
 
@@ -255,6 +254,7 @@ def settle(y: Tensor) -> None:
     norm: Norm = y._satchel_norm  # type: ignore[attr-defined]
     if norm.first is None:
         _put(y, norm.settle())
+        norm.let_go()
         link(y, norm.shared)
         return
     # A sum that no ReLU has claimed: as torch has it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -220,20 +221,32 @@ class _Conv(Layer):
         base, dims = TORCH[type(self)], len(self.kernel_size)
         fits = self._records(x, self.weight, self.bias) and x.dim() == dims + 2 and x.shape[1] == self.in_channels
         fits = fits and _types_fit(x, self.weight)
-        padding = (0,) * dims if self.padding == "valid" else self.padding
-        reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size)]
-        if padding == "same":
-            padding = tuple(r // 2 for r in reach) if all(r % 2 == 0 for r in reach) else None
-        # Where results stand of padding alone torch's oneDNN crashes at some maps: its own function is no better, but it is torch's.
-        if not fits or padding is None or any(p > r for p, r in zip(padding, reach)):
+        found = _conv_call(self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode) if fits else None
+        if found is None:
             return _unpacked(self, base, x)
+        call, least = found
         if self.padding_mode != "zeros":
             x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = (0,) * dims
-        if any(n + 2 * p <= r for n, p, r in zip(x.shape[2:], padding, reach)):
+        if any(n < m for n, m in zip(x.shape[2:], least)):
             return _unpacked(self, base, x)
-        call = functions.ConvCall(tuple(self.stride), tuple(padding), tuple(self.dilation), self.groups)
         return functions.conv(x, self.weight, self.bias, self.satchel_method, self.satchel_name, call)
+
+
+@functools.lru_cache(maxsize=1024)
+def _conv_call(kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int, mode: str) -> tuple[functions.ConvCall, list[int]] | None:
+    """The call, and the least sizes that it takes; None for what torch does itself."""
+    zeros, reach = (0,) * len(kernel), [d * (k - 1) for d, k in zip(dilation, kernel)]
+    padding = zeros if padding == "valid" else padding
+    if padding == "same":
+        if any(r % 2 for r in reach):
+            return None
+        padding = tuple(r // 2 for r in reach)
+    # Where results stand of padding alone torch's oneDNN crashes at some maps: its own function is no better, but it is torch's.
+    if any(p > r for p, r in zip(padding, reach)):
+        return None
+    padding = padding if mode == "zeros" else zeros
+    call = functions.ConvCall(tuple(stride), tuple(padding), tuple(dilation), groups)
+    return call, [r - 2 * p + 1 for p, r in zip(padding, reach)]
 
 
 class Conv1d(_Conv, nn.Conv1d):

@@ -69,6 +69,15 @@ def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):  # type: ignor
     return _as_image(z, x.shape), code, summed, mean, rstd, var
 
 
+def _norm_moving_cpu(x, skip, gamma, beta, running_mean, running_var, momentum, seeds, eps, form, norm, sum):  # type: ignore[no-untyped-def]
+    z, code, summed, mean, rstd, var = _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum)
+    if running_mean is not None:
+        rows = x.numel() // x.shape[1]
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(var * (rows / (rows - 1)), momentum)
+    return z, code, summed, rstd
+
+
 def _norm_backward_cpu(g, bytes, sum, rstd, gamma, form, norm, sum_spec, needs_x, needs_skip):  # type: ignore[no-untyped-def]
     gz = _as_rows(g)
     shape = list(gz.shape)
@@ -100,6 +109,7 @@ def _norm_output_cpu(bytes, shape, dtype, form, spec):  # type: ignore[no-untype
 
 _library = torch.library.Library("satchel_stable", "IMPL", "CPU")
 _library.impl("norm", _norm_cpu)
+_library.impl("norm_moving", _norm_moving_cpu)
 _library.impl("norm_backward", _norm_backward_cpu)
 _library.impl("norm_output", _norm_output_cpu)
 

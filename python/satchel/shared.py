@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import struct
 import threading
 import weakref
 from typing import Any, Callable, Iterator, NamedTuple
@@ -32,7 +33,7 @@ _SIDE, _RELU_SIDE = 6, 2  # the number of a spec that tells the side code; its v
 ONE_SIDED = (1, 4)  # its values for off values as their mean, or sampled
 _EXACT = 32  # bits
 _BLOCKS = parse_spec("bits=2")
-_PART = {"cpu": 2 << 20, "cuda": 32 << 20}  # decoded values at a time
+_PART = {"cpu": 2 << 20, "cuda": 128 << 20}  # decoded values at a time
 
 
 class Keep(NamedTuple):
@@ -63,6 +64,7 @@ def keeps(
 # ---- seeds ---------------------------------------------------------------------------------------------------------------------------
 
 
+_HEAD = struct.Struct("4q")
 _places: dict[tuple[int, ...], int] = {}  # where torch's generator stands now, and how many seeds were made there
 _replayed: dict[tuple[int, ...], int] = {}  # the same of all places that checkpointing has set it back to since the newest forward
 _lock = threading.Lock()
@@ -71,7 +73,7 @@ _lock = threading.Lock()
 def _fresh_number() -> int:
     """Made of the place where torch's CPU generator stands, which stays there: numbers drawn for anything else are as they would be without
     codes."""
-    place = tuple(torch.default_generator.get_state()[:32].view(torch.int64).tolist())  # its seed, how far it is, and a number of its state
+    place = _HEAD.unpack(torch.default_generator.get_state().numpy()[:32])  # its seed, how far it is, and a number of its state
     replays = torch._C._current_graph_task_id() != -1  # a forward within a backward: the end of one part and the start of the next are one place
     with _lock:
         counts = _replayed if replays else _places
@@ -185,7 +187,7 @@ class Save:
 
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> Save:
         bytes_, mask, gamma, beta, seed = tensors
-        return dataclasses.replace(self, bytes=bytes_, mask=mask, gamma=gamma, beta=beta, seed=seed)
+        return Save(self.code, bytes_, self.dim, mask, gamma, beta, seed, self.dropout, self.slope, self.kind, self.layer)
 
     def without_tensors(self) -> Save:
         """What a node may hold beside saved tensors, which torch frees after backward."""
@@ -246,6 +248,10 @@ class Save:
             last = min(first + some, count)
             yield first, last, self._part(first, last, each, dtype)
 
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """All of it."""
+        return self._part(0, self.code.shape[0], self.code.shape[1:].numel(), dtype)
+
     def _part(self, first: int, last: int, each: int, dtype: torch.dtype) -> Tensor:
         code, shape = self.code, (last - first, *self.code.shape[1:])
         if self.fused:
@@ -274,7 +280,7 @@ class Save:
 
 
 def _stream(x: Tensor) -> int:
-    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0
 
 
 class Link:

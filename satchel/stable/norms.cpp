@@ -119,11 +119,13 @@ void check_like(const Tensor& x, const Tensor& other, const char* name, const ch
     fail(op, std::string(name) + " must have x's sizes, type and device", other.numel());
 }
 
-/// z, codes, sum, mean, rstd and the biased variance. `seeds`: int64[2], of the code and of the sum.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> norm(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& gamma,
-                                                                const Tensor& beta, const Tensor& seeds, double eps, int64_t form,
-                                                                const Numbers& norm_spec, const Numbers& sum_spec) {
-  constexpr const char* op = "norm";
+struct Made {
+  Tensor z, code, sum, mean, rstd;
+};
+
+/// `to`: what of the moments is wanted beside mean and rstd. `seeds`: int64[2], of the code and of the sum.
+Made run(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& gamma, const Tensor& beta, const Tensor& seeds, int64_t form,
+         const Numbers& norm_spec, const Numbers& sum_spec, cuda::Moments to, const char* op) {
   const DType type = dtype_of(given.scalar_type(), op);
   if (given.dim() < 2) fail(op, "x must have a dimension of channels", given.dim());
   if (seeds.scalar_type() != ScalarType::Long || seeds.numel() != 2 || !seeds.is_contiguous() || !same_device(seeds, given))
@@ -136,20 +138,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> norm(const Tensor& gi
   if (skip) check_like(given, *skip, "skip", op);
   const Place place(given, op);
   const Tensor x = as_rows(given, shape, strides), z = empty_strided(given, shape, strides, given.scalar_type());
-  const Tensor mean = floats(x, channels), rstd = floats(x, channels), var = floats(x, channels);
-  {
-    const Tensor scratch = new_bytes(x, cuda::column_moments_scratch_bytes(channels));
-    const cuda::Moments to{room(mean), room(rstd), room(var), nullptr, nullptr, eps, 0};
-    cuda::column_moments(x.const_data_ptr(), type, rows, channels, to, scratch.data_ptr(), place.stream());
-  }
+  const Tensor mean = floats(x, channels), rstd = floats(x, channels);
+  const Tensor scratch = new_bytes(x, std::max(cuda::column_moments_scratch_bytes(channels), cuda::norm_act_scratch_bytes()));
+  to.mean = room(mean);
+  to.rstd = room(rstd);
+  cuda::column_moments(x.const_data_ptr(), type, rows, channels, to, scratch.data_ptr(), place.stream());
   const Tensor bytes = new_bytes(x, codes.norm.at.total), sum = new_bytes(x, codes.form == Form::add ? codes.sum.at.total : 0);
   const cuda::NormParameters with{room(mean), room(rstd), channel_numbers(gamma, x, "gamma", op), channel_numbers(beta, x, "beta", op)};
   cuda::NormPass pass{x.const_data_ptr(), type, with, z.data_ptr()};
   const auto* seed = static_cast<const uint64_t*>(seeds.const_data_ptr());
   if (codes.form == Form::act) {
-    const Tensor scratch = new_bytes(x, cuda::norm_act_scratch_bytes());
     cuda::norm_encode(act_code(codes.norm, bytes, seed), pass, scratch.data_ptr(), place.stream());
-    return {z, bytes, sum, mean, rstd, var};
+    return {z, bytes, sum, mean, rstd};
   }
   const Tensor other = skip ? as_rows(*skip, shape, strides) : x;
   if (skip) pass.skip = other.const_data_ptr();
@@ -157,7 +157,37 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> norm(const Tensor& gi
   code.norm_seed = seed;
   code.sum_seed = seed + 1;
   cuda::norm_encode(code, pass, place.stream());
-  return {z, bytes, sum, mean, rstd, var};
+  return {z, bytes, sum, mean, rstd};
+}
+
+/// z, codes, sum, mean, rstd and the biased variance.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> norm(const Tensor& x, const std::optional<Tensor>& skip, const Tensor& gamma,
+                                                                const Tensor& beta, const Tensor& seeds, double eps, int64_t form,
+                                                                const Numbers& norm_spec, const Numbers& sum_spec) {
+  constexpr const char* op = "norm";
+  if (x.dim() < 2) fail(op, "x must have a dimension of channels", x.dim());
+  const Tensor var = floats(x, x.size(1));
+  const Made made = run(x, skip, gamma, beta, seeds, form, norm_spec, sum_spec, {nullptr, nullptr, room(var), nullptr, nullptr, eps, 0}, op);
+  return {made.z, made.code, made.sum, made.mean, made.rstd, var};
+}
+
+/// z, codes, sum and rstd; running statistics, where they are given, move.
+std::tuple<Tensor, Tensor, Tensor, Tensor> norm_moving(const Tensor& x, const std::optional<Tensor>& skip, const Tensor& gamma,
+                                                       const Tensor& beta, const std::optional<Tensor>& running_mean,
+                                                       const std::optional<Tensor>& running_var, double momentum, const Tensor& seeds,
+                                                       double eps, int64_t form, const Numbers& norm_spec, const Numbers& sum_spec) {
+  constexpr const char* op = "norm_moving";
+  if (x.dim() < 2) fail(op, "x must have a dimension of channels", x.dim());
+  if (running_mean.has_value() != running_var.has_value()) fail(op, "running mean and variance must come together", x.dim());
+  cuda::Moments to{nullptr, nullptr, nullptr, nullptr, nullptr, eps, momentum};
+  if (running_mean) {
+    channel_numbers(*running_mean, x, "running mean", op);
+    channel_numbers(*running_var, x, "running variance", op);
+    to.running_mean = room(*running_mean);
+    to.running_var = room(*running_var);
+  }
+  const Made made = run(x, skip, gamma, beta, seeds, form, norm_spec, sum_spec, to, op);
+  return {made.z, made.code, made.sum, made.rstd};
 }
 
 /// Gradients of x, of the skip, of γ and of β for g, that of z. What is not wanted is empty.
@@ -232,12 +262,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
       "norm(Tensor x, Tensor? skip, Tensor gamma, Tensor beta, Tensor seeds, float eps, int form, int[] norm, int[] sum) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "norm_moving(Tensor x, Tensor? skip, Tensor gamma, Tensor beta, Tensor(a!)? running_mean, Tensor(b!)? running_var, float momentum, "
+      "Tensor seeds, float eps, int form, int[] norm, int[] sum) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "norm_backward(Tensor g, Tensor bytes, Tensor sum, Tensor rstd, Tensor gamma, int form, int[] norm, int[] sum_spec, bool needs_x, "
       "bool needs_skip) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("norm_output(Tensor bytes, SymInt[] shape, ScalarType dtype, int form, int[] spec) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) {
   m.impl("norm", TORCH_BOX(&satchel::stable::norm));
+  m.impl("norm_moving", TORCH_BOX(&satchel::stable::norm_moving));
   m.impl("norm_backward", TORCH_BOX(&satchel::stable::norm_backward));
   m.impl("norm_output", TORCH_BOX(&satchel::stable::norm_output));
 }
