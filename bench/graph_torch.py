@@ -17,7 +17,7 @@ mean_neighbours(x) Wl + b + x Wr, then BatchNorm, ReLU and dropout (not after th
 
 The JSON has the fields of `satchel bench graph --json`:
   epoch_seconds  median step
-  saved_bytes    allocated after forward - before, less the logits
+  saved_bytes    asked for after forward - before, less the logits
   loss_bytes     the logits and what the loss added
   peak_bytes     the most allocated during a step - what stood before it
   fits           false where memory ran out or the method failed; `error` says why
@@ -247,13 +247,13 @@ def step(run, graph, optimizer, meter, cost=None):
     """One training step; its memory into `cost` where that is given. Gradients of the step before make room for the new ones."""
     stood = meter.allocated()
     optimizer.zero_grad(set_to_none=True)
-    before = meter.allocated()
+    before = meter.requested()
     meter.reset_peak()
     logits = run.forward()
-    saved = meter.allocated() - before - logits.nbytes
+    saved = meter.requested() - before - logits.nbytes
     loss = run.loss(graph, logits)
     del logits
-    loss_bytes = meter.allocated() - before - saved
+    loss_bytes = meter.requested() - before - saved
     loss.backward()
     optimizer.step()
     if cost is not None and meter.cuda:

@@ -11,7 +11,7 @@ torchvision's model in channels_last on generated images: forward, cross entropy
 
 cuDNN tries its algorithms, as in `satchel bench images`. The JSON has that command's fields:
   step_seconds  median step
-  saved_bytes   allocated after forward - before, less the logits
+  saved_bytes   asked for after forward - before, less the logits
   loss_bytes    the logits and what the loss added
   peak_bytes    the most allocated during a step - what stood before it
   total_bytes   weights, gradients, momentum, images, and that peak
@@ -133,13 +133,13 @@ def step(run, meter, cost=None):
     """One training step; its memory into `cost` where that is given. Gradients of the step before make room for the new ones."""
     stood = meter.allocated()
     run.optimizer.zero_grad(set_to_none=True)
-    before = meter.allocated()
+    before = meter.requested()
     meter.reset_peak()
     logits = run.forward()
-    saved = meter.allocated() - before - logits.nbytes
+    saved = meter.requested() - before - logits.nbytes
     loss = run.loss(logits)
     del logits
-    loss_bytes = meter.allocated() - before - saved
+    loss_bytes = meter.requested() - before - saved
     run.scaler.scale(loss).backward()
     run.scaler.step(run.optimizer)
     run.scaler.update()

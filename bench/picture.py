@@ -39,7 +39,7 @@ def table(setting):
 
 def markdown(settings, date):
     lines = ["# Training: step time and memory", "",
-             "Saved: allocated after forward − before, less the logits. Loss: the logits and what the loss added. "
+             "Saved: asked for after forward − before, less the logits. Loss: the logits and what the loss added. "
              "Peak: the most allocated during a step − what stood before it; a cached A·X counts. Medians of the steps.", "",
              "libtorch is PyTorch fp32 from C++; fp32 is Satchel's layers with torch's saves; satchel 32 bits is Satchel's algebra with "
              "nothing packed; compile B is torch.compile with an activation-memory budget of B.", ""]

@@ -14,6 +14,14 @@ class Meter:
     def allocated(self):
         return torch.cuda.memory_allocated() if self.cuda else 0
 
+    def requested(self):
+        """Bytes that tensors asked for: as satchel::MemoryMeter's, without what blocks exceed them by."""
+        if not self.cuda:
+            return 0
+        stats = torch.cuda.memory_stats()
+        requested, active, allocated = (stats.get(f"{name}_bytes.all.current", 0) for name in ("requested", "active", "allocated"))
+        return requested - (active - allocated) if requested else allocated
+
     def reset_peak(self):
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()

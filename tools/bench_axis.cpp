@@ -246,8 +246,8 @@ void run_bench_axis(const BenchGraphCommand& c, const TrainOptions& given) {
   if (silent) return;
   print_table(rows);
   fmt::print(
-      "\nsaved: measured; planned: from sizes; paper's model: what the papers' own programs keep, labels in (EXACT and block-wise, "
-      "sage)\n");
+      "\nsaved: measured, in bytes that tensors asked for; planned: from sizes; paper's model: what the papers' own programs keep, labels "
+      "in (EXACT and block-wise, sage)\n");
 }
 
 }  // namespace satchel::tool

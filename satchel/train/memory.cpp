@@ -22,6 +22,7 @@ class MemoryMeter::Source {
  public:
   virtual ~Source() = default;
   virtual int64_t allocated() const = 0;
+  virtual int64_t requested() const { return allocated(); }
   virtual int64_t peak() const = 0;
   virtual void reset_peak() = 0;
   virtual void watch(const at::Tensor&) {}
@@ -107,14 +108,15 @@ class MemoryMeter::CpuSource final : public Source {
 
 class MemoryMeter::CudaSource final : public Source {
  public:
-  explicit CudaSource(c10::Device device) : device_(device), start_(cuda_memory(device).allocated) { CudaSource::reset_peak(); }
-  int64_t allocated() const override { return cuda_memory(device_).allocated - start_; }
-  int64_t peak() const override { return cuda_memory(device_).peak - start_; }
+  explicit CudaSource(c10::Device device) : device_(device), start_(cuda_memory(device)) { CudaSource::reset_peak(); }
+  int64_t allocated() const override { return cuda_memory(device_).allocated - start_.allocated; }
+  int64_t requested() const override { return cuda_memory(device_).requested - start_.requested; }
+  int64_t peak() const override { return cuda_memory(device_).peak - start_.allocated; }
   void reset_peak() override { reset_cuda_peak(device_); }
 
  private:
   c10::Device device_;
-  int64_t start_;
+  CudaMemory start_;
 };
 
 MemoryMeter::MemoryMeter(c10::Device device) {
@@ -134,6 +136,8 @@ MemoryMeter::MemoryMeter(c10::Device device) {
 MemoryMeter::~MemoryMeter() { metered = false; }
 
 int64_t MemoryMeter::allocated() const { return source_->allocated(); }
+
+int64_t MemoryMeter::requested() const { return source_->requested(); }
 
 int64_t MemoryMeter::peak() const { return source_->peak(); }
 

@@ -13,7 +13,8 @@ namespace satchel {
 /// Bytes of tensors on a device, relative to those there when the meter was made. One meter at a time in a thread, made and destroyed
 /// there; a second is refused.
 ///
-/// CUDA: all of the process, as the caching allocator counts (it rounds a tensor up to 512 bytes).
+/// CUDA: all of the process, as the caching allocator counts: whole blocks, of 512 bytes or a multiple, up to 1 MiB larger than a large
+/// tensor. requested() is without what the blocks exceed their tensors by.
 /// CPU: torch reports what this thread allocates and releases, and what threads of torch do on its behalf (backward on the CPU runs
 /// in the calling thread). Not seen: other threads of the program, memory that is no tensor's, and the release of a tensor that
 /// was made while no meter was there: torch does not know its size (and logs a warning). So make the meter before the tensors, or
@@ -27,6 +28,9 @@ class MemoryMeter {
 
   /// Now, over construction; negative where more was released than allocated.
   int64_t allocated() const;
+  /// The same in bytes that tensors asked for; on the CPU these are allocated(). What a plan predicts, where allocated() is what the device
+  /// must have.
+  int64_t requested() const;
   /// Highest of allocated() since construction or reset_peak().
   int64_t peak() const;
   void reset_peak();

@@ -48,7 +48,11 @@ DeviceMemory memory_of(c10::DeviceIndex index) {
 
 CudaMemory cuda_memory(c10::Device device) {
   const auto stats = allocator::getDeviceStats(started(device));
-  return {total(stats.allocated_bytes).current, total(stats.allocated_bytes).peak};
+  const int64_t allocated = total(stats.allocated_bytes).current, requested = total(stats.requested_bytes).current;
+  // Blocks that another stream may still use count as requested, though their tensors are gone; their own sizes must do for them.
+  const int64_t waiting = total(stats.active_bytes).current - allocated;
+  // An allocator that counts no requests (cudaMallocAsync) says 0.
+  return {allocated, total(stats.allocated_bytes).peak, requested > 0 ? requested - waiting : allocated};
 }
 
 void reset_cuda_peak(c10::Device device) { allocator::resetPeakStats(started(device)); }

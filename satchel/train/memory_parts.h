@@ -9,7 +9,8 @@
 namespace satchel {
 
 struct CudaMemory {
-  int64_t allocated = 0, peak = 0;  // bytes of tensors, now and the most since the last reset
+  int64_t allocated = 0, peak = 0;  // bytes of blocks with a tensor, now and the most since the last reset
+  int64_t requested = 0;            // bytes that those tensors asked for, now
 };
 
 /// memory_cuda_on.cpp asks torch's allocator, memory_cuda_off.cpp throws "[memory] built without CUDA".

@@ -65,7 +65,7 @@ struct RunResult {
   double step_seconds = 0;  // median of a training step: forward, loss, backward, optimizer, waiting for the batch; evaluation not counted
   double images_per_second = 0;          // images: over all epochs of this session
   int64_t batch = 0, skipped_steps = 0;  // images; skipped: by the loss scale
-  int64_t saved_bytes = 0;      // measured: allocated after the model's forward − before, less the logits; a batch is not counted
+  int64_t saved_bytes = 0;      // measured: asked for after the model's forward − before, less the logits; a batch is not counted
   int64_t loss_bytes = 0;       // measured: the logits and what the loss added
   int64_t peak_bytes = 0;       // measured: the most allocated during a step − what stood before; a cached A·X counts.
                                 // With a CUDA graph: of the steps before its capture; its pool is as large again

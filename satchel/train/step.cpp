@@ -65,12 +65,12 @@ at::Tensor TrainStep::eager(StepCost* cost) {
 at::Tensor TrainStep::forward_to_optimizer(MemoryMeter* meter, StepCost* cost) {
   at::Tensor logits = parts_.forward();
   const int64_t logit_bytes = static_cast<int64_t>(logits.nbytes()) + (parts_.more_logit_bytes ? parts_.more_logit_bytes() : 0);
-  const int64_t after_forward = meter != nullptr ? meter->allocated() : 0;
+  const int64_t after_forward = meter != nullptr ? meter->requested() : 0;
   at::Tensor loss = parts_.loss(logits);
   logits.reset();
   if (meter != nullptr) {
     cost->saved_bytes = after_forward - logit_bytes;
-    cost->loss_bytes = meter->allocated() - cost->saved_bytes;
+    cost->loss_bytes = meter->requested() - cost->saved_bytes;
     cost->tensors = packed_tensors(loss);
   }
   optimizer_.scaled(loss).backward();

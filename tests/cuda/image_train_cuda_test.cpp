@@ -60,9 +60,9 @@ TEST_F(ImageTrainCuda, SavesAreSmall) {
     options.method = parse_method(method);
     const ImageRunResult r = train_images(images(), options);
     EXPECT_LT(r.saved_bytes * 4, fp32.saved_bytes) << method;
-    // The allocator rounds every tensor up to 512 bytes, and a line stands for at most three (bytes, header, statistics).
+    // Seeds stand in one line, those that are not kept among them: fewer than eight a line of the list.
     EXPECT_GE(r.saved_bytes, total_bytes(r.tensors)) << method;
-    EXPECT_LE(r.saved_bytes, total_bytes(r.tensors) + 3 * 512 * static_cast<int64_t>(r.tensors.size())) << method;
+    EXPECT_LE(r.saved_bytes, total_bytes(r.tensors) + 64 * static_cast<int64_t>(r.tensors.size())) << method;
   }
 }
 

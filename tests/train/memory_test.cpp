@@ -32,6 +32,7 @@ TEST(Memory, CountsAllocationsReleasesAndThePeak) {
   EXPECT_EQ(meter.peak(), 0);
   at::Tensor a = of_bytes(1000), b = of_bytes(300);
   EXPECT_EQ(meter.allocated(), 1300);
+  EXPECT_EQ(meter.requested(), 1300) << "the CPU's allocator gives what is asked for";
   a.reset();
   EXPECT_EQ(meter.allocated(), 300);
   EXPECT_EQ(meter.peak(), 1300);
