@@ -17,8 +17,11 @@ using reference::normal;
 constexpr Smooth kSmooths[] = {Smooth::gelu, Smooth::gelu_tanh, Smooth::silu, Smooth::sigmoid, Smooth::tanh};
 constexpr const char* kNormSpecs[] = {"bits=1", "bits=2", "bits=2,levels=even", "bits=3", "bits=2,round=nearest"};
 
-CodecSpec slope_spec(const CodecSpec& norm) {
-  CodecSpec spec = parse_spec("bits=4,levels=even");
+constexpr int kSlopeBits[] = {3, 4};
+
+CodecSpec slope_spec(const CodecSpec& norm, int bits = 3) {
+  CodecSpec spec = parse_spec("levels=even");
+  spec.bits = bits;
   spec.header = norm.header;
   spec.rounding = norm.rounding;
   return spec;
@@ -72,19 +75,25 @@ TEST_F(Cuda, RowNormCodesAreThoseOfPack) {
         for (const bool centred : {true, false}) {
           if (!mine()) continue;
           SCOPED_TRACE(c10::str(at::IntArrayRef(sizes), " ", type, " ", text, centred ? " layer" : " rms"));
-          const CodecSpec spec = parse_spec(text), slope = slope_spec(spec);
+          const CodecSpec spec = parse_spec(text);
           RowNormInput in = input_of(sizes, type, centred);
-          ASSERT_EQ(fuses_row_norm(in.x, spec, slope), in.x.numel() >= 256);  // less than a block makes a shorter one
+          for (const int bits : kSlopeBits) {
+            ASSERT_EQ(fuses_row_norm(in.x, spec, slope_spec(spec, bits)), in.x.numel() >= 256);  // less than a block makes a shorter one
+          }
           if (in.x.numel() < 256) continue;
           const at::Tensor y = row_norm(in);
           const Packed hat = pack(hat_of(in), spec, seed);
           EXPECT_TRUE(at::equal(row_norm_encode(in, {spec, seed}).bytes, hat.bytes));
           for (const Smooth act : kSmooths) {
-            const SmoothResult made = row_norm_encode(in, {spec, seed}, act, {slope, other});
             const SmoothValues apart = smooth_values(y, act);
-            EXPECT_TRUE(at::equal(made.norm.bytes, hat.bytes)) << static_cast<int>(act);
-            EXPECT_TRUE(at::equal(made.slope.bytes, pack(apart.slope, slope, other).bytes)) << static_cast<int>(act);
-            EXPECT_TRUE(at::equal(made.z, apart.z)) << static_cast<int>(act);
+            for (const int bits : kSlopeBits) {
+              SCOPED_TRACE(c10::str("activation ", static_cast<int>(act), ", slopes of ", bits, " bits"));
+              const CodecSpec slope = slope_spec(spec, bits);
+              const SmoothResult made = row_norm_encode(in, {spec, seed}, act, {slope, other});
+              EXPECT_TRUE(at::equal(made.norm.bytes, hat.bytes));
+              EXPECT_TRUE(at::equal(made.slope.bytes, pack(apart.slope, slope, other).bytes));
+              EXPECT_TRUE(at::equal(made.z, apart.z));
+            }
           }
         }
       }
@@ -94,40 +103,48 @@ TEST_F(Cuda, RowNormCodesAreThoseOfPack) {
 
 /// A NaN shows in its block and leaves the others alone; a block of equal values has no step.
 TEST_F(Cuda, RowNormCodesOfUnusualRows) {
-  const CodecSpec spec = parse_spec("bits=2"), slope = slope_spec(spec);
+  const CodecSpec spec = parse_spec("bits=2");
   RowNormInput in = input_of({6, 512}, at::kFloat, true);
   in.x[1].fill_(3);
   in.x[2][100] = NAN;
   in.x[4] *= 1e30;
   const at::Tensor seed = seed_tensor(5, at::kCUDA);
   const at::Tensor y = row_norm(in);
-  const SmoothResult made = row_norm_encode(in, {spec, seed}, Smooth::gelu, {slope, seed});
-  EXPECT_TRUE(at::equal(made.norm.bytes, pack(hat_of(in), spec, seed).bytes));
-  EXPECT_TRUE(at::equal(made.slope.bytes, pack(smooth_values(y, Smooth::gelu).slope, slope, seed).bytes));
-  const at::Tensor nan = unpack(made.slope).isnan().sum(1).cpu();
-  EXPECT_EQ(nan[2].item<int64_t>(), 512);
-  EXPECT_EQ(nan[0].item<int64_t>() + nan[1].item<int64_t>() + nan[3].item<int64_t>(), 0);
+  for (const int bits : kSlopeBits) {
+    SCOPED_TRACE(bits);
+    const CodecSpec slope = slope_spec(spec, bits);
+    const SmoothResult made = row_norm_encode(in, {spec, seed}, Smooth::gelu, {slope, seed});
+    EXPECT_TRUE(at::equal(made.norm.bytes, pack(hat_of(in), spec, seed).bytes));
+    EXPECT_TRUE(at::equal(made.slope.bytes, pack(smooth_values(y, Smooth::gelu).slope, slope, seed).bytes));
+    const at::Tensor nan = unpack(made.slope).isnan().sum(1).cpu();
+    EXPECT_EQ(nan[2].item<int64_t>(), 512);
+    EXPECT_EQ(nan[0].item<int64_t>() + nan[1].item<int64_t>() + nan[3].item<int64_t>(), 0);
+  }
 }
 
 TEST_F(Cuda, SmoothCodesAreThoseOfPack) {
   const at::Tensor seed = seed_tensor(9, at::kCUDA);
-  const CodecSpec spec = slope_spec({});
+  // Groups of 8 values that end in every byte of a word: 256, 264, 272 and 280 values.
+  const std::vector<std::vector<int64_t>> shapes{{8}, {33, 24}, {1024, 1024}, {2, 16, 5, 5}, {256}, {264}, {272}, {280}};
+  const auto check = [&](const at::Tensor& x, Smooth act, int bits) {
+    const CodecSpec spec = slope_spec({}, bits);
+    SCOPED_TRACE(c10::str(x.sizes(), " ", x.scalar_type(), " ", static_cast<int>(act), ", ", bits, " bits"));
+    ASSERT_EQ(fuses_smooth(x, spec), x.numel() >= 256);
+    if (x.numel() < 256) return;
+    const SmoothResult made = smooth_encode(x, act, {spec, seed});
+    const SmoothValues apart = smooth_values(x, act);
+    EXPECT_TRUE(at::equal(made.slope.bytes, pack(apart.slope, spec, seed).bytes));
+    EXPECT_TRUE(at::equal(made.z, apart.z));
+    const at::Tensor g = at::empty_like(x).copy_(normal(x.sizes(), 5));
+    EXPECT_LE(distance(slope_gradient(g, made.slope), at::mul(g.to(at::kFloat), unpack(made.slope))), 4 * unit_of(x.scalar_type()));
+  };
   for (const at::ScalarType type : kTypes) {
-    for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{{8}, {33, 24}, {1024, 1024}, {2, 16, 5, 5}}) {
+    for (const std::vector<int64_t>& sizes : shapes) {
+      const at::Tensor x = (normal(sizes, 4) * 2).cuda().to(type);
       for (const Smooth act : kSmooths) {
-        for (const bool last : {false, true}) {
-          if (last && sizes.size() != 4) continue;
-          SCOPED_TRACE(c10::str(at::IntArrayRef(sizes), " ", type, " ", static_cast<int>(act)));
-          at::Tensor x = (normal(sizes, 4) * 2).cuda().to(type);
-          if (last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
-          ASSERT_EQ(fuses_smooth(x, spec), x.numel() >= 256);
-          if (x.numel() < 256) continue;
-          const SmoothResult made = smooth_encode(x, act, {spec, seed});
-          const SmoothValues apart = smooth_values(x, act);
-          EXPECT_TRUE(at::equal(made.slope.bytes, pack(apart.slope, spec, seed).bytes));
-          EXPECT_TRUE(at::equal(made.z, apart.z));
-          const at::Tensor g = at::empty_like(x).copy_(normal(sizes, 5));
-          EXPECT_LE(distance(slope_gradient(g, made.slope), at::mul(g.to(at::kFloat), unpack(made.slope))), 4 * unit_of(type));
+        for (const int bits : kSlopeBits) {
+          check(x, act, bits);
+          if (sizes.size() == 4) check(x.contiguous(at::MemoryFormat::ChannelsLast), act, bits);
         }
       }
     }
@@ -152,14 +169,15 @@ TEST_F(Cuda, RowNormGradientsAreTheFormulas) {
   for (const at::ScalarType type : kTypes) {
     for (const auto& sizes : shapes()) {
       for (const char* text : kNormSpecs) {
-        for (const bool smooth : {false, true}) {
+        for (const int bits : {0, 3, 4}) {  // of slopes
           for (const bool centred : {true, false}) {
             if (!mine()) continue;
-            SCOPED_TRACE(c10::str(at::IntArrayRef(sizes), " ", type, " ", text, smooth ? " gelu" : "", centred ? " layer" : " rms"));
+            const bool smooth = bits > 0;
+            SCOPED_TRACE(c10::str(at::IntArrayRef(sizes), " ", type, " ", text, " gelu ", bits, centred ? " layer" : " rms"));
             const CodecSpec spec = parse_spec(text);
             RowNormInput in = input_of(sizes, type, centred);
             row_norm(in);
-            const SmoothResult made = row_norm_encode(in, {spec, seed}, Smooth::gelu, {slope_spec(spec), seed});
+            const SmoothResult made = row_norm_encode(in, {spec, seed}, Smooth::gelu, {slope_spec(spec, smooth ? bits : 3), seed});
             const at::Tensor g = normal(sizes, 7).cuda().to(type), hat = unpack(made.norm).to(at::kDouble);
             Packed slope = made.slope;
             slope.dtype = at::kFloat;  // as the kernel reads it: not rounded to x's type
@@ -197,6 +215,10 @@ TEST_F(Cuda, RowNormLeavesOtherSizesAlone) {
   EXPECT_FALSE(fits({4, 64}, parse_spec("bits=2,block=64")));
   EXPECT_FALSE(fits({4, 64}, parse_spec("satchel")));
   EXPECT_FALSE(fuses_smooth(at::zeros({63}, at::kCUDA), slope_spec({})));
+  EXPECT_TRUE(fuses_smooth(at::zeros({256}, at::kCUDA), slope_spec({})));
+  EXPECT_FALSE(fuses_smooth(at::zeros({256}, at::kCUDA), slope_spec({}, 2)));
+  EXPECT_FALSE(fuses_smooth(at::zeros({256}, at::kCUDA), slope_spec({}, 5)));
+  EXPECT_FALSE(fuses_smooth(at::zeros({256}, at::kCUDA), parse_spec("bits=3,levels=optimal")));
 }
 
 }  // namespace

@@ -45,8 +45,8 @@ struct RowGradients {
 
 /// Rows of 8 to 8,192 values in multiples of 8, less than 2^32 groups of 8.
 bool row_norm_fits(const RowShape&);
-/// Straight blocks of 256 values with bf16 headers: x̂ in 1 to 3 bits, those of 3 uneven, and slopes in 4 bits of even levels. Codes that
-/// are not kept fit.
+/// Straight blocks of 256 values with bf16 headers: x̂ in 1 to 3 bits, those of 3 uneven, and slopes in 3 or 4 bits of even levels. Codes
+/// that are not kept fit.
 bool row_norm_code_fits(const BlockCode&);
 bool slope_code_fits(const BlockCode&);
 

@@ -33,7 +33,30 @@ __device__ inline uint32_t raw_header(const RowCode& code, uint32_t group) {
 }
 __device__ inline Header header_in(uint32_t raw) { return {low_half<DType::bf16>(raw), high_half<DType::bf16>(raw)}; }
 
-/// Slopes of 4 bits, even levels.
+/// The words that hold the codes of eight slopes, as they stand: nothing waits for them here. Of 3 bits (known when the kernel runs: one
+/// more of each kernel would be half as many again) they are two words or one; what lies beyond the last codes is their own gap.
+struct SlopeWords {
+  uint32_t first = 0, last = 0;
+
+  SlopeWords() = default;
+  __device__ inline SlopeWords(const RowCode& slope, uint32_t group) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(slope.at.codes);
+    const uint64_t byte = static_cast<uint64_t>(group) * static_cast<uint32_t>(slope.code.levels.bits);
+    first = __ldg(words + byte / 4);
+    if (slope.code.levels.bits == 3) last = __ldg(words + (byte + 2) / 4);
+  }
+
+  /// Four bits a code: those of 3 bits are spread, four from four, two from two, one from one.
+  __device__ inline uint32_t codes(const RowCode& slope, uint32_t group) const {
+    if (slope.code.levels.bits == 4) return first;
+    uint32_t c = __funnelshift_r(first, last, group * 3 % 4 * 8);
+    c = (c & 0x00000fffu) | (c & 0x00fff000u) << 4;
+    c = (c & 0x003f003fu) | (c & 0x0fc00fc0u) << 2;
+    return (c & 0x07070707u) | (c & 0x38383838u) << 1;
+  }
+};
+
+/// Slopes of even levels; four bits a code.
 __device__ inline float slope_at(uint32_t codes, Header h, int j) {
   return fmaf(__uint_as_float(0x4b000000u | (codes >> (4 * j) & 15u)) - 8388608.0f, h.step, h.low);  // 2^23 + code, less 2^23
 }
@@ -42,13 +65,14 @@ __device__ inline float slope_at(uint32_t codes, Header h, int j) {
 template <DType type, int bits, bool slopes>
 struct RowPart {
   Eight<type> g;
-  uint32_t hat_codes, hat, slope_codes = 0, slope = 0;
+  uint32_t hat_codes, hat, slope = 0;
+  SlopeWords slope_words;
 
   __device__ inline RowPart(const BackArgs& a, uint32_t group) : g(read8<type, true>(a.to.g, static_cast<int64_t>(group) * 8)) {
     hat_codes = load_group<bits>(a.hat.at.codes, group);
     hat = raw_header(a.hat, group);
     if (!slopes) return;
-    slope_codes = load_group<4>(a.slope.at.codes, group);
+    slope_words = SlopeWords(a.slope, group);
     slope = raw_header(a.slope, group);
   }
 };
@@ -75,12 +99,13 @@ __global__ void __launch_bounds__(most, most == kFewThreads ? 2 : 1) back_rows(c
     const RowPart<type, bits, slopes> part = next;
     if (most == kFewThreads) next = part_of(row + gridDim.x < rows ? row + gridDim.x : row);
     const Header h = header_in(part.hat), slope = header_in(part.slope);
+    const uint32_t slope_codes = slopes ? part.slope_words.codes(a.slope, row * groups + column) : 0;
     float g[8], hat[8], scale[8];
     load8<DType::f32>(a.norm.gamma, column * 8, scale);
     float4 sum = {};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      g[j] = slopes ? part.g[j] * slope_at(part.slope_codes, slope, j) : part.g[j];
+      g[j] = slopes ? part.g[j] * slope_at(slope_codes, slope, j) : part.g[j];
       hat[j] = fmaf(table[part.hat_codes >> (bits * j) & ((1u << bits) - 1)], h.step, h.low);
       beta[j] += g[j];
       gamma[j] = fmaf(g[j], hat[j], gamma[j]);
@@ -110,7 +135,7 @@ template <DType type>
 __global__ void __launch_bounds__(kThreads) back_slopes(const __grid_constant__ RowCode slope, const void* g, void* out, int64_t groups) {
   const int64_t index = thread_index();
   if (index >= groups) return;
-  const uint32_t group = static_cast<uint32_t>(index), codes = load_group<4>(slope.at.codes, group);
+  const uint32_t group = static_cast<uint32_t>(index), codes = SlopeWords(slope, group).codes(slope, group);
   const Eight<type> given = read8<type, true>(g, index * 8);
   const Header h = header_in(raw_header(slope, group));
   float v[8];

@@ -80,6 +80,9 @@ __device__ inline Extremes extremes_of(const float (&v)[8]) {
   return e;
 }
 
+/// Bits of the slopes, 3 or 4, known when the kernel runs: one of each would be half as many kernels again.
+__device__ inline bool has_three_bits(const RowCode& slope) { return slope.code.levels.bits == 3; }
+
 /// The ruler of a block, and its header to memory.
 template <int bits>
 __device__ inline BlockRuler put_header(const RowCode& to, uint32_t block, const Extremes& e) {
@@ -88,14 +91,18 @@ __device__ inline BlockRuler put_header(const RowCode& to, uint32_t block, const
   return ruler;
 }
 
+__device__ inline BlockRuler put_slope_header(const RowCode& to, uint32_t block, const Extremes& e) {
+  return has_three_bits(to) ? put_header<3>(to, block, e) : put_header<4>(to, block, e);
+}
+
 /// Both codes' rulers in one go where both blocks are of usual size: the lower half of the warp works out that of x̂, the upper half that of
 /// the slopes, in block_ruler()'s own steps. False: nothing was done.
 template <int bits>
 __device__ inline bool put_headers(const EncodeArgs& a, uint32_t block, const Extremes& hat, const Extremes& slope, BlockRuler& of_hat,
                                    BlockRuler& of_slope) {
-  constexpr float kHat = (1 << bits) - 1, kSlope = 15;
-  const bool upper = threadIdx.x % 32 >= 16;
-  const float top = upper ? kSlope : kHat, part = upper ? 1.0f / kSlope : 1.0f / kHat;
+  constexpr float kHat = (1 << bits) - 1;
+  const bool upper = threadIdx.x % 32 >= 16, three = has_three_bits(a.slope);
+  const float top = upper ? (three ? 7.0f : 15.0f) : kHat, part = upper ? (three ? 1.0f / 7.0f : 1.0f / 15.0f) : 1.0f / kHat;
   const float least = flush(upper ? slope.least : hat.least), most = flush(upper ? slope.most : hat.most);
   const float low = from_bf16(bf16_down(least)), span = most - low;
   const bool usual = fabsf(least) <= 0x1p60f && fabsf(most) <= 0x1p60f && span >= 0x1p-30f;
@@ -140,16 +147,21 @@ __global__ void __launch_bounds__(kThreads) encode_rows(const __grid_constant__ 
       const Extremes e = extremes_of(hat), f = extremes_of(slope);
       if (!put_headers<bits>(a, block, e, f, of_hat, of_slope)) {
         of_hat = put_header<bits>(a.hat, block, e);
-        of_slope = put_header<4>(a.slope, block, f);
+        of_slope = put_slope_header(a.slope, block, f);
       }
     } else if constexpr (bits > 0) {
       of_hat = put_header<bits>(a.hat, block, extremes_of(hat));
     } else {
-      of_slope = put_header<4>(a.slope, block, extremes_of(slope));
+      of_slope = put_slope_header(a.slope, block, extremes_of(slope));
     }
     if (!own) continue;
     if constexpr (bits > 0) put_codes<bits, even>(a.hat, hat_seed, group, of_hat, hat);
-    if constexpr (slopes) put_codes<4, true>(a.slope, slope_seed, group, of_slope, slope);
+    if constexpr (slopes) {
+      if (has_three_bits(a.slope))
+        put_codes<3, true>(a.slope, slope_seed, group, of_slope, slope);
+      else
+        put_codes<4, true>(a.slope, slope_seed, group, of_slope, slope);
+    }
   }
 }
 
@@ -193,7 +205,9 @@ bool row_norm_code_fits(const BlockCode& code) {
   return is_usual(code) && (bits == 1 || bits == 2 || (bits == 3 && !code.levels.even));
 }
 
-bool slope_code_fits(const BlockCode& code) { return is_usual(code) && code.levels.bits == 4 && code.levels.even; }
+bool slope_code_fits(const BlockCode& code) {
+  return is_usual(code) && (code.levels.bits == 3 || code.levels.bits == 4) && code.levels.even;
+}
 
 void row_norm(const RowShape& shape, const RowNorm& norm, const void* x, DType type, void* y, StreamHandle stream) {
   const unsigned threads = row_threads(shape.width);
