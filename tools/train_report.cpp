@@ -238,8 +238,8 @@ std::string method_help() {
   }
   return text +
          "  Beside a spec's options: norm_bits=1..8 (bits of norms that no other layer reads) and norm_bias=0..1 of methods that\n"
-         "  share saves · mean_bits=2..3 or budget=SIZE (satchel, images: 2 or 3 bits per sample) · level=0..5 as ActNN's paper\n"
-         "  counts, adaptive=yes|no (actnn)\n"
+         "  share saves · derivative_bits=1..8 (of GELU, SiLU, tanh and sigmoid) · mean_bits=2..3 or budget=SIZE (satchel, images: 2 or 3\n"
+         "  bits per sample) · level=0..5 as ActNN's paper counts, adaptive=yes|no (actnn)\n"
          "  Several: repeat --method, or separate them by commas; a part with = belongs to the method before it.\n";
 }
 

@@ -182,6 +182,9 @@ void validate(const Method& method, const char* op) {
     fail(op, "longest_block must be 1 to 2^40, or 0 for any", method.longest_block);
   }
   if (method.torch_baseline) return;
+  if (method.derivative < 0 || method.derivative > 8) {
+    fail(op, "a derivative must have 1 to 8 bits, or 0 for those that go with the norm's", method.derivative);
+  }
   if (!(method.norm_bias >= 0 && method.norm_bias <= 1)) fail(op, "norm_bias must be 0 to 1", method.norm_bias);
   if (method.mean != 0 && !(method.mean >= 2 && method.mean <= 3)) fail(op, "mean must be 2 to 3", method.mean);
   if (method.budget < 0) fail(op, "budget must be 1 byte or more, or 0 for none", method.budget);

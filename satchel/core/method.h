@@ -26,6 +26,7 @@ struct Method {
   bool keeps_dropout = false;    // dropout's mask is kept, a bit a value; else redrawn from its counter
   double norm_bias = 5e-4;       // shared methods: norms of few values take bits until their gradient's bias is below this; 0: they do not
   int residual = 0;              // bits of a norm that no other layer reads (shared methods); 0: as `norm`
+  int derivative = 0;            // bits of a smooth activation's derivative; 0: by those of `norm` (core/keep.cpp)
   bool adaptive = false;         // images: bits are shared out by sample and layer, input.bits in the mean (theory.md 5)
   double mean = 0;               // images: what layers share has 2 or 3 bits per sample, so many in the mean; 0: all alike
   int64_t budget = 0;            // images: the same, with the mean that so many saved bytes in all allow (plan/image_plan.h); 0: none
@@ -46,9 +47,9 @@ std::span<const MethodPreset> method_presets();
 /// a spec alone ("bits=4,block=128", "gact"): that spec in shared saves. Options go to `input` and `norm` alike, but for a
 /// projection (inputs only) and a side (norms only). fp32 takes no options. A spec with a projection cannot be shared: each
 /// layer keeps its own. The text becomes the method's name. Options of methods alone: norm_bits=1..8 (shared methods; formerly residual=),
-/// mean_bits=2..3 (formerly mean=) or budget=SIZE (satchel: 2.25; 1.2GiB, 900MB, bytes), norm_bias=0..1 (shared methods; off=mean alone
-/// makes it 0), adaptive=yes|no, level=0..5 (actnn, as its paper counts: none · 4-bit inputs · 4 bits · 2 bits per sample · + swapped to
-/// the host · + an allocator setting against fragmentation, which is the trainer's).
+/// derivative_bits=1..8 (of GELU and its like), mean_bits=2..3 (formerly mean=) or budget=SIZE (satchel: 2.25; 1.2GiB, 900MB, bytes),
+/// norm_bias=0..1 (shared methods; off=mean alone makes it 0), adaptive=yes|no, level=0..5 (actnn, as its paper counts: none · 4-bit inputs
+/// · 4 bits · 2 bits per sample · + swapped to the host · + an allocator setting against fragmentation, which is the trainer's).
 Method parse_method(std::string_view text);
 
 /// Several methods in one text: "fp32,blockwise,block=16rows,satchel". A part without `=` starts a method, one with `=` belongs

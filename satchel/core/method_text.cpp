@@ -84,8 +84,8 @@ int digit_of(std::string_view option, int least, int most, std::string_view text
   return digit;
 }
 
-constexpr std::array<std::string_view, 8> kMethodKeys = {"level",     "adaptive", "norm_bits", "residual",
-                                                         "mean_bits", "mean",     "budget",    "norm_bias"};
+constexpr std::array<std::string_view, 9> kMethodKeys = {"level", "adaptive", "norm_bits", "residual",       "mean_bits",
+                                                         "mean",  "budget",   "norm_bias", "derivative_bits"};
 
 /// An option by its name or by the name that it had before.
 std::string_view given_as(const Items& options, std::string_view key, std::string_view before, std::string_view text) {
@@ -142,6 +142,10 @@ Method with_own_options(const MethodPreset& preset, const Items& options, std::s
   if (const auto bits = given_as(options, "norm_bits", "residual", text); !bits.empty()) {
     if (!m.shared) refuse(std::string(key_of(bits)) + " is an option of shared methods", text);
     m.residual = digit_of(bits, 1, 8, text);
+  }
+  if (const auto bits = given(options, "derivative_bits"); !bits.empty()) {
+    if (m.torch_baseline) refuse("derivative_bits is an option of methods that pack", text);  // actnn,level=0
+    m.derivative = digit_of(bits, 1, 8, text);
   }
   if (const auto bias = given(options, "norm_bias"); !bias.empty()) {
     if (!m.shared) refuse("norm_bias is an option of shared methods", text);

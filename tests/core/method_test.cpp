@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/core/keep.h"
 #include "tests/support.h"
 
 namespace satchel {
@@ -167,6 +168,34 @@ TEST(Method, NormsThatNobodyReadsMayHaveTheirOwnBits) {
             "[method] residual is the former name of norm_bits: give one, got 'satchel,norm_bits=1,residual=1'");
   EXPECT_EQ(parse_error("satchel,mean_bits=4"), "[method] mean_bits must be 2 to 3, got 'satchel,mean_bits=4'");
   EXPECT_EQ(parse_error("exact,residual=1"), "[method] residual is an option of shared methods, got 'exact,residual=1'");
+}
+
+/// Of 3 bits beside norms of 1 or 2, of 4 beside 3 or 4, and never of fewer than the norms: in even levels of plain blocks.
+TEST(Method, DerivativesTakeABitMoreThanNormsOfFew) {
+  const auto spec_of = [](const char* text) {
+    const std::vector<Keep> keeps = keeps_of(parse_method(text), {Role::derivative});
+    EXPECT_EQ(keeps.size(), 1u) << text;
+    return keeps.front().spec;
+  };
+  for (const char* text :
+       {"satchel", "satchel,norm_bits=1", "satchel,side=both", "actnn", "division", "exact", "blockwise", "bits=1,side=none"}) {
+    const CodecSpec spec = spec_of(text);
+    EXPECT_EQ(spec.bits, 3) << text;
+    EXPECT_TRUE(spec.levels == Levels::even && spec.block == 256 && spec.side == Side::none) << text;
+    EXPECT_TRUE(spec.rounding == Rounding::stochastic && std::holds_alternative<Identity>(spec.transform)) << text;
+  }
+  for (const char* text : {"satchel,bits=3", "gact", "actnn,level=2"}) EXPECT_EQ(spec_of(text).bits, 4) << text;
+  EXPECT_EQ(spec_of("bits=5,side=none").bits, 5);
+  EXPECT_EQ(spec_of("int8").bits, 8);
+  for (const char* text : {"satchel,bits=32", "projection", "actnn,level=1"}) EXPECT_EQ(spec_of(text).bits, kKeep) << text;
+  EXPECT_EQ(spec_of("satchel,derivative_bits=4").bits, 4);
+  EXPECT_EQ(spec_of("int8,derivative_bits=2").bits, 2);
+  EXPECT_EQ(norm_spec(parse_method("satchel,derivative_bits=4"), 64, 10000).bits, 2) << "the norm's own stay";
+  EXPECT_EQ(parse_error("satchel,derivative_bits=9"), "[method] derivative_bits must be 1 to 8, got 'satchel,derivative_bits=9'");
+  EXPECT_EQ(parse_error("actnn,level=0,derivative_bits=4"),
+            "[method] derivative_bits is an option of methods that pack, got 'actnn,level=0,derivative_bits=4'");
+  EXPECT_EQ(parse_error("satchel,derivative_bits=4,derivative_bits=3"),
+            "[method] derivative_bits is given twice, got 'satchel,derivative_bits=4,derivative_bits=3'");
 }
 
 TEST(Method, SharedMapsMayHaveAMeanOrABudget) {

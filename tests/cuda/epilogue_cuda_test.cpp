@@ -102,6 +102,7 @@ TEST_F(Cuda, EveryEpilogueKernelIsTheUnfusedOne) {
       {"satchel", {501, 3072}, false, Activation::none, 0, "row_norm", false, Norm::layer, Smooth::gelu},
       {"satchel", {3001, 768}, false, Activation::none, 0, "row_norm", false, Norm::layer, Smooth::gelu_tanh},
       {"satchel,norm_bits=1", rows, false, Activation::none, 0, "row_norm", false, Norm::layer, Smooth::silu},
+      {"satchel,derivative_bits=4", {3001, 768}, false, Activation::none, 0, "row_norm", false, Norm::layer, Smooth::gelu},
       {"actnn,adaptive=no", {3001, 768}, false, Activation::none, 0, "row_norm", true, Norm::layer},
       {"satchel", {3001, 768}, false, Activation::relu, 0, "unfused", false, Norm::layer},  // its code has both sides
   };

@@ -5,7 +5,8 @@
 namespace satchel {
 namespace {
 
-TEST_F(Cuda, MlpBytesAreASixthOfTorchsOrLess) { test::expect_few_mlp_bytes(test::kMlpRows, at::kCUDA); }
+TEST_F(Cuda, MlpBytesAreASixthOfTorchsOrLess) { test::expect_few_mlp_bytes(test::kMlpRows, at::kCUDA, at::kFloat); }
+TEST_F(Cuda, MlpBytesAreASixthOfTorchsOrLessInBf16) { test::expect_few_mlp_bytes(test::kMlpRows, at::kCUDA, at::kBFloat16); }
 
 }  // namespace
 }  // namespace satchel

@@ -14,7 +14,7 @@ void run(std::string_view input) {
 std::vector<std::string> seeds() {
   return {"fp32,exact,blockwise,satchel",
           "blockwise,levels=even,block=16rows",
-          "satchel,residual=3,mean=2.5",
+          "satchel,residual=3,mean=2.5,derivative_bits=4",
           "actnn,bits=3",
           "division",
           "gact,bits=4"};

@@ -4,7 +4,8 @@
 namespace satchel::test {
 namespace {
 
-TEST(MlpBytes, AreASixthOfTorchsOrLess) { expect_few_mlp_bytes(kMlpRows, at::kCPU); }
+TEST(MlpBytes, AreASixthOfTorchsOrLess) { expect_few_mlp_bytes(kMlpRows, at::kCPU, at::kFloat); }
+TEST(MlpBytes, AreASixthOfTorchsOrLessInBf16) { expect_few_mlp_bytes(kMlpRows, at::kCPU, at::kBFloat16); }
 
 }  // namespace
 }  // namespace satchel::test

@@ -84,7 +84,7 @@ TEST_F(Words, HelpListsEveryOptionOfSpecsAndTheExitCodes) {
   for (const std::string_view key : spec_option_names())
     EXPECT_NE(presets.find(std::string(key) + "="), std::string::npos) << key << '\n' << presets;
   const std::string train = run_tool("train --help").out;
-  for (const char* key : {"level=", "adaptive=", "norm_bits=", "mean_bits=", "budget="})
+  for (const char* key : {"level=", "adaptive=", "norm_bits=", "derivative_bits=", "mean_bits=", "budget="})
     EXPECT_NE(train.find(key), std::string::npos) << key;
   EXPECT_NE(train.find("as many threads as there are idle cores"), std::string::npos) << train;
   const std::string help = run_tool("--help").out;
