@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training steps of whole models through the Python package, beside PyTorch's own ways to save memory. Needs a GPU.
 
-  bench/python_models.py gpt|resnet50|vit_b_16 [--ways eager,packing,…] [--bf16|--tf32] [--batch N] [--draws N] [--json FILE] [--profile FILE] [--lock FILE]
+  bench/python_models.py gpt|resnet50|vit_b_16|convnext_tiny|sage [--ways eager,packing,…] [--bf16|--tf32] [--batch N] [--draws N] [--json FILE] [--profile FILE] [--lock FILE]
 
 Ways: eager · packing (satchel.packing) · checkpoint (each block, non-reentrant) · save_on_cpu · compile · budget:0.5 (torch.compile with an
 activation memory budget) · convert (satchel.convert: layers that share one save) · satchel (satchel.compile). Bits after a colon:
@@ -55,6 +55,26 @@ class GPT(nn.Module):
         return F.cross_entropy(self.out(self.n(x)).flatten(0, 1).float(), y.flatten())
 
 
+class Sage(nn.Module):
+    """PyG's GraphSAGE, 3 × 128, batch norm, ReLU, dropout ½; a random graph with ogbn-arxiv's numbers of nodes, edges, features and classes."""
+
+    def __init__(self, nodes=169_343, edges=1_166_243, features=128, classes=40, width=128):
+        super().__init__()
+        from torch_geometric.nn import SAGEConv
+
+        sizes = [features, width, width, classes]
+        self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in zip(sizes, sizes[1:]))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(2))
+        ends = torch.randint(nodes, (2, edges))
+        self.register_buffer("edges", torch.cat([ends, ends.flip(0)], 1))
+        self.checkpointed = False
+
+    def forward(self, x, y):
+        for conv, norm in zip(self.convs, self.norms):
+            x = F.dropout(F.relu(norm(conv(x, self.edges))), 0.5, self.training)
+        return F.cross_entropy(self.convs[-1](x, self.edges).float(), y)
+
+
 class Classifier(nn.Module):
     def __init__(self, net):
         super().__init__()
@@ -67,7 +87,7 @@ class Classifier(nn.Module):
 def blocks_of(net):
     """What is checkpointed one by one: residual blocks, encoder layers."""
     for module in net.modules():
-        if type(module).__name__ in ("Bottleneck", "EncoderBlock"):
+        if type(module).__name__ in ("Bottleneck", "EncoderBlock", "CNBlock"):
             yield module
 
 
@@ -75,11 +95,15 @@ def make(name, batch):
     if name == "gpt":
         i = torch.randint(0, 65, (batch or 32, 512), device="cuda")
         return GPT().cuda(), (i, torch.randint_like(i, 65))
+    if name == "sage":
+        net = Sage().cuda()
+        nodes = int(net.edges.max()) + 1
+        return net, (torch.randn(nodes, 128, device="cuda"), torch.randint(0, 40, (nodes,), device="cuda"))
     import torchvision
 
     net = getattr(torchvision.models, name)()
     x = torch.randn(batch or (256 if name.startswith("res") else 128), 3, 224, 224, device="cuda")
-    if name.startswith("res"):
+    if name.startswith(("res", "conv")):
         net, x = net.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     return Classifier(net).cuda(), (x, torch.randint(0, 1000, (len(x),), device="cuda"))
 
@@ -211,7 +235,7 @@ def measure(model, args, name, options, expected):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=["gpt", "resnet50", "vit_b_16"])
+    parser.add_argument("model", choices=["gpt", "resnet50", "vit_b_16", "convnext_tiny", "sage"])
     parser.add_argument("--ways", default="eager,packing,checkpoint,save_on_cpu,compile,budget:0.5,budget:0.25,budget:0.1,convert,satchel")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--bf16", action="store_true", default=True, help="autocast (the default)")
