@@ -5,13 +5,14 @@
 namespace satchel {
 namespace {
 
-/// Plain blocks in the order of memory. Gradients pass through a derivative, so it takes a bit more than a norm of few bits: 3 beside 2,
-/// which add a hundredth of the gradient's square, where 2 bits of a layer's input add a third or more (docs/theory.md 8).
+/// Gradients pass through a derivative, so it takes a bit more than a norm of few bits: 3 beside 2, which add a hundredth of the gradient's
+/// square, where 2 bits of a layer's input add a quarter or more (docs/theory.md 8).
 int derivative_bits(const Method& method) {
   if (method.derivative > 0) return method.derivative;
   return method.norm.bits == kKeep ? kKeep : std::max(method.norm.bits, std::clamp(method.norm.bits + 1, 3, 4));
 }
 
+/// Plain blocks in the order of memory.
 CodecSpec derivative_spec(const Method& method) {
   CodecSpec spec;
   spec.bits = derivative_bits(method);
