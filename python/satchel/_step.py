@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _len_torch_function_stack
 
@@ -30,9 +31,10 @@ __all__ = ["Step"]
 _Made = tuple[Any, str, bool]  # a kept form, words for the meter, and whether another save has counted its bytes
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, nn.Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _NEVER = 1 << 63  # sequence numbers from here on are those of AccumulateGrad
 _VIEWS = frozenset(
-    ["TBackward0", "ViewBackward0", "UnsafeViewBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ExpandBackward0",
+    ["TBackward0", "ViewBackward0", "UnsafeViewBackward0", "TransposeBackward0", "PermuteBackward0", "ExpandBackward0",
      "ReshapeAliasBackward0", "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SliceBackward0", "SelectBackward0",
      "SplitBackward0", "ChunkBackward0", "AliasBackward0"]
 )  # fmt: skip
@@ -56,31 +58,29 @@ def _is_parameter(t: Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _passes(kind: type) -> bool | None:
-    """May a parameter lie behind a node of this kind? True: behind views and casts, None: it is the parameter's, False: no."""
-    return True if kind.__name__ in _VIEWS else None if kind.__name__ == "AccumulateGrad" else False
+def _way(kind: type) -> str:
+    """What a node of this kind is on the way to a parameter."""
+    name = kind.__name__  # torch makes the text anew each time
+    return "cast" if name == "ToCopyBackward0" else "view" if name in _VIEWS else "parameter" if name == "AccumulateGrad" else ""
 
 
 def _ends_in_parameter(node: Any) -> bool:
     """Does an edge lead to AccumulateGrad through views and casts only?"""
-    while node is not None:
-        passes = _passes(type(node))
-        if not passes:
-            return passes is None
+    while (way := _way(type(node))) and way != "parameter":
         node = node.next_functions[0][0]
-    return False
+    return way == "parameter"
 
 
 def _parameter_below(t: Tensor) -> Tensor | None:
     """The parameter of which t is a cast, or a view of a cast; None where t is a view of the parameter itself."""
     node, casts = t.grad_fn, 0
-    while node is not None and type(node).__name__ in _VIEWS:
-        casts += type(node).__name__ == "ToCopyBackward0"
-        # Views after the cast alone: they are t's strides.
-        if casts and type(node).__name__ != "ToCopyBackward0":
+    while (way := _way(type(node))) and way != "parameter":
+        if way == "cast":
+            casts += 1
+        elif casts:  # views after the cast alone: they are t's strides
             return None
-        node = node.next_functions[0][0]
-    if node is None or casts != 1 or type(node).__name__ != "AccumulateGrad":
+        node = node.next_functions[0][0]  # type: ignore[union-attr]
+    if casts != 1 or way != "parameter":
         return None
     parameter: Tensor = getattr(node, "variable")
     plain = type(parameter) in _PLAIN and parameter.is_contiguous() and parameter.device == t.device
@@ -89,7 +89,7 @@ def _parameter_below(t: Tensor) -> Tensor | None:
 
 def _why_exact(t: Tensor) -> str:
     """Why no tensor like this is coded, whatever saves it; nothing where it may be."""
-    if type(t) not in _PLAIN or t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
+    if type(t) not in _PLAIN or t.layout is not torch.strided or _is_wrapped(t):
         return "exact: no plain tensor"
     if not (t.is_cuda or t.is_cpu or t.is_meta):
         return "exact: no kernels for this device"
@@ -138,15 +138,15 @@ class Step(TorchFunctionMode):
                 mode.visited.update(range(self.start + 1, _newest_node() + 1))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return func(*args, **(kwargs or {}))
-        above = getattr(_calling, "level", 0)
-        _calling.level = max(above, self.level)
+        level, above = self.level, getattr(_calling, "level", 0)
+        _calling.level = above if above > level else level
         try:
             out = func(*args, **kwargs) if kwargs else func(*args)
         finally:
             _calling.level = above
-        if above > self.level:  # an inner context's call, which packs it
+        if above > level:  # an inner context's call, which packs it
             return out
         if isinstance(out, Tensor):
             if (node := out.grad_fn) is not None:
@@ -170,7 +170,7 @@ class Step(TorchFunctionMode):
             below = node.next_functions
             self.look(node, below)
             for one, _ in below:
-                if one is not None and one._sequence_nr() not in visited:  # most are: a function's inputs were made by others
+                if one is not None and one._sequence_nr() not in visited:  # most are: other functions made them
                     stack.append(one)
         if len(visited) > 1 << 16:
             self.start = max(visited)
@@ -301,7 +301,7 @@ class Step(TorchFunctionMode):
         seeds = self.seeds.get(device)
         if seeds is None:
             first = mixed(self.owner.base_seed(), rank(), self.number, self.saves // _SEEDS)
-            seeds = self.seeds[device] = torch.arange(first, first + _SEEDS, dtype=torch.int64, device=device).split(1)
+            seeds = self.seeds[device] = torch.arange(first, first + _SEEDS, dtype=torch.int64, device=device).unbind()
         self.saves += 1
         return seeds[place]
 

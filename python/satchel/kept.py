@@ -23,9 +23,10 @@ BLOCK = 256  # values of a code that share a header
 Sizes = tuple[int, ...]  # plain tuples: the ops read a torch.Size more slowly
 Like = tuple[Sizes, Sizes, torch.dtype, Numbers]  # what unpack needs beside the bytes: shape, strides, type, spec
 
-_pack, _unpack = ops.pack.default, ops.unpack.default  # looked up once: each is called for every save
-_pack_mask, _unpack_mask = ops.pack_mask.default, ops.unpack_mask.default
-_pack_slope, _unpack_table = ops.pack_slope.default, ops.unpack_table.default
+# Looked up once, as the functions that an OpOverload calls: these are called for every save.
+_pack, _unpack = ops.pack.default.op, ops.unpack.default.op
+_pack_mask, _unpack_mask = ops.pack_mask.default.op, ops.unpack_mask.default.op
+_pack_slope, _unpack_table = ops.pack_slope.default.op, ops.unpack_table.default.op
 
 
 @functools.lru_cache(maxsize=16)
