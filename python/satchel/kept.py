@@ -16,10 +16,17 @@ from torch import Tensor
 from ._ops import Numbers, layout, ops, parse_spec
 
 __all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode",
-           "code_numbers", "dense", "inside", "slope_of", "smooth_kind", "within"]  # fmt: skip
+           "code_numbers", "dense", "inside", "packed_strides", "slope_of", "smooth_kind", "within"]  # fmt: skip
 
 
 BLOCK = 256  # values of a code that share a header
+Sizes = tuple[int, ...]  # plain tuples: the ops read a torch.Size more slowly
+Like = tuple[Sizes, Sizes, torch.dtype, Numbers]  # what unpack needs beside the bytes: shape, strides, type, spec
+
+# Looked up once, as the functions that an OpOverload calls: these are called for every save.
+_pack, _unpack = ops.pack.default.op, ops.unpack.default.op
+_pack_mask, _unpack_mask = ops.pack_mask.default.op, ops.unpack_mask.default.op
+_pack_slope, _unpack_table = ops.pack_slope.default.op, ops.unpack_table.default.op
 
 
 @functools.lru_cache(maxsize=16)
@@ -30,38 +37,71 @@ def code_numbers(bits: int, header: str = "bf16") -> Numbers:
 
 def dense(x: Tensor) -> bool:
     """Does x fill a stretch of memory, in whatever order of its dimensions?"""
+    return _fills(x.shape, x.stride())
+
+
+def _fills(shape: Sizes, strides: Sizes) -> bool:
     places = 1
-    for step, size in sorted((step, size) for size, step in zip(x.shape, x.stride()) if size > 1):
+    for step, size in sorted((step, size) for size, step in zip(shape, strides) if size > 1):
         if step != places:
             return False
         places *= size
     return True
 
 
-def _strides(x: Tensor, numbers: Numbers) -> tuple[int, ...]:
-    return x.stride() if x.is_contiguous() else tuple(ops.packed_strides.default(x, list(numbers)))
+@functools.lru_cache(maxsize=4096)
+def packed_strides(shape: Sizes, strides: Sizes) -> Sizes:
+    """The op packed_strides for codes in blocks: a tensor's own strides where it fills memory or is empty, else those of its shape's order."""
+    if 0 in shape or _fills(shape, strides):
+        return strides
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _in_memory_order(x: Tensor) -> tuple[Tensor, Sizes, Sizes]:
+    """x as it is packed, shape, and the strides that it comes back in. The ops would copy too, but find out by an exception, which is slow."""
+    shape, own = tuple(x.shape), x.stride()
+    strides = packed_strides(shape, own)
+    return (x if strides == own else x.contiguous()), shape, strides
+
+
+@functools.lru_cache(maxsize=4096)
+def _like(shape: torch.Size, strides: Sizes, dtype: torch.dtype, bits: int, header: str) -> Like:
+    """One object for all codes of a layout: a model's layers repeat, and so do its steps."""
+    return tuple(shape), packed_strides(tuple(shape), strides), dtype, code_numbers(bits, header)
 
 
 class Code:
     """An unbiased block code."""
 
-    __slots__ = ("bytes", "shape", "strides", "dtype", "numbers", "__weakref__")
+    __slots__ = ("bytes", "like", "__weakref__")
 
     def __init__(self, x: Tensor, bits: int, seed: Tensor, header: str = "bf16") -> None:
-        self.numbers = code_numbers(bits, header)
-        self.shape, self.strides, self.dtype = x.shape, _strides(x, self.numbers), x.dtype
-        self.bytes = ops.pack.default(x, seed, None, 1, self.numbers)
+        own = x.stride()
+        self.like = like = _like(x.shape, own, x.dtype, bits, header)
+        self.bytes = _pack(x if like[1] == own else x.contiguous(), seed, None, 1, like[3])
 
     @property
     def nbytes(self) -> int:
         return self.bytes.nbytes
 
     def restore(self) -> Tensor:
-        return ops.unpack.default(self.bytes, self.shape, self.strides, self.dtype, self.numbers)
+        return _unpack(self.bytes, *self.like)
+
+    @property
+    def shape(self) -> Sizes:
+        return self.like[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like[2]
+
+    @property
+    def numbers(self) -> Numbers:
+        return self.like[3]
 
     @property
     def bits(self) -> int:
-        return self.numbers[0]
+        return self.like[3][0]
 
     @property
     def header(self) -> str:
@@ -73,16 +113,17 @@ class Code:
 
     def bytes_at(self, bits: int) -> int:
         """What the code would take in so many bits."""
-        return layout(tuple(self.shape), self.dtype, 0, 1, code_numbers(bits, self.header))["total"]
+        return layout(self.shape, self.dtype, 0, 1, code_numbers(bits, self.header))["total"]
 
     def recode(self, bits: int, seed: Tensor) -> None:
         """Rounds the decoded values again. Right in the mean as the first time; the two variances add."""
-        x, self.numbers = self.restore(), code_numbers(bits, self.header)
-        self.bytes = ops.pack.default(x, seed, None, 1, self.numbers)
+        x = self.restore()
+        self.like = (*self.like[:3], code_numbers(bits, self.header))
+        self.bytes = _pack(x, seed, None, 1, self.numbers)
 
     def squared_ranges(self, x: Tensor) -> Tensor:
         """(highest − lowest)² of each block, from the headers: a low and a step each."""
-        at = layout(tuple(self.shape), self.dtype, 0, 1, self.numbers)
+        at = layout(self.shape, self.dtype, 0, 1, self.numbers)
         kind = torch.float32 if self.header == "f32" else torch.bfloat16
         steps = self.bytes[at["headers"] : at["headers"] + 2 * kind.itemsize * at["blocks"]].view(kind)[1::2]
         return (steps.float() * ((1 << self.bits) - 1)).square()
@@ -129,7 +170,7 @@ class Cast:
     def restore(self) -> Tensor:
         if self.parameter._version != self.version:
             raise RuntimeError("[packing] a parameter must stay as it is until backward, got one changed in place after autocast read it")
-        return self.parameter.detach().to(self.dtype).as_strided(self.shape, self.strides, self.offset)
+        return self.parameter.to(self.dtype).as_strided(self.shape, self.strides, self.offset)
 
 
 def _beside(t: Tensor, shape: torch.Size) -> Tensor:
@@ -164,16 +205,17 @@ class Mask:
     __slots__ = ("bits", "shape", "strides", "dtype", "on", "off")
 
     def __init__(self, x: Tensor, dtype: torch.dtype, on: float = 1.0, off: float = 0.0) -> None:
-        self.shape, self.strides = x.shape, _strides(x, code_numbers(2))
-        self.bits, self.dtype, self.on, self.off = ops.pack_mask.default(x), dtype, on, off
+        self.dtype, self.on, self.off = dtype, on, off
+        x, self.shape, self.strides = _in_memory_order(x)
+        self.bits = _pack_mask(x)
 
     @property
     def nbytes(self) -> int:
         return self.bits.nbytes
 
     def restore(self) -> Tensor:
-        y = ops.unpack_mask.default(self.bits, self.shape, self.strides, self.dtype)
-        return y if (self.on, self.off) == (1.0, 0.0) else torch.where(y != 0, self.on, self.off).to(self.dtype)
+        y = _unpack_mask(self.bits, self.shape, self.strides, self.dtype)
+        return y if self.on == 1.0 and self.off == 0.0 else torch.where(y != 0, self.on, self.off).to(self.dtype)
 
 
 def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
@@ -222,7 +264,8 @@ class Index:
     __slots__ = ("bytes", "shape", "strides", "bits")
 
     def __init__(self, x: Tensor, most: int) -> None:
-        self.shape, self.strides, self.bits = x.shape, _strides(x, code_numbers(2)), most.bit_length()
+        self.bits = most.bit_length()
+        x, self.shape, self.strides = _in_memory_order(x)
         self.bytes = ops.narrow.default(x, 0, most)
 
     @property
@@ -301,19 +344,20 @@ class SlopeCode:
     __slots__ = ("bytes", "shape", "strides", "dtype", "table", "kind", "bits", "__weakref__")
 
     def __init__(self, x: Tensor, kind: str, bits: int, seed: Tensor) -> None:
-        self.shape, self.strides, self.dtype, self.kind = x.shape, _strides(x, code_numbers(2)), x.dtype, kind
+        self.dtype, self.kind = x.dtype, kind
+        x, self.shape, self.strides = _in_memory_order(x)
         self._encode(x, bits, seed)
 
     def _encode(self, x: Tensor, bits: int, seed: Tensor) -> None:
         levels, self.table = _slope_tables(self.kind, bits, x.dtype, x.device)
-        self.bits, self.bytes = bits, ops.pack_slope.default(x, seed, levels, _KINDS[self.kind][0])
+        self.bits, self.bytes = bits, _pack_slope(x, seed, levels, _KINDS[self.kind][0])
 
     @property
     def device(self) -> torch.device:
         return self.bytes.device
 
     def bytes_at(self, bits: int) -> int:
-        values = self.shape.numel()
+        values = math.prod(self.shape)
         return values // 8 * bits + (values % 8 * bits + 7) // 8
 
     def recode(self, bits: int, seed: Tensor) -> None:
@@ -335,7 +379,7 @@ class SlopeCode:
         return self.bytes.nbytes
 
     def restore(self) -> Tensor:
-        return ops.unpack_table.default(self.bytes, self.table, self.shape, self.strides, self.dtype)
+        return _unpack_table(self.bytes, self.table, self.shape, self.strides, self.dtype)
 
 
 def _same(x: Tensor) -> Tensor:

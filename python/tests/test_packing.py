@@ -14,6 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import satchel
+from satchel import _step
+from satchel import kept as forms
+from satchel._ops import ops
 
 
 def net():
@@ -424,3 +427,53 @@ def test_a_line_that_shares_memory_has_no_ratio():
     loss.backward()
     line = next(line for line in context.meter.table().splitlines() if line.startswith("LogSoftmax"))
     assert line.split()[-1] == "–" and "inf" not in line
+
+
+def test_what_is_looked_up_once_is_right_for_each_save():
+    """Saves of one shape differ in role, and between steps weights are computed or frozen, and types and strides change."""
+    layer, weight = nn.Linear(64, 64), nn.Parameter(torch.randn(64, 64))
+    x, gaps = torch.randn(64, 64), torch.randn(64, 128)[:, ::2]
+
+    def gradient(p, x, weight_of, autocast):
+        with p, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            h = layer(x).relu()
+            loss = F.gelu(torch.mm(torch.mm(h, weight_of(weight)), h)).float().sum()
+        found = torch.autograd.grad(loss, [layer.weight, weight], allow_unused=True)
+        return torch.cat([g.flatten() for g in found if g is not None])
+
+    itself, computed, frozen = (lambda w: w), (lambda w: w * 1), (lambda w: w.detach())
+    steps = [
+        (x, itself, False, ["4 bits", "2 bits"], 0),  # a product of two activations is flow, one with a parameter local
+        (x, computed, False, ["4 bits", "4 bits"], 0),
+        (x, frozen, False, ["4 bits"], 0),  # nobody needs the other
+        (x, itself, True, ["4 bits", "2 bits"], 1),
+        (x, computed, True, ["4 bits", "4 bits"], 0),
+        (gaps, itself, False, ["4 bits", "2 bits"], 0),
+        (x, itself, False, ["4 bits", "2 bits"], 0),
+    ]
+    p, metered = satchel.packing(seed=1, min_bytes=1024), satchel.packing(seed=1, min_bytes=1024, meter=True)
+    for number, (*args, expected, casts) in enumerate(steps):
+        got = gradient(p, *args)
+        for cache in (_step._fields_of, _step._way, forms._like, forms.packed_strides, forms.code_numbers):
+            cache.cache_clear()
+        afresh = satchel.packing(seed=1, min_bytes=1024)
+        for _ in range(number):  # its steps are numbered too
+            with afresh:
+                pass
+        assert torch.equal(got, gradient(afresh, *args)) and torch.equal(got, gradient(metered, *args)), number
+        lines = metered.meter.lines
+        assert sorted(line.kept for line in lines if (line.node, line.field) == ("MmBackward0", "self")) == sorted(expected), number
+        assert sum(line.kept == "cast again" for line in lines) == casts, number
+
+
+def test_strides_are_those_of_the_op():
+    x, seed = torch.randn(4, 6, 8), torch.zeros(1, dtype=torch.int64)
+    layouts = [x, x.mT, x.permute(2, 0, 1), x[:, ::2], x[..., 1:], x[:0], x[:, :1], x[:1].permute(1, 0, 2), x[:, :1].mT, x[0, 0, 0],
+               x.view(2, 2, 6, 8).transpose(1, 2), x.split(2, 2)[0].transpose(0, 1)]  # fmt: skip
+    for t in layouts:
+        numbers = list(forms.code_numbers(8))
+        expected = t.stride() if t.is_contiguous() else tuple(ops.packed_strides(t, numbers))
+        code = forms.Code(t, 8, seed)
+        assert torch.equal(code.bytes, ops.pack(t, seed, None, 1, numbers))
+        assert forms.packed_strides(tuple(t.shape), t.stride()) == code.restore().stride() == expected, (t.shape, t.stride())
+        assert torch.equal(code.restore(), ops.unpack(code.bytes, t.shape, expected, t.dtype, numbers))
