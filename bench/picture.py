@@ -3,8 +3,8 @@
 
   bench/picture.py --out build/bench build/bench/*.json
 
-Reads what `satchel bench graph --json` and graph_torch.py --json wrote, or `satchel bench images --json` and image_torch.py
---json. Files of the same data, model, types and memory cap belong together. Writes results.json (all of them), results.md (a table a setting) and one SVG a setting. Standard library only.
+Reads what `satchel bench graph --json` and graph_torch.py --json wrote, `satchel bench images --json` and image_torch.py --json, or
+python_models.py --json. Files of the same data, model, types and memory cap belong together. Writes results.json (all of them), results.md (a table a setting) and one SVG a setting. Standard library only.
 """
 import argparse
 import datetime

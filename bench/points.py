@@ -31,14 +31,20 @@ def is_image(file):
     return "image" in file
 
 
+def is_python(file):
+    return file.get("program") == "python_models.py"
+
+
 def seconds_key(file):
-    return "step_seconds" if is_image(file) else "epoch_seconds"
+    return "step_seconds" if is_image(file) or is_python(file) else "epoch_seconds"
 
 
 def named(file, result):
     name = result["method"]
     if is_image(file):
         return named_image(file, name)
+    if is_python(file):
+        return named_python(name)
     if file.get("program") == "graph_torch.py":
         if name.startswith("compile-"):
             return "torch.compile", "compile " + name.removeprefix("compile-")
@@ -60,6 +66,15 @@ def named_image(file, name):
             return "torch.compile", "compile " + name.removeprefix("compile-")
         return "PyTorch", {"fp32": "PyTorch fp32", "checkpoint": "checkpointing"}.get(name, name)
     return ("PyTorch", "libtorch") if name == "fp32" else ("Satchel", name)
+
+
+def named_python(name):
+    kind, _, option = name.partition(":")
+    if kind in ("compile", "budget"):
+        return "torch.compile", f"torch.compile, budget {option or 1}"
+    if kind in ("packing", "convert", "satchel"):
+        return "Satchel", {"satchel": "satchel.compile()"}.get(kind, f"satchel.{kind}()") + (f" {option}" if option else "")
+    return "PyTorch", {"eager": "PyTorch, eager", "checkpoint": "checkpointing"}.get(kind, kind)
 
 
 class Setting:
@@ -92,7 +107,7 @@ class Setting:
     def base(self):
         """What ratios are to: PyTorch fp32 of the Python script, else the C++ one."""
         by_label = {p.label: p for p in self.fitting}
-        return by_label.get("PyTorch fp32") or by_label.get("libtorch")
+        return by_label.get("PyTorch fp32") or by_label.get("libtorch") or by_label.get("PyTorch, eager")
 
     def name(self):
         a = self.about
@@ -154,8 +169,20 @@ class ImageSetting(Setting):
         return f"{a['model']}, {a['batch']} images of {a['image']} × {a['image']}, {types}"
 
 
+class PythonSetting(Setting):
+    KEYS = ("model", "batch", "type", "cap")
+    USUAL = {}
+    STEP = "step"
+
+    def stem(self):
+        return "python_{model}_b{batch}_{type}".format(**self.about)
+
+    def shape(self):
+        return "{model} in Python, batch {batch}, {type}".format(**self.about)
+
+
 def setting_of(file):
-    return ImageSetting(file) if is_image(file) else Setting(file)
+    return PythonSetting(file) if is_python(file) else ImageSetting(file) if is_image(file) else Setting(file)
 
 
 def drawn(points):
@@ -193,7 +220,7 @@ def read(paths):
     for path in paths:
         try:
             file = json.loads(pathlib.Path(path).read_text())
-            if not isinstance(file, dict) or "results" not in file or not ("hidden" in file or is_image(file)) or "multiple" in file:
+            if not isinstance(file, dict) or "results" not in file or not ("hidden" in file or is_image(file) or is_python(file)) or "multiple" in file:
                 continue  # of another benchmark
             check(file)
             setting = setting_of(file)

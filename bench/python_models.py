@@ -5,9 +5,10 @@
 
 Ways: eager · packing (satchel.packing) · checkpoint (each block, non-reentrant) · save_on_cpu · compile · budget:0.5 (torch.compile with an
 activation memory budget) · convert (satchel.convert: layers that share one save) · satchel (satchel.compile). Bits after a colon:
-packing:2/4/8, satchel:2/4/8. Printed: median step in ms; GiB kept between forward and backward; peak in GiB, most allocated in a step minus
+packing:2/4/8, satchel:2/4/8. +graph (compile+graph, satchel+graph, convert+graph): launched as CUDA graphs, by torch.compile's mode reduce-overhead or a
+capture of the whole step. Printed: median step in ms; GiB kept between forward and backward; peak in GiB, most allocated in a step minus
 allocated before it; the gradient's relative distance to eager's; with --draws the error of the mean of N draws beside what one draw's
-error/√N says (1 means unbiased); how long the CPU took to launch a step (launch_ms), which bounds the step from below. --profile writes each
+error/√N says (1 means unbiased); how long the CPU took to launch a step, which bounds the step from below. --profile writes each
 way's slowest kernels of a step, and what of it takes the CPU longest, to a file. --lock: several of these programs may compile side by side; who measures holds the file's lock.
 """
 import argparse
@@ -125,7 +126,8 @@ def checkpointed(model):
 
 def way_of(name, model, stack):
     """(function of a step's loss, context around forward) of a way's name."""
-    kind, _, option = name.partition(":")
+    kind, _, option = name.removesuffix("+graph").partition(":")
+    mode = "reduce-overhead" if name.endswith("+graph") else None
     if kind == "eager":
         return model, contextlib.nullcontext()
     if kind == "packing":
@@ -136,7 +138,7 @@ def way_of(name, model, stack):
     if kind == "save_on_cpu":
         return model, torch.autograd.graph.save_on_cpu(pin_memory=True)
     if kind == "compile":
-        return torch.compile(model), contextlib.nullcontext()
+        return torch.compile(model, mode=mode), contextlib.nullcontext()
     if kind == "budget":
         stack.enter_context(torch._functorch.config.patch(activation_memory_budget=float(option)))
         return torch.compile(model), contextlib.nullcontext()
@@ -144,7 +146,7 @@ def way_of(name, model, stack):
         stack.callback(satchel.revert, satchel.convert(model, option or "satchel"))
         return model, contextlib.nullcontext()
     if kind == "satchel":
-        return satchel.compile(model, option or "2/4/8"), contextlib.nullcontext()
+        return satchel.compile(model, option or "2/4/8", mode=mode), contextlib.nullcontext()
     raise SystemExit(f"[bench] no way '{name}'")
 
 
@@ -168,6 +170,19 @@ def locked(path):
         yield
 
 
+def captured(step):
+    """A replay of the step."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
 def measure(model, args, name, options, expected):
     bf16, steps, draws, profile = not options.tf32, options.steps, options.draws, options.profile
     with contextlib.ExitStack() as stack:
@@ -184,6 +199,7 @@ def measure(model, args, name, options, expected):
             return loss
 
         def gradient():
+            torch.compiler.cudagraph_mark_step_begin()
             step()
             return torch.cat([p.grad.flatten() for p in model.parameters()]).float()
 
@@ -202,6 +218,8 @@ def measure(model, args, name, options, expected):
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - base
         del loss
+        if name == "convert+graph":
+            step = captured(step)
         launches = []
         for _ in range(3):
             torch.cuda.synchronize()
@@ -219,8 +237,8 @@ def measure(model, args, name, options, expected):
         if profile:
             write_profile(profile, name, step)
         got = gradient()
-        row = {"way": name, "ms": round(ms, 2), "saved_gib": round(saved / 2**30, 3), "peak_gib": round(peak / 2**30, 3), "first_s": round(first, 1),
-               "launch_ms": round(statistics.median(launches), 1)}  # fmt: skip
+        row = {"method": name, "step_seconds": ms / 1e3, "saved_bytes": saved, "loss_bytes": 0, "peak_bytes": peak,
+               "launch_seconds": statistics.median(launches) / 1e3, "first_seconds": first}  # fmt: skip
         if expected is not None:
             row["distance"] = round(float((got - expected).norm() / expected.norm()), 4)
             if draws and name.partition(":")[0] in ("packing", "convert", "satchel"):
@@ -231,6 +249,14 @@ def measure(model, args, name, options, expected):
                     one += float(g.square().sum()) / draws
                 row["mean_of_draws"] = round(float(mean.norm()) * draws**0.5 / one**0.5, 3)
         return row, got
+
+
+def line(row):
+    if "error" in row:
+        return f"way {row['method']} · {row['error']}"
+    words = [f"way {row['method']}", f"{1e3 * row['step_seconds']:.2f} ms", f"saved {row['saved_bytes'] / 2**30:.3f} GiB",
+             f"peak {row['peak_bytes'] / 2**30:.3f} GiB", f"launch {1e3 * row['launch_seconds']:.1f} ms", f"first {row['first_seconds']:.1f} s"]  # fmt: skip
+    return " · ".join(words + [f"{name.replace('_', ' ')} {row[name]}" for name in ("distance", "mean_of_draws") if name in row])
 
 
 def main():
@@ -261,12 +287,14 @@ def main():
             row, got = measure(model, args, name, options, expected)
             expected = got if name == "eager" else expected
         except Exception as e:  # one way that fails leaves the others
-            row = {"way": name, "failed": f"{type(e).__name__}: {e}"}
-        rows.append({"model": options.model, "type": kind, **row})
-        print(" · ".join(f"{k} {str(v)[:300]}" for k, v in row.items()), flush=True)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+            row = {"method": name, "error": f"{type(e).__name__}: {e}"[:300]}
+        rows.append(row)
+        print(line(row), flush=True)
+        if options.json:
+            machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+            about = {"program": "python_models.py", "model": options.model, "type": kind, "batch": len(args[0]), "machine": machine}
+            with open(options.json, "w", encoding="utf-8") as file:
+                json.dump({**about, "results": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ def _activation_backward_cpu(g, slopes, strides, spec):  # type: ignore[no-untyp
 
 _library = torch.library.Library("satchel_stable", "IMPL", "CPU")
 _library.impl("activation", _activation_cpu)
+_library.impl("activation_forward", _activation_cpu)
 _library.impl("activation_backward", _activation_backward_cpu)
 
 
@@ -75,6 +76,7 @@ def _packed(x: Tensor, dtype: torch.dtype, spec: list[int]) -> Tensor:
     return x.new_empty(layout((x.numel(),), dtype, 0, 1, tuple(spec))["total"] if spec else 0, dtype=torch.uint8)
 
 
+@torch.library.register_fake("satchel_stable::activation_forward")
 @torch.library.register_fake("satchel_stable::activation")
 def _(x, seeds, kind, slope, output):  # type: ignore[no-untyped-def]
     z = torch.empty_like(x)  # keeps dense strides, and makes others contiguous

@@ -53,7 +53,8 @@ _FREE = _VIEWS | {
 }  # fmt: skip
 _SPLITS = {aten.split.Tensor, aten.split_with_sizes.default}
 _FEW = 16  # a product's coefficient that is so many times smaller than it is a statistic: kept as it is
-_CODES = {ops.norm.default: (1, 2, 4), ops.activation.default: (1, 2)}  # what of their results backward may read
+_FORWARD = {ops.norm.default: ops.norm_forward.default, ops.activation.default: ops.activation_forward.default}
+_CODES = {ops.norm_forward.default: (1, 2, 4), ops.activation_forward.default: (1, 2)}  # what of their results backward may read
 _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
 _SOME = 256  # from here on a norm may read one code twice: it errs by a code's variance / values
 
@@ -192,6 +193,7 @@ class _Rewrite:
     def keep_codes(self, nodes: list[fx.Node]) -> None:
         """What the ops of graph_layers.py write for backward."""
         for n in nodes:
+            n.target = _FORWARD.get(n.target, n.target)  # gradients are recorded: the op that does it costs time
             for user in n.users if n.target in _CODES else ():
                 if user.target is operator.getitem and user.args[1] in _CODES[n.target]:
                     user.meta["recompute"] = _SAVE
@@ -201,7 +203,7 @@ class _Rewrite:
         op = s.args[0] if s.target is operator.getitem and s.args[1] == 0 else None
         if not isinstance(op, fx.Node) or op.target not in _CODES:
             return None
-        form: Any = op.args[6] if op.target is ops.norm.default else None
+        form: Any = op.args[6] if op.target is ops.norm_forward.default else None
         place = {ACT: 1, ADD: 2, None: 2}.get(form)
         spec: Any = None if place is None else op.args[-1] if place == 2 else op.args[7]
         if not spec or spec[0] < bits:

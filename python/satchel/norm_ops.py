@@ -109,6 +109,7 @@ def _norm_output_cpu(bytes, shape, dtype, form, spec):  # type: ignore[no-untype
 
 _library = torch.library.Library("satchel_stable", "IMPL", "CPU")
 _library.impl("norm", _norm_cpu)
+_library.impl("norm_forward", _norm_cpu)
 _library.impl("norm_moving", _norm_moving_cpu)
 _library.impl("norm_backward", _norm_backward_cpu)
 _library.impl("norm_output", _norm_output_cpu)
@@ -118,6 +119,7 @@ def _image_like(x: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
     return _as_image(x.new_empty((shape[0], *shape[2:], shape[1]), dtype=dtype), shape)
 
 
+@torch.library.register_fake("satchel_stable::norm_forward")
 @torch.library.register_fake("satchel_stable::norm")
 def _(x, skip, gamma, beta, seeds, eps, form, norm, sum):  # type: ignore[no-untyped-def]
     channels = x.shape[1]

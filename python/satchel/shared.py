@@ -65,41 +65,67 @@ def keeps(
 
 
 _HEAD = struct.Struct("4q")
-_places: dict[tuple[int, ...], int] = {}  # where torch's generator stands now, and how many seeds were made there
+_POOL = 64  # seeds that are made at once: a launch for each would cost more than what reads it
+_places: dict[tuple[int, ...], int] = {}  # where torch's generator stands now, and how many pools were made there
 _replayed: dict[tuple[int, ...], int] = {}  # the same of all places that checkpointing has set it back to since the newest forward
+_pools: dict[tuple[Any, ...], tuple[Any, Iterator[Tensor]]] = {}  # by device, stream and length: (place, the seeds that are left)
 _lock = threading.Lock()
 
 
-def _fresh_number() -> int:
-    """Made of the place where torch's CPU generator stands, which stays there: numbers drawn for anything else are as they would be without
-    codes."""
+def _seeds(device: torch.device, length: int) -> Tensor:
+    """Numbers of their own for one code, made of the place where torch's CPU generator stands, which stays there: numbers drawn for anything
+    else are as they would be without codes. In a captured graph they are drawn on the GPU, anew in every replay."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.randint(-(1 << 62), 1 << 62, (length,), dtype=torch.int64, device=device)
     place = _HEAD.unpack(torch.default_generator.get_state().numpy()[:32])  # its seed, how far it is, and a number of its state
     replays = torch._C._current_graph_task_id() != -1  # a forward within a backward: the end of one part and the start of the next are one place
+    key = (device, _raw_stream(device), length)
     with _lock:
-        counts = _replayed if replays else _places
-        count = counts.get(place, 0)
-        if not replays:
+        known, left = _pools.get(key, (None, iter(())))
+        made = next(left, None) if known == (place, replays) else None
+        if made is None:
+            first = mixed(rank(), int(replays), _next_pool(place, replays), *place)
+            numbers = torch.arange(first, first + _POOL * length, dtype=torch.int64, device=device)
+            left = iter(numbers.view(_POOL, length).unbind())
+            _pools[key] = ((place, replays), left)
+            made = next(left)
+        elif not replays:
             _replayed.clear()
-            if count == 0:
-                _places.clear()
-        counts[place] = count + 1
-    return mixed(rank(), int(replays), count, *place)
+    return made
+
+
+def _next_pool(place: tuple[int, ...], replays: bool) -> int:
+    counts = _replayed if replays else _places
+    count = counts.get(place, 0)
+    if not replays:
+        _replayed.clear()
+        if count == 0:
+            _places.clear()
+    counts[place] = count + 1
+    return count
 
 
 def fresh_seed(device: torch.device) -> Tensor:
     """A seed of its own for one code."""
-    return torch.full((1,), _fresh_number(), dtype=torch.int64, device=device)
+    return _seeds(device, 1)
 
 
 def fresh_seeds(device: torch.device) -> Tensor:
-    """Two of them in a row."""
-    first = _fresh_number()
-    return torch.arange(first, first + 2, dtype=torch.int64, device=device)
+    """Two of them."""
+    return _seeds(device, 2)
 
 
 def drawn_seed(device: torch.device) -> Tensor:
     """A seed of dropout, one draw of torch's CPU generator. Checkpointing sets that back: what is computed again is dropped alike."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _seeds(device, 1)
     return torch.full((1,), mixed(rank(), int(torch.empty((), dtype=torch.int64).random_())), dtype=torch.int64, device=device)
+
+
+def _raw_stream(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if device.index is None else device.index)
 
 
 # ---- codes ---------------------------------------------------------------------------------------------------------------------------
@@ -279,17 +305,13 @@ class Save:
 # ---- who finds a save ----------------------------------------------------------------------------------------------------------------
 
 
-def _stream(x: Tensor) -> int:
-    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0
-
-
 class Link:
     """What stands for a tensor that a layer made. `find(method)` gives the save that a layer with weights may read, or None."""
 
     __slots__ = ("version", "stream", "find", "maker", "is_relu", "__weakref__")
 
     def __init__(self, x: Tensor, find: Callable[[str], Save | None], maker: Any = None, is_relu: bool = False) -> None:
-        self.version, self.stream, self.find, self.maker, self.is_relu = x._version, _stream(x), find, maker, is_relu
+        self.version, self.stream, self.find, self.maker, self.is_relu = x._version, _raw_stream(x.device), find, maker, is_relu
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
@@ -304,7 +326,7 @@ def link(x: Tensor, find: Callable[[str], Save | None], maker: Any = None, is_re
 def link_of(x: Tensor) -> Link | None:
     """x's, where x is as its maker left it and the same stream reads it."""
     found = getattr(x, "_satchel", None)
-    if found is None or x.is_inference() or found.version != x._version or found.stream != _stream(x):
+    if found is None or x.is_inference() or found.version != x._version or found.stream != _raw_stream(x.device):
         return None
     return found
 

@@ -111,10 +111,12 @@ Tensor activation_backward(const Tensor& given, const Tensor& slopes, const Numb
 STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
   m.def("activation_fits(int values, ScalarType dtype, int[] slope, int[] output) -> bool");
   m.def("activation(Tensor x, Tensor seeds, int kind, int[] slope, int[] output) -> (Tensor, Tensor, Tensor)");
+  m.def("activation_forward(Tensor x, Tensor seeds, int kind, int[] slope, int[] output) -> (Tensor, Tensor, Tensor)");  // without a gradient
   m.def("activation_backward(Tensor g, Tensor slopes, int[] strides, int[] spec) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) {
   m.impl("activation", TORCH_BOX(&satchel::stable::activation));
+  m.impl("activation_forward", TORCH_BOX(&satchel::stable::activation));
   m.impl("activation_backward", TORCH_BOX(&satchel::stable::activation_backward));
 }
 STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CompositeExplicitAutograd, m) {

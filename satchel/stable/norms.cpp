@@ -261,6 +261,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
   m.def(
       "norm(Tensor x, Tensor? skip, Tensor gamma, Tensor beta, Tensor seeds, float eps, int form, int[] norm, int[] sum) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(  // … without a gradient: what compiled graphs call
+      "norm_forward(Tensor x, Tensor? skip, Tensor gamma, Tensor beta, Tensor seeds, float eps, int form, int[] norm, int[] sum) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "norm_moving(Tensor x, Tensor? skip, Tensor gamma, Tensor beta, Tensor(a!)? running_mean, Tensor(b!)? running_var, float momentum, "
       "Tensor seeds, float eps, int form, int[] norm, int[] sum) -> (Tensor, Tensor, Tensor, Tensor)");
@@ -271,6 +274,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
 }
 STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) {
   m.impl("norm", TORCH_BOX(&satchel::stable::norm));
+  m.impl("norm_forward", TORCH_BOX(&satchel::stable::norm));
   m.impl("norm_moving", TORCH_BOX(&satchel::stable::norm_moving));
   m.impl("norm_backward", TORCH_BOX(&satchel::stable::norm_backward));
   m.impl("norm_output", TORCH_BOX(&satchel::stable::norm_output));
