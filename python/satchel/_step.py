@@ -66,7 +66,7 @@ def _way(kind: type) -> str:
 
 def _ends_in_parameter(node: Any) -> bool:
     """Does an edge lead to AccumulateGrad through views and casts only?"""
-    while (way := _way(type(node))) and way != "parameter":
+    while (way := _way(type(node))) and way != "parameter":  # type: ignore[arg-type]  # a type is hashable
         node = node.next_functions[0][0]
     return way == "parameter"
 
@@ -74,7 +74,7 @@ def _ends_in_parameter(node: Any) -> bool:
 def _parameter_below(t: Tensor) -> Tensor | None:
     """The parameter of which t is a cast, or a view of a cast; None where t is a view of the parameter itself."""
     node, casts = t.grad_fn, 0
-    while (way := _way(type(node))) and way != "parameter":
+    while (way := _way(type(node))) and way != "parameter":  # type: ignore[arg-type]
         if way == "cast":
             casts += 1
         elif casts:  # views after the cast alone: they are t's strides
@@ -178,7 +178,7 @@ class Step(TorchFunctionMode):
 
     def look(self, node: Any, below: Any) -> None:
         """below: the node's next_functions, which torch makes anew each time it is asked."""
-        fields = _fields_of(type(node))
+        fields = _fields_of(type(node))  # type: ignore[arg-type]
         if self.meter is None:
             for field in fields.coded:
                 self.keep(node, below, field)
@@ -337,6 +337,9 @@ class Step(TorchFunctionMode):
         bits = self.bits(field, "local" if local else row.role)
         return None if bits == 32 else self.code(t, bits, local)
 
+    def make_nothing(self, node: Any, below: Any, field: _Field, t: Tensor) -> _Made | None:
+        return None
+
     def make_shape(self, node: Any, below: Any, field: _Field, t: Tensor) -> _Made | None:
         return forms.Shape(t), "shape", False
 
@@ -419,7 +422,7 @@ class _Field:
         self.node, self.name, self.row = node, name, row  # type: ignore[assignment]
         self.raw, self.saved = operator.attrgetter("_raw_saved_" + name), operator.attrgetter("_saved_" + name)
         self.floats = row is not None and row.keep not in ("shape", "flags", "index")
-        self.make: Callable[..., _Made | None] | None = None if row is None else getattr(Step, "make_" + row.keep)
+        self.make: Callable[..., _Made | None] = getattr(Step, "make_" + row.keep) if row is not None else Step.make_nothing
 
 
 class _Fields(NamedTuple):
