@@ -103,3 +103,21 @@ def test_compiled_gradients_are_right_in_the_mean(half):
     assert sum("satchel_stable.norm" in line.made_by for line in f.satchel_pass.report) >= 2
     one = torch.stack([(g - expected).square().sum() for g in draws]).mean().sqrt()
     assert float((sum(draws) / 64 - expected).norm() * 8 / one) < (1.5 if half else 1.3)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead"])
+def test_cuda_graphs_draw_anew(mode):
+    torch.manual_seed(0)
+    model = Block().cuda().to(memory_format=torch.channels_last)
+    x, y = torch.randn(32, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last), torch.randint(0, 10, (32,), device="cuda")
+
+    def run(f):
+        torch.compiler.cudagraph_mark_step_begin()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(f(x, y), list(model.parameters()))]).clone()
+
+    expected = run(model)
+    f = satchel.compile(model, mode=mode)
+    draws = [run(f) for _ in range(40)][8:]  # the first steps are recorded
+    assert not torch.equal(draws[0], draws[1])
+    one = torch.stack([(g - expected).square().sum() for g in draws]).mean().sqrt()
+    assert float((sum(draws) / 32 - expected).norm() * 32**0.5 / one) < 1.4

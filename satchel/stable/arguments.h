@@ -46,8 +46,6 @@ inline void check_bytes(const Tensor& bytes, int64_t count, const char* op) {
   if (bytes.numel() != count) fail(op, "bytes must be " + std::to_string(count) + " for this shape and spec", bytes.numel());
 }
 
-inline Tensor new_bytes(const Tensor& like, int64_t count) { return torch::stable::new_empty(like, {count}, ScalarType::Byte); }
-
 inline Tensor empty_strided(const Tensor& like, const Numbers& shape, const Numbers& strides, ScalarType type) {
   int32_t device = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
@@ -57,6 +55,10 @@ inline Tensor empty_strided(const Tensor& like, const Numbers& shape, const Numb
                                                   like.get_device_index(), &out));
   return Tensor(out);
 }
+
+/// One line of `count` values: torch::stable::new_empty() finds its op by name, which takes longer than the allocation.
+inline Tensor new_line(const Tensor& like, int64_t count, ScalarType type) { return empty_strided(like, {count}, {1}, type); }
+inline Tensor new_bytes(const Tensor& like, int64_t count) { return new_line(like, count, ScalarType::Byte); }
 
 /// Kernels read 16 bytes at a time.
 inline Tensor aligned(const Tensor& x) { return reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0 ? x : torch::stable::clone(x); }

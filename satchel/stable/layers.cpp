@@ -80,7 +80,7 @@ Tensor unpack_part(const Tensor& given, const Numbers& shape, ScalarType dtype, 
   const Tensor bytes = aligned(given);
   const int64_t step = part_step(layout, place), begin = first / step * step;
   const int64_t end = last > layout.values - step ? layout.values : ceil_div(last, step) * step;
-  Tensor line = torch::stable::new_empty(given, {end - begin}, dtype);
+  Tensor line = new_line(given, end - begin, dtype);
   if (first < last) decode_part(layout, bytes, line.data_ptr(), type, begin, end, place);
   return torch::stable::narrow(line, 0, first - begin, last - first);
 }
@@ -213,8 +213,8 @@ std::tuple<Tensor, Tensor> norm_act_back(Tensor g, const Tensor& bytes, const Te
   check_bytes(bytes, layout.at.total, op);
   const Place place(g, op);
   const DType type = dtype_of(g.scalar_type(), op);
-  const Tensor gamma = torch::stable::new_empty(g, {g.size(1)}, ScalarType::Float);
-  const Tensor beta = torch::stable::new_empty(g, {g.size(1)}, ScalarType::Float);
+  const Tensor gamma = new_line(g, g.size(1), ScalarType::Float);
+  const Tensor beta = new_line(g, g.size(1), ScalarType::Float);
   const Tensor scratch = new_bytes(g, cuda::norm_act_scratch_bytes());
   const cuda::NormActCode code = act_code(layout, bytes, nullptr, 0, op);
   auto *sum_g = static_cast<float*>(beta.data_ptr()), *sum_gx = static_cast<float*>(gamma.data_ptr());
@@ -238,7 +238,7 @@ Tensor norm_act_input(const Tensor& bytes, const std::optional<Tensor>& seed, in
   const CodecLayout layout = act_layout(rows, channels, spec, op);
   check_bytes(bytes, layout.at.total, op);
   const Place place(bytes, op);
-  const Tensor z = torch::stable::new_empty(bytes, {last - first, channels}, dtype);
+  const Tensor z = empty_strided(bytes, {last - first, channels}, {channels, 1}, dtype);
   const auto* number = seed ? static_cast<const uint64_t*>(seed->const_data_ptr()) : nullptr;
   if (first < last)
     cuda::norm_act_input(act_code(layout, bytes, number, dropout, op), first, last, z.data_ptr(), dtype_of(dtype, op), place.stream());

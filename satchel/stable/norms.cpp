@@ -111,7 +111,7 @@ const float* channel_numbers(const Tensor& t, const Tensor& x, const char* name,
   return static_cast<const float*>(t.const_data_ptr());
 }
 
-Tensor floats(const Tensor& like, int64_t count) { return torch::stable::new_empty(like, {count}, ScalarType::Float); }
+Tensor floats(const Tensor& like, int64_t count) { return new_line(like, count, ScalarType::Float); }
 float* room(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
 
 void check_like(const Tensor& x, const Tensor& other, const char* name, const char* op) {
@@ -204,7 +204,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const Tensor& given, co
   check_bytes(bytes, codes.norm.at.total, op);
   check_bytes(sum, codes.form == Form::add ? codes.sum.at.total : 0, op);
   const Place place(given, op);
-  const Tensor g = as_rows(given, shape, strides), nothing = torch::stable::new_empty(g, {0}, g.scalar_type());
+  const Tensor g = as_rows(given, shape, strides), nothing = new_line(g, 0, g.scalar_type());
   const bool adds = codes.form == Form::add && needs_skip;
   const Tensor dx = needs_x ? empty_strided(g, shape, strides, g.scalar_type()) : nothing;
   const Tensor dskip = adds ? empty_strided(g, shape, strides, g.scalar_type()) : nothing;
