@@ -53,7 +53,7 @@ def _line(x: Tensor) -> Tensor:
     return x.as_strided((x.numel(),), (1,), x.storage_offset())
 
 
-def _activation_cpu(x, seeds, kind, slope, output):  # type: ignore[no-untyped-def]
+def _activation_cpu(x, seeds, kind, slope, output):
     strides = dense_strides(x)
     z, by = (_line(in_order(t, strides)) for t in _VALUE_AND_SLOPE[kind](x))
     slopes = ops.pack(by, seeds[:1].clone(), None, 1, slope)
@@ -61,7 +61,7 @@ def _activation_cpu(x, seeds, kind, slope, output):  # type: ignore[no-untyped-d
     return z.as_strided(x.shape, strides, z.storage_offset()), slopes, coded
 
 
-def _activation_backward_cpu(g, slopes, strides, spec):  # type: ignore[no-untyped-def]
+def _activation_backward_cpu(g, slopes, strides, spec):
     by = ops.unpack(slopes, [g.numel()], [1], torch.float32, spec).as_strided(g.shape, strides)
     return in_order((g.float() * by).to(g.dtype), tuple(strides))
 
@@ -78,13 +78,13 @@ def _packed(x: Tensor, dtype: torch.dtype, spec: list[int]) -> Tensor:
 
 @torch.library.register_fake("satchel_stable::activation_forward")
 @torch.library.register_fake("satchel_stable::activation")
-def _(x, seeds, kind, slope, output):  # type: ignore[no-untyped-def]
+def _(x, seeds, kind, slope, output):
     z = torch.empty_like(x)  # keeps dense strides, and makes others contiguous
     return z, _packed(x, torch.float32, slope), _packed(x, x.dtype, output)
 
 
 @torch.library.register_fake("satchel_stable::activation_backward")
-def _(g, slopes, strides, spec):  # type: ignore[no-untyped-def]
+def _(g, slopes, strides, spec):
     return torch.empty_strided(g.shape, strides, dtype=g.dtype, device=g.device)
 
 

@@ -112,8 +112,9 @@ def _value(n: Any) -> Tensor:
 def _wants_gradient(n: fx.Node) -> bool:
     """Is n's result one that the ops make: of a fixed shape, and on the way of a gradient?"""
     val = n.meta.get("example_value")
-    known = isinstance(val, Tensor) and val.dtype in _FLOATS and val.device.type in ("cpu", "cuda")
-    return known and val.requires_grad and all(isinstance(size, int) for size in (*val.shape, *val.stride()))
+    if not isinstance(val, Tensor) or val.dtype not in _FLOATS or val.device.type not in ("cpu", "cuda"):
+        return False
+    return val.requires_grad and all(isinstance(size, int) for size in (*val.shape, *val.stride()))
 
 
 def _kind(n: fx.Node) -> int | None:
@@ -121,7 +122,7 @@ def _kind(n: fx.Node) -> int | None:
     if n.op != "call_function" or len(n.args) != 1:
         return None
     if n.target in _GELUS and set(n.kwargs) <= {"approximate"}:
-        return {"none": activation_ops.GELU, "tanh": activation_ops.GELU_TANH}.get(n.kwargs.get("approximate", "none"))  # type: ignore[arg-type]
+        return {"none": activation_ops.GELU, "tanh": activation_ops.GELU_TANH}.get(str(n.kwargs.get("approximate", "none")))
     return activation_ops.SILU if n.target in _SILUS and not n.kwargs.get("inplace", False) else None
 
 

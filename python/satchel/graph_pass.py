@@ -53,8 +53,8 @@ _FREE = _VIEWS | {
 }  # fmt: skip
 _SPLITS = {aten.split.Tensor, aten.split_with_sizes.default}
 _FEW = 16  # a product's coefficient that is so many times smaller than it is a statistic: kept as it is
-_FORWARD = {ops.norm.default: ops.norm_forward.default, ops.activation.default: ops.activation_forward.default}
-_CODES = {ops.norm_forward.default: (1, 2, 4), ops.activation_forward.default: (1, 2)}  # what of their results backward may read
+_FORWARD: dict[Any, Any] = {ops.norm.default: ops.norm_forward.default, ops.activation.default: ops.activation_forward.default}
+_CODES: dict[Any, tuple[int, ...]] = {ops.norm_forward.default: (1, 2, 4), ops.activation_forward.default: (1, 2)}  # what of their results backward may read
 _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
 _SOME = 256  # from here on a norm may read one code twice: it errs by a code's variance / values
 

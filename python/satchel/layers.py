@@ -85,8 +85,9 @@ class _BatchNorm(Layer):
             momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
         call = norms.NormCall("batch", self.satchel_method, self.satchel_name, self.eps, training)
         running = (self.running_mean, self.running_var) if updates or not training else (None, None)
-        if training and updates == (running[0] is not None) and all(t is not None and t.dtype is torch.float32 for t in (self.weight, self.bias)):
-            moving = (running[0], running[1]) if updates else None
+        wide = all(t is not None and t.dtype is torch.float32 for t in (self.weight, self.bias, *(running if updates else ())))
+        if training and wide:
+            moving: Any = running if updates else None
             made = waiting.batch_norm(x, self.weight, self.bias, moving, (self.satchel_method, self.satchel_name, self.eps, momentum or 0.0))
             if made is not None:
                 return made

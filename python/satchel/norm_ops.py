@@ -55,7 +55,7 @@ def _table(gamma: Tensor, beta: Tensor) -> Tensor:
     return torch.stack([torch.where(gamma == 0, zero, -beta / gamma), gamma, beta, zero], 1).contiguous().view(torch.uint8)
 
 
-def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):  # type: ignore[no-untyped-def]
+def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):
     rows = _as_rows(x).float()
     var, mean = torch.var_mean(rows, 0, correction=0)
     rstd = (var + eps).rsqrt_()
@@ -69,7 +69,7 @@ def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):  # type: ignor
     return _as_image(z, x.shape), code, summed, mean, rstd, var
 
 
-def _norm_moving_cpu(x, skip, gamma, beta, running_mean, running_var, momentum, seeds, eps, form, norm, sum):  # type: ignore[no-untyped-def]
+def _norm_moving_cpu(x, skip, gamma, beta, running_mean, running_var, momentum, seeds, eps, form, norm, sum):
     z, code, summed, mean, rstd, var = _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum)
     if running_mean is not None:
         rows = x.numel() // x.shape[1]
@@ -78,7 +78,7 @@ def _norm_moving_cpu(x, skip, gamma, beta, running_mean, running_var, momentum, 
     return z, code, summed, rstd
 
 
-def _norm_backward_cpu(g, bytes, sum, rstd, gamma, form, norm, sum_spec, needs_x, needs_skip):  # type: ignore[no-untyped-def]
+def _norm_backward_cpu(g, bytes, sum, rstd, gamma, form, norm, sum_spec, needs_x, needs_skip):
     gz = _as_rows(g)
     shape = list(gz.shape)
     hat = ops.unpack(bytes, shape, [shape[1], 1], torch.float32, norm, shape[1] if form == ACT else 0, 1)
@@ -95,7 +95,7 @@ def _norm_backward_cpu(g, bytes, sum, rstd, gamma, form, norm, sum_spec, needs_x
     return dx, _as_image(gz.clone(), g.shape) if form == ADD and needs_skip else nothing, dgamma, dbeta
 
 
-def _norm_output_cpu(bytes, shape, dtype, form, spec):  # type: ignore[no-untyped-def]
+def _norm_output_cpu(bytes, shape, dtype, form, spec):
     channels = shape[1]
     matrix = [torch.Size(shape).numel() // channels, channels]
     if form == ADD:
@@ -121,7 +121,7 @@ def _image_like(x: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
 
 @torch.library.register_fake("satchel_stable::norm_forward")
 @torch.library.register_fake("satchel_stable::norm")
-def _(x, skip, gamma, beta, seeds, eps, form, norm, sum):  # type: ignore[no-untyped-def]
+def _(x, skip, gamma, beta, seeds, eps, form, norm, sum):
     channels = x.shape[1]
     matrix = (x.numel() // channels, channels)
     code = layout(matrix, torch.float32, channels if form == ACT else 0, 1, tuple(norm))["total"]
@@ -131,13 +131,13 @@ def _(x, skip, gamma, beta, seeds, eps, form, norm, sum):  # type: ignore[no-unt
 
 
 @torch.library.register_fake("satchel_stable::norm_backward")
-def _(g, bytes, sum, rstd, gamma, form, norm, sum_spec, needs_x, needs_skip):  # type: ignore[no-untyped-def]
+def _(g, bytes, sum, rstd, gamma, form, norm, sum_spec, needs_x, needs_skip):
     made = [_image_like(g, g.shape, g.dtype) if wanted else g.new_empty(0) for wanted in (needs_x, form == ADD and needs_skip)]
     return *made, torch.empty_like(rstd), torch.empty_like(rstd)
 
 
 @torch.library.register_fake("satchel_stable::norm_output")
-def _(bytes, shape, dtype, form, spec):  # type: ignore[no-untyped-def]
+def _(bytes, shape, dtype, form, spec):
     return _image_like(bytes, shape, dtype)
 
 

@@ -77,7 +77,7 @@ def _seeds(device: torch.device, length: int) -> Tensor:
     else are as they would be without codes. In a captured graph they are drawn on the GPU, anew in every replay."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.randint(-(1 << 62), 1 << 62, (length,), dtype=torch.int64, device=device)
-    place = _HEAD.unpack(torch.default_generator.get_state().numpy()[:32])  # its seed, how far it is, and a number of its state
+    place = _HEAD.unpack(torch.default_generator.get_state().numpy()[:32].data)  # its seed, how far it is, and a number of its state
     replays = torch._C._current_graph_task_id() != -1  # a forward within a backward: the end of one part and the start of the next are one place
     key = (device, _raw_stream(device), length)
     with _lock:
