@@ -9,15 +9,25 @@ import pathlib
 
 import torch
 
-__all__ = ["ops", "parse_spec", "layout", "Numbers"]
+__all__ = ["library_version", "ops", "parse_spec", "layout", "Numbers"]
 
 Numbers = tuple[int, ...]  # the eleven numbers of a spec
 
 _BESIDE = pathlib.Path(__file__).parent / "_satchel.so"
 
 
+def _path() -> str:
+    return os.environ.get("SATCHEL_LIBRARY") or str(_BESIDE)
+
+
+def library_version() -> tuple[int, int]:
+    """Tells one build of the ops from another: what they serve is their own answer, and compiled graphs hold it."""
+    found = pathlib.Path(_path()).stat()
+    return found.st_size, found.st_mtime_ns
+
+
 def _load() -> None:
-    path = os.environ.get("SATCHEL_LIBRARY") or str(_BESIDE)
+    path = _path()
     if not pathlib.Path(path).is_file():
         raise ImportError(f"[satchel] the compiled ops must be at {path}; run pip install . in the clone")
     torch.ops.load_library(path)

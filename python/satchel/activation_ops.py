@@ -54,7 +54,14 @@ def _line(x: Tensor) -> Tensor:
 
 
 def _activation_cpu(x, seeds, kind, slope, output):
-    strides = dense_strides(x)
+    if kind not in _VALUE_AND_SLOPE:
+        raise RuntimeError(f"[activation] kind must be 1 to 3, got {kind}")
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise RuntimeError(f"[activation] tensor must be float32, float16 or bfloat16, got {x.dtype}")
+    if seeds.dtype is not torch.int64 or seeds.shape != (2,):
+        raise RuntimeError(f"[activation] seeds must be two numbers of int64 on the tensor's device, got {seeds.dtype} of {tuple(seeds.shape)}")
+    x = x if dense_strides(x) == x.stride() else x.clone()  # without gaps, in the order that torch gives results
+    strides = x.stride()
     z, by = (_line(in_order(t, strides)) for t in _VALUE_AND_SLOPE[kind](x))
     slopes = ops.pack(by, seeds[:1].clone(), None, 1, slope)
     coded = ops.pack(z, seeds[1:].clone(), None, 1, output) if output else slopes.new_empty(0)
@@ -79,7 +86,7 @@ def _packed(x: Tensor, dtype: torch.dtype, spec: list[int]) -> Tensor:
 @torch.library.register_fake("satchel_stable::activation_forward")
 @torch.library.register_fake("satchel_stable::activation")
 def _(x, seeds, kind, slope, output):
-    z = torch.empty_like(x)  # keeps dense strides, and makes others contiguous
+    z = torch.empty_like(x)
     return z, _packed(x, torch.float32, slope), _packed(x, x.dtype, output)
 
 

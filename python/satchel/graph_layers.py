@@ -19,8 +19,9 @@ from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import activation_ops
-from ._ops import ops
+from ._ops import library_version, ops
 from ._policy import Bits
+from ._seeds import mixed, rank
 from .norm_ops import ACT, ADD, ALONE, specs
 
 __all__ = ["LayerPass"]
@@ -46,7 +47,7 @@ class LayerPass(CustomGraphPass):
 
     def uuid(self) -> bytes:
         files = [path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))]
-        return hashlib.sha256(b"\0".join([*files, repr((self.bits, self.min_bytes)).encode()])).digest()
+        return hashlib.sha256(b"\0".join([*files, repr((self.bits, self.min_bytes, library_version())).encode()])).digest()
 
     def __call__(self, graph: fx.Graph) -> None:
         made = [op for n in list(graph.nodes) if (op := self.norm(graph, n) or self.activation(graph, n)) is not None]
@@ -85,6 +86,8 @@ class LayerPass(CustomGraphPass):
             return None
         rows = val.numel() // val.shape[1]
         for form, place, end, skip in _followers(n):
+            if form == ADD and given["running_mean"] is not None and len(given["running_mean"].users) > 1:
+                continue  # the norm is called again: its statistics must move in order
             found = specs(self.method, form, rows, val.shape[1], val.dtype, val.is_cuda, val.dim() > 2)
             if found is not None:
                 break
@@ -92,7 +95,7 @@ class LayerPass(CustomGraphPass):
             return None
         with graph.inserting_before(place):
             op = graph.call_function(ops.norm.default, (x, skip, gamma, beta, None, given["eps"], form, *map(list, found)))
-            z = graph.call_function(operator.getitem, (op, 0))
+            z = _as_was(graph, graph.call_function(operator.getitem, (op, 0)), _value(end))
             if given["running_mean"] is not None:
                 _update(graph, op, given, rows)
         z.meta["example_value"] = end.meta["example_value"]
@@ -103,6 +106,12 @@ class LayerPass(CustomGraphPass):
             end = before
         graph.erase_node(n)
         return op
+
+
+def _as_was(graph: fx.Graph, z: fx.Node, val: Tensor) -> fx.Node:
+    """z in the order of memory that the model's own result had: later views rely on it."""
+    last = val.movedim(1, -1).is_contiguous()
+    return z if last else graph.call_method("contiguous", (z,))
 
 
 def _value(n: Any) -> Tensor:
@@ -132,7 +141,8 @@ def _feeds_layer(n: fx.Node) -> bool:
 
 
 def _is_float32(n: Any, count: int) -> bool:
-    return isinstance(n, fx.Node) and _value(n).dtype is torch.float32 and _value(n).shape == (count,)
+    val = n.meta.get("example_value") if isinstance(n, fx.Node) else None
+    return isinstance(val, Tensor) and val.dtype is torch.float32 and val.shape == (count,)
 
 
 def _arguments(n: fx.Node) -> dict[str, Any] | None:
@@ -181,7 +191,7 @@ def _skip(n: fx.Node, norm: fx.Node) -> fx.Node | None:
     if not isinstance(skip, fx.Node) or skip is norm:
         return None
     val, other = _value(norm), skip.meta.get("example_value")
-    return skip if isinstance(other, Tensor) and other.shape == val.shape and other.dtype == val.dtype and other.device == val.device else None
+    return skip if isinstance(other, Tensor) and other.layout is torch.strided and other.shape == val.shape and other.dtype == val.dtype and other.device == val.device else None
 
 
 def _update(graph: fx.Graph, op: fx.Node, given: dict[str, Any], rows: int) -> None:
@@ -201,6 +211,8 @@ def _add_seeds(graph: fx.Graph, made: list[fx.Node]) -> None:
         first = next(n for n in graph.nodes if n.op not in ("placeholder", "get_attr"))
         with graph.inserting_before(first):
             drawn = graph.call_function(torch.randint, (-_SEEDS, _SEEDS, (len(its), 2)), {"dtype": torch.int64, "device": device})
+            if rank() > 0:  # ranks that are seeded alike draw apart
+                drawn = graph.call_function(operator.add, (drawn, mixed(rank())))
         for i, op in enumerate(its):
             with graph.inserting_before(op):
                 seeds = graph.call_function(operator.getitem, (drawn, i))

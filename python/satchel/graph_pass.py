@@ -27,6 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from . import _policy
 from ._ops import ops
 from ._policy import Bits, checked_size
+from ._seeds import mixed, rank
 from .graph_layers import LayerPass
 from .kept import BLOCK, code_numbers
 from .norm_ops import ACT, ADD
@@ -263,6 +264,11 @@ class _Rewrite:
             n = _arg(n, k)
         return n, chain
 
+    def part(self, n: fx.Node) -> fx.Node:
+        """The source, or the part of one that was split: parts have no value in common, so that one draw serves them all."""
+        source, chain = self.source(n)
+        return next((m for m, _ in chain if m.target is operator.getitem), source)
+
     def origin(self, n: fx.Node) -> fx.Node:
         """The source, were there no stops: what kind of value it is."""
         while (k := self.below(n)) is not None:
@@ -284,7 +290,7 @@ class _Rewrite:
         """Tensors of which all parts are read, as q, k and v of one product: coded whole, since parts have gaps and would be copied."""
         read = {self.source(value)[0] for _, _, value in edges}
         for split in {_arg(n, 0) for n in read if n.target is operator.getitem and _arg(n, 0).target in _SPLITS}:
-            if len(split.users) == len(split.meta["val"]) and all(user in read for user in split.users):
+            if not self.is_input(_arg(split, 0)) and len(split.users) == len(split.meta["val"]) and all(user in read for user in split.users):
                 self.splits.add(split)
 
     def below(self, n: fx.Node) -> int | None:
@@ -404,7 +410,7 @@ class _Rewrite:
         readers: dict[str, list[int]] = {}
         for i, (n, place, value) in enumerate(edges):
             if value.meta["val"].dtype is not torch.bool and self.wanted(n, place, value) < 8 and self.values_per_statistic(value) < _SOME:
-                readers.setdefault(self.name(self.source(value)[0]), []).append(i)
+                readers.setdefault(self.name(self.part(value)), []).append(i)
         draws = [0] * len(edges)
         for group in readers.values():
             group = [i for i in group if not self.ends_outside(edges[i][0])]
@@ -466,16 +472,21 @@ class _Rewrite:
         if device not in self.seeds:
             first = next(n for n in self.graph.nodes if n.op != "placeholder")
             with self.graph.inserting_before(first):
-                self.seeds[device] = (self.node(inductor_prims.seeds, (1, device), None, _SAVE), [])
+                vector = self.node(inductor_prims.seeds, (1, device), None, _SAVE)
+                if rank() > 0:  # ranks that are seeded alike draw apart
+                    vector = self.node(aten.add.Tensor, (vector, mixed(rank())), None, _SAVE)
+                self.seeds[device] = (vector, [])
         vector, drawn = self.seeds[device]
         drawn.append(self.node(aten.slice.Tensor, (vector, 0, 0, 1)))
         return drawn[-1]
 
     def number_seeds(self) -> None:
         for device, (vector, drawn) in self.seeds.items():
-            vector.args = (len(drawn), device)
+            made = vector if vector.target is inductor_prims.seeds else _arg(vector, 0)
+            made.args = (len(drawn), device)
             with self.mode:
-                vector.meta["val"] = inductor_prims.seeds(*vector.args)
+                made.meta["val"] = inductor_prims.seeds(*made.args)
+                vector.meta["val"] = torch.empty_like(made.meta["val"])
             for i, n in enumerate(drawn):
                 n.args = (vector, 0, i, i + 1)
                 with self.mode:

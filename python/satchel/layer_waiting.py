@@ -1,15 +1,14 @@
 """Batch norms of converted models that wait for what follows them.
 
 A norm's result is not computed at once. A ReLU that comes next, with or without a sum in between, claims it: norm, sum and ReLU are then one
-op with one code (norm_ops.py), and the norm's own result is never written. Whoever else reads the result has it computed first:
-`Waiting` is a tensor whose every function comes by here. It holds NaN until then, so that code which reads memory without asking torch
-cannot take it for a result.
+op with one code (norm_ops.py), and the norm's own result is never written. Who else reads the result by a function of torch's Python has it
+computed first: `Waiting` is a tensor whose every such function comes by here. Until then its memory cannot be read: what gets past Python
+(a C++ extension, torch.jit, torch.func) raises.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from typing import Any
 
@@ -22,9 +21,9 @@ from . import norm_ops
 from ._ops import ops
 from .layer_common import backward, keep, kept, rows_of, shares
 from .norm_ops import ACT, ADD, ALONE, Specs
-from .shared import Code, Save, flush_deferred, fresh_seeds, link
+from .shared import Code, Save, _raw_stream, flush_deferred, fresh_seeds, link
 
-__all__ = ["Waiting", "batch_norm", "relu", "settle"]
+__all__ = ["Waiting", "batch_norm", "catch_up", "may_claim", "relu", "settle"]
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -33,6 +32,7 @@ _LOOKS = {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device",
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndimension, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size,
 }  # fmt: skip  # what does not read values
 _SUMS, _SUMS_OVER = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}, {Tensor.add_, Tensor.__iadd__}
+_HOOKS = {Tensor.register_hook, Tensor.retain_grad}
 _RELUS, _RELUS_OVER = {F.relu, torch.relu, Tensor.relu}, {F.relu_, torch.relu_, Tensor.relu_}
 
 
@@ -54,10 +54,12 @@ class Waiting(Tensor):
             made = _sum(args, over=func in _SUMS_OVER)
             if made is not None:
                 return made
-        if len(args) == 1 and (func in _RELUS or func in _RELUS_OVER) and torch.is_grad_enabled():
+        if len(args) == 1 and (func in _RELUS or func in _RELUS_OVER) and may_claim():
             inplace = (kwargs or {}).get("inplace", func in _RELUS_OVER)
             if set(kwargs or ()) <= {"inplace"} and isinstance(inplace, bool):
                 return relu(args[0], inplace)
+        if func in _HOOKS and args[0]._satchel_norm.taken:
+            raise RuntimeError("[convert] a hook must be set on a norm's result before its sum or ReLU runs, got one after it")
         for value in torch.utils._pytree.tree_leaves((args, kwargs)):
             if type(value) is Waiting:
                 settle(value)
@@ -79,15 +81,21 @@ class Norm:
     """What a waiting result is made of."""
 
     def __init__(self, call: NormCall, x: Tensor, w: Tensor, b: Tensor, running: Running | None, skip: Tensor | None = None) -> None:
-        self.call, self.w, self.b, self.running, self.skip = call, w, b, running, skip
+        self.call, self.running, self.skip = call, running, skip
         self.x: Tensor | None = x
+        self.w, self.b = w, b
+        # FSDP frees parameters as soon as a module's forward is over: their values are needed later.
+        self.affine = (w.detach().clone(), b.detach().clone()) if _distributed() else (w, b)
+        self.stream = _raw_stream(x.device)
+        self.taken = False  # by a sum or a ReLU: its gradient goes past this result
         self.first: Norm | None = None  # of a sum: the norm alone
         self.values: Tensor | None = None  # … and its result, where that is a tensor of its own
         self.versions = [t._version for t in (x, w, b)] + ([skip._version] if skip is not None else [])
-        self.moved = False  # running statistics are up to date
+        self.moved = [False]  # running statistics are up to date; one list for a norm and its sums
+        self.at = 0  # of a sum: the version of `values` that it adds
         self.save: Save | None = None  # of a settled result
         self.rstd: Tensor | None = None
-        self.claimed: Save | None = None  # for saved()
+        self.claimed = None  # saved() asks; a claim has a node of its own
 
     def run(self, form: int) -> tuple[Tensor, ...]:
         """z, codes, sum, rstd; running statistics move once. Called where no gradients are recorded."""
@@ -95,31 +103,50 @@ class Norm:
         if any(t is None for t in tensors):
             raise RuntimeError("[convert] a batch norm's result must be read while it lives, got one that was let go")
         if any(t._version != v for t, v in zip(tensors, self.versions)):  # type: ignore[union-attr]
-            raise RuntimeError("[convert] x, γ and β must not be changed in place before a norm's result is read, got a change")
+            raise RuntimeError("[convert] x, γ, β and a skip must not be changed in place before a norm's result is read, got a change")
+        if self.stream != _raw_stream(self.x.device):  # type: ignore[union-attr]
+            return self.run_elsewhere(form)
         call, x = self.call, self.x
-        running = (None, None) if self.moved or self.running is None else self.running
-        self.moved = True
+        running = (None, None) if self.moved[0] or self.running is None else self.running
+        self.moved[0] = True
         seeds = fresh_seeds(x.device)  # type: ignore[union-attr]
         skip = self.skip if form == ADD else None
-        return _norm_moving(x, skip, self.w, self.b, *running, call.momentum, seeds, call.eps, form, *call.specs[form])
+        return _norm_moving(x, skip, *self.affine, *running, call.momentum, seeds, call.eps, form, *call.specs[form])
+
+    def run_elsewhere(self, form: int) -> tuple[Tensor, ...]:
+        """On the stream where torch would have computed it; the reader's waits."""
+        assert self.x is not None
+        own = torch.cuda.ExternalStream(self.stream, self.x.device)
+        reader = torch.cuda.current_stream(self.x.device)
+        with torch.cuda.stream(own):
+            made = self.run(form)
+        reader.wait_stream(own)
+        for t in made:
+            t.record_stream(reader)
+        return made
+
+    def move(self) -> None:
+        """Running statistics, where nobody has read the result."""
+        if self.moved[0] or self.x is None or self.running is None:
+            return
+        self.moved[0] = True
+        with torch.inference_mode(False), torch.no_grad():
+            x = self.x.float()
+            rows = x.numel() // x.shape[1]
+            var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+            self.running[0].lerp_(mean, self.call.momentum)
+            self.running[1].lerp_(var * (rows / (rows - 1)), self.call.momentum)
 
     def let_go(self, _: Any = None) -> None:
         """The result is gone. torch would have moved the running statistics where nobody read it, too."""
-        if not self.moved and self.x is not None and self.running is not None:
-            with torch.no_grad():
-                x = self.x.float()
-                rows = x.numel() // x.shape[1]
-                var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
-                self.running[0].lerp_(mean, self.call.momentum)
-                self.running[1].lerp_(var * (rows / (rows - 1)), self.call.momentum)
-            self.moved = True
+        self.move()
         if self.first is not None and self.values is None:  # a sum in place: the norm alone has no tensor of its own
             self.first.x = None
         self.x = self.skip = self.values = None
 
     def settle(self) -> Tensor:
         """The norm's own result; its gradient reads a code of its own."""
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             z, code, _, self.rstd = self.run(ALONE)
         self.save = Save(Code(self.call.specs[ALONE][0], z.shape, z.stride()), code, kind="norm", layer=self.call.name)
         return z
@@ -137,15 +164,14 @@ class Norm:
         return self.save
 
 
-@functools.lru_cache(maxsize=64)
-def _nan(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((1,), float("nan"), dtype=dtype, device=device)
+_UNREAD = "[convert] a batch norm's result must be read by torch's functions, got code that reads its memory"
 
 
 def _nothing(like: Tensor) -> Tensor:
-    """A tensor of like's sizes, all of it one NaN in memory that it shares."""
-    memory = _nan(like.dtype, like.device).untyped_storage()
-    return torch.empty(0, dtype=like.dtype, device=like.device).set_(memory, 0, like.shape, (0,) * like.dim())
+    """A tensor of like's sizes whose memory nobody can read."""
+    made = torch.empty_strided(like.shape, (0,) * like.dim(), dtype=like.dtype, device=like.device)
+    torch._C._set_storage_data_ptr_access_error_msg(made.untyped_storage()._cdata, _UNREAD)
+    return made
 
 
 class _Wait(Function):
@@ -222,13 +248,32 @@ class _NormReLU(Function):
 def _put(y: Tensor, values: Tensor) -> None:
     """A waiting tensor becomes a plain one with these values."""
     y.__class__ = Tensor
+    y._satchel_end.detach()  # type: ignore[attr-defined]
+    del y._satchel_norm, y._satchel_end  # type: ignore[attr-defined]
     y.data = values
 
 
-def batch_norm(x: Tensor, w: Tensor, b: Tensor, running: Running | None, how: tuple[str, str, float, float]) -> Tensor | None:
-    """A result that waits; None where the ops do not serve, or hooks of saved tensors have to see what is kept at once.
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+_newest: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Norm]] = weakref.WeakKeyDictionary()
+
+
+def catch_up(module: torch.nn.Module) -> None:
+    """Moves the module's running statistics for a result that still waits: they move in the order of the calls."""
+    reference = _newest.get(module)
+    norm = None if reference is None else reference()
+    if norm is not None:
+        norm.move()
+
+
+def batch_norm(
+    module: torch.nn.Module, x: Tensor, w: Tensor, b: Tensor, running: Running | None, how: tuple[str, str, float, float]
+) -> Tensor | None:
+    """The module's result, which waits; None where the ops do not serve, or hooks of saved tensors have to see what is kept at once.
     how: method, name, eps and momentum."""
-    if not shares(how[0]) or rows_of(x) is None or _default_hooks(False) is not None:
+    if not shares(how[0]) or rows_of(x) is None or not may_claim():
         return None
     rows, image = x.numel() // x.shape[1], x.dim() > 2
     found = {form: norm_ops.specs(how[0], form, rows, x.shape[1], x.dtype, x.is_cuda, image) for form in (ACT, ADD, ALONE)}
@@ -236,6 +281,7 @@ def batch_norm(x: Tensor, w: Tensor, b: Tensor, running: Running | None, how: tu
         return None
     flush_deferred()
     norm = Norm(NormCall(*how, found), x, w, b, running)  # type: ignore[arg-type]
+    _newest[module] = weakref.ref(norm)
     return _waiting(_Wait.apply(x, w, b, norm), norm)
 
 
@@ -258,23 +304,32 @@ def settle(y: Tensor) -> None:
         link(y, norm.shared)
         return
     # A sum that no ReLU has claimed: as torch has it.
-    norm.first.moved = norm.moved
-    if norm.values is not None:
-        settle(norm.values)
     if norm.skip is None:
         raise RuntimeError("[convert] a sum's result must be read while it lives, got one that was let go")
-    with torch.no_grad():
-        values = norm.first.settle() if norm.values is None else norm.values.detach()
-        _put(y, torch.add(values, norm.skip.detach()))
-    norm.moved = True
+    if norm.skip._version != norm.versions[3]:
+        raise RuntimeError("[convert] a skip must not be changed in place before a sum with it is read, got a change")
+    if norm.values is not None and norm.values._version == norm.at:  # as the sum found it
+        settle(norm.values)
+        values = norm.values
+    else:
+        norm.first.x = norm.x
+        values = norm.first.settle()
+        norm.first.x = None
+    with torch.inference_mode(False), torch.no_grad():
+        _put(y, torch.add(values.detach(), norm.skip.detach()))
     norm.let_go()
+
+
+def may_claim() -> bool:
+    """Where saved tensors are hooked (checkpointing) or transformed (torch.func), everything goes torch's way."""
+    return torch.is_grad_enabled() and _default_hooks(False) is None and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _sum(args: tuple[Any, ...], over: bool) -> Tensor | None:
     """The sum of a waiting norm and another tensor, which waits too. Where both wait, the second does no more."""
     y, skip = args if type(args[0]) is Waiting else args[::-1]
     norm: Norm = y._satchel_norm
-    if (over and y is not args[0]) or not isinstance(skip, Tensor) or norm.first is not None or skip is y or not torch.is_grad_enabled():
+    if (over and y is not args[0]) or not isinstance(skip, Tensor) or norm.first is not None or skip is y or not may_claim():
         return None
     settle(skip)
     if type(skip) is not Tensor or skip.shape != y.shape or skip.dtype is not y.dtype or skip.device != y.device or skip.is_inference():
@@ -282,11 +337,12 @@ def _sum(args: tuple[Any, ...], over: bool) -> Tensor | None:
     assert norm.x is not None
     both = Norm(norm.call, norm.x, norm.w, norm.b, norm.running, skip)
     both.first, both.values, both.moved = norm, None if over else y, norm.moved
-    norm.moved = True  # by whoever reads the sum
+    both.at, norm.taken = y._version, True
     with torch._C.DisableTorchFunctionSubclass():
         s = _Sum.apply(y, skip, over)
     if over:
         s._satchel_end.detach()
+        both.taken = False
     return _waiting(s, both)
 
 
@@ -295,7 +351,7 @@ def relu(y: Tensor, inplace: bool) -> Tensor:
     norm: Norm = y._satchel_norm  # type: ignore[attr-defined]
     made: list[Save] = []
     flush_deferred()
-    x, skip = norm.x, norm.skip
+    x, skip, norm.taken = norm.x, norm.skip, True
     with torch._C.DisableTorchFunctionSubclass():
         z = _NormReLU.apply(y if inplace else None, x, norm.w, norm.b, skip, norm, made)
     if inplace:

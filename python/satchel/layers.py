@@ -71,6 +71,7 @@ def _unpacked(layer: Any, base: Any, x: Tensor) -> Tensor:
 class _BatchNorm(Layer):
     def forward(self: Any, x: Tensor) -> Tensor:
         base = TORCH[type(self)]
+        waiting.catch_up(self)
         training = self.training or self.running_mean is None
         momentum = self.momentum
         few = isinstance(x, Tensor) and x.dim() > 1 and training and x.numel() // max(x.shape[1], 1) < 2
@@ -88,7 +89,7 @@ class _BatchNorm(Layer):
         wide = all(t is not None and t.dtype is torch.float32 for t in (self.weight, self.bias, *(running if updates else ())))
         if training and wide:
             moving: Any = running if updates else None
-            made = waiting.batch_norm(x, self.weight, self.bias, moving, (self.satchel_method, self.satchel_name, self.eps, momentum or 0.0))
+            made = waiting.batch_norm(self, x, self.weight, self.bias, moving, (self.satchel_method, self.satchel_name, self.eps, momentum or 0.0))
             if made is not None:
                 return made
         if x.dim() == 3 and not x.is_contiguous():
@@ -148,7 +149,7 @@ class ReLU(Layer, nn.ReLU):
     """nn.ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if type(x) is waiting.Waiting and torch.is_grad_enabled():
+        if type(x) is waiting.Waiting and waiting.may_claim():
             return waiting.relu(x, self.inplace)
         if not self._records(x) or not _may_change(x, self.inplace):
             return _unpacked(self, nn.ReLU, x)
@@ -222,7 +223,8 @@ class _Conv(Layer):
         base, dims = TORCH[type(self)], len(self.kernel_size)
         fits = self._records(x, self.weight, self.bias) and x.dim() == dims + 2 and x.shape[1] == self.in_channels
         fits = fits and _types_fit(x, self.weight)
-        found = _conv_call(self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode) if fits else None
+        sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
+        found = _conv_call(*(tuple(s) if isinstance(s, list) else s for s in sizes), self.groups, self.padding_mode) if fits else None
         if found is None:
             return _unpacked(self, base, x)
         call, least = found

@@ -10,7 +10,7 @@ read. CUDA's kernels are in satchel/stable/norms.cpp; here are the CPU's way, si
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -55,7 +55,38 @@ def _table(gamma: Tensor, beta: Tensor) -> Tensor:
     return torch.stack([torch.where(gamma == 0, zero, -beta / gamma), gamma, beta, zero], 1).contiguous().view(torch.uint8)
 
 
+def _fail(op: str, rule: str, got: Any) -> NoReturn:
+    raise RuntimeError(f"[{op}] {rule}, got {got}")
+
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _check_channels(op: str, x: Tensor, form: int, **numbers: Tensor | None) -> None:
+    """What CUDA's way asks of its arguments too."""
+    if x.dtype not in _FLOATS:
+        _fail(op, "tensor must be float32, float16 or bfloat16", x.dtype)
+    if x.dim() < 2 or x.numel() == 0:
+        _fail(op, "tensor must have a dimension of channels, and values", tuple(x.shape))
+    if form not in (ACT, ADD, ALONE):
+        _fail(op, "form must be 0 to 2", form)
+    for name, t in numbers.items():
+        if t is not None and (t.dtype is not torch.float32 or t.shape != (x.shape[1],) or t.device != x.device):
+            _fail(op, f"{name} must hold {x.shape[1]} float32 numbers on the tensor's device", f"{t.dtype} of {tuple(t.shape)} on {t.device}")
+
+
+def _check_norm(op: str, x: Tensor, skip: Tensor | None, gamma: Tensor, beta: Tensor, seeds: Tensor, form: int) -> None:
+    _check_channels(op, x, form, gamma=gamma, beta=beta)
+    if (skip is not None) != (form == ADD):
+        _fail(op, "a skip must come with form add alone", form)
+    if skip is not None and (skip.shape != x.shape or skip.dtype is not x.dtype or skip.device != x.device):
+        _fail(op, "skip must have x's sizes, type and device", f"{skip.dtype} of {tuple(skip.shape)} on {skip.device}")
+    if seeds.dtype is not torch.int64 or seeds.shape != (2,):
+        _fail(op, "seeds must be two numbers of int64 on the tensor's device", f"{seeds.dtype} of {tuple(seeds.shape)}")
+
+
 def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):
+    _check_norm("norm", x, skip, gamma, beta, seeds, form)
     rows = _as_rows(x).float()
     var, mean = torch.var_mean(rows, 0, correction=0)
     rstd = (var + eps).rsqrt_()
@@ -70,6 +101,9 @@ def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):
 
 
 def _norm_moving_cpu(x, skip, gamma, beta, running_mean, running_var, momentum, seeds, eps, form, norm, sum):
+    _check_channels("norm_moving", x, form, running_mean=running_mean, running_var=running_var)
+    if (running_mean is None) != (running_var is None):
+        _fail("norm_moving", "running mean and variance must come together", "one of them")
     z, code, summed, mean, rstd, var = _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum)
     if running_mean is not None:
         rows = x.numel() // x.shape[1]
@@ -79,6 +113,7 @@ def _norm_moving_cpu(x, skip, gamma, beta, running_mean, running_var, momentum, 
 
 
 def _norm_backward_cpu(g, bytes, sum, rstd, gamma, form, norm, sum_spec, needs_x, needs_skip):
+    _check_channels("norm_backward", g, form, rstd=rstd, gamma=gamma)
     gz = _as_rows(g)
     shape = list(gz.shape)
     hat = ops.unpack(bytes, shape, [shape[1], 1], torch.float32, norm, shape[1] if form == ACT else 0, 1)
@@ -96,6 +131,10 @@ def _norm_backward_cpu(g, bytes, sum, rstd, gamma, form, norm, sum_spec, needs_x
 
 
 def _norm_output_cpu(bytes, shape, dtype, form, spec):
+    if form not in (ACT, ADD):
+        _fail("norm_output", "form must be act or add", form)
+    if len(shape) < 2 or shape[1] <= 0 or dtype not in _FLOATS:
+        _fail("norm_output", "shape must have a dimension of channels, and dtype be a float's", f"{shape}, {dtype}")
     channels = shape[1]
     matrix = [torch.Size(shape).numel() // channels, channels]
     if form == ADD:

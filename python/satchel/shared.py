@@ -69,6 +69,7 @@ _POOL = 64  # seeds that are made at once: a launch for each would cost more tha
 _places: dict[tuple[int, ...], int] = {}  # where torch's generator stands now, and how many pools were made there
 _replayed: dict[tuple[int, ...], int] = {}  # the same of all places that checkpointing has set it back to since the newest forward
 _pools: dict[tuple[Any, ...], tuple[Any, Iterator[Tensor]]] = {}  # by device, stream and length: (place, the seeds that are left)
+_newest: list[Any] = [(), 0]  # the newest forward's place, and how many seeds were taken there
 _lock = threading.Lock()
 
 
@@ -81,26 +82,28 @@ def _seeds(device: torch.device, length: int) -> Tensor:
     replays = torch._C._current_graph_task_id() != -1  # a forward within a backward: the end of one part and the start of the next are one place
     key = (device, _raw_stream(device), length)
     with _lock:
+        if not replays:
+            _newest[:] = [place, _newest[1] + 1 if _newest[0] == place else 1]
+            _replayed.clear()
+        # What is computed again belongs to the newest forward: its noise is new in every step, too.
+        of = (place, *((_newest[0], _newest[1]) if replays else ()))
         known, left = _pools.get(key, (None, iter(())))
-        made = next(left, None) if known == (place, replays) else None
+        made = next(left, None) if known == of else None
         if made is None:
-            first = mixed(rank(), int(replays), _next_pool(place, replays), *place)
+            extra = (1, *_newest[0], _newest[1]) if replays else (0,)
+            first = mixed(rank(), *extra, _next_pool(place, replays), *place)
             numbers = torch.arange(first, first + _POOL * length, dtype=torch.int64, device=device)
             left = iter(numbers.view(_POOL, length).unbind())
-            _pools[key] = ((place, replays), left)
+            _pools[key] = (of, left)
             made = next(left)
-        elif not replays:
-            _replayed.clear()
     return made
 
 
 def _next_pool(place: tuple[int, ...], replays: bool) -> int:
     counts = _replayed if replays else _places
     count = counts.get(place, 0)
-    if not replays:
-        _replayed.clear()
-        if count == 0:
-            _places.clear()
+    if count == 0 and not replays:
+        _places.clear()
     counts[place] = count + 1
     return count
 

@@ -194,3 +194,51 @@ def test_parts_of_one_product_are_coded_in_one():
     torch._dynamo.reset()
     torch.compile(part, backend=backend)(x).backward()
     assert not [line for line in pack.report if line.shape[-1] == 384], "v is not read: q and k are coded alone"
+
+
+def test_inputs_with_gaps():
+    """A half of a channels_last image: neither row-major nor without gaps."""
+
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c = nn.Conv2d(3, 16, 3, padding=1)
+
+        def forward(self, x):
+            a, b = self.c(x).chunk(2, 1)
+            return (F.silu(a) * b).square().mean()
+
+    torch.manual_seed(0)
+    model, x = Gate().to(memory_format=torch.channels_last), torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    truth = gradients(model, model, x)
+    f, seen = compiled(model)
+    draws = [gradients(f, model, x) for _ in range(40)]
+    assert seen["ops"] == [(SILU, False)]
+    one = sum(float((g - truth).square().sum()) for g in draws) / 40
+    assert float((sum(draws) / 40 - truth).norm()) * 40**0.5 / one**0.5 < 1.4
+
+
+def test_a_part_of_the_input_is_left_alone():
+    class Glu(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.o = nn.Linear(64, 64)
+
+        def forward(self, x):
+            a, b = x.chunk(2, -1)
+            return self.o(a * b).square().mean()
+
+    model, x = Glu(), torch.randn(64, 128, requires_grad=True)
+    f, _ = compiled(model)
+    f(x).backward()
+    assert x.grad is not None
+
+
+def test_bad_arguments():
+    x, found = torch.randn(8, 8), list(map(list, specs(4, 2, 64, torch.float32, False, True)))
+    with pytest.raises(RuntimeError, match=r"\[activation\] kind must be 1 to 3, got 7"):
+        ops.activation(x, torch.tensor([1, 2]), 7, *found)
+    with pytest.raises(RuntimeError, match=r"\[activation\] seeds must be two numbers"):
+        ops.activation(x, torch.tensor([1]), GELU, *found)
+    with pytest.raises(RuntimeError, match=r"\[activation\] tensor must be float32"):
+        ops.activation(x.double(), torch.tensor([1, 2]), GELU, *found)

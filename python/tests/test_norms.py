@@ -313,3 +313,53 @@ def test_bad_arguments():
         ops.norm_backward(x, code[:-1].clone(), summed, rstd, gamma, ACT, *map(list, found), True, False)
     with pytest.raises(RuntimeError, match=r"bytes must be"):
         ops.norm_output(code[:-1].clone(), list(x.shape), torch.float32, ACT, list(found[0]))
+    for bad, rule in (
+        ((x.double(), None, gamma, beta), "tensor must be float32"), ((x, None, gamma[:1], beta), "gamma must hold 32 float32 numbers"),
+        ((x, x, gamma, beta), "a skip must come with form add alone"), ((x[0, :, 0, 0], None, gamma, beta), "a dimension of channels"),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match=r"\[norm\] .*" + rule):
+            ops.norm(*bad, torch.tensor([1, 2]), 1e-5, ACT, *map(list, found))
+    with pytest.raises(RuntimeError, match=r"\[norm\] seeds must be two numbers"):
+        ops.norm(x, None, gamma, beta, torch.tensor([1]), 1e-5, ACT, *map(list, found))
+    with pytest.raises(RuntimeError, match=r"\[norm_output\] form must be act or add"):
+        ops.norm_output(code, list(x.shape), torch.float32, ALONE, list(found[0]))
+
+
+@pytest.mark.parametrize("after", [lambda y: y.view(16, -1), lambda y: y.as_strided((16, 4096), (4096, 1)), lambda y: y])
+def test_the_order_of_memory_is_the_models_own(after):
+    class Viewed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+
+        def forward(self, x):
+            return after(F.relu(self.b(self.c(x))))
+
+    model, x = Viewed(), batch()[0]
+    f, seen = compiled(model)
+    expected = model(x)
+    out = f(x)
+    assert seen.forms == [ACT] and out.stride() == expected.stride()
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_norm_that_is_called_twice_moves_in_order():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16, momentum=0.9)
+
+        def forward(self, x):
+            t = self.c(x)
+            a = self.b(t)
+            return F.relu(a + F.relu(self.b(t * 3 + 5)))
+
+    torch.manual_seed(0)
+    model, x = Twice(), batch()[0]
+    other = Twice()
+    other.load_state_dict(model.state_dict())
+    f, seen = compiled(model)
+    f(x)
+    other(x)
+    assert sorted(seen.forms) == [ACT, ALONE]
+    torch.testing.assert_close(model.b.running_mean, other.b.running_mean, rtol=1e-4, atol=1e-4)

@@ -73,6 +73,10 @@ AFTER = {
     "sum in place, read twice": (lambda net, y, x: net.relu(y.add_(x)) + y, 1),
     "sum in place alone": (lambda net, y, x: (y.add_(x), y)[1] * 2, 0),
     "F.relu_": (lambda net, y, x: (F.relu_(y), y)[1] * 2, 1),
+    "sum, then itself changed": (lambda net, y, x: (lambda s: (y.mul_(2), s)[1] * 2)(y + x), 0),
+    "sum, then ReLU over it": (lambda net, y, x: (lambda s: (F.relu_(y), s)[1] * 2)(y + x), 0),
+    "sum, then a second sum over it": (lambda net, y, x: (lambda s: (y.add_(x * 3), s)[1] * 2)(y + x), 0),
+    "sum, and itself first": (lambda net, y, x: (lambda s, a: s * 2 + a)(y + x, y * 2), 0),
     "slice": (lambda net, y, x: y[:, :4] * 3, 0),
     "cat": (lambda net, y, x: torch.cat([y, x], 1), 0),
     "in place": (lambda net, y, x: y.mul_(2), 0),
@@ -180,11 +184,24 @@ def test_a_function_of_ones_own_sees_values():
     torch.testing.assert_close(ours(x) + 0, plain(x), rtol=1e-4, atol=1e-4)
 
 
-def test_memory_that_is_read_without_torch_holds_nan():
+def test_memory_cannot_be_read_past_python():
     net = satchel.convert(Net(AFTER["itself"][0]))
+
+    @torch.jit.script
+    def squared(t: torch.Tensor):
+        return t * t
+
+    for read in (squared, torch.vmap(lambda t: t * 2), lambda y: torch._C._nn.gelu(y)):
+        y = net(image())
+        try:
+            out = read(y)
+        except RuntimeError as error:
+            assert "[convert] a batch norm's result must be read by torch's functions" in str(error)
+        else:
+            assert bool(torch.isfinite(out).all()), "what asked torch's Python has values"
     y = net(image())
-    with torch._C.DisableTorchFunctionSubclass():
-        assert bool(torch.isnan(y).all())
+    with torch._C.DisableTorchFunctionSubclass(), pytest.raises(RuntimeError, match=r"\[convert\] a batch norm's result must be read"):
+        torch.isnan(y)
 
 
 def test_forward_hooks_see_values():
@@ -235,8 +252,17 @@ def test_what_changes_in_place_is_told():
 
     net = satchel.convert(Net(changes))
     net.a.register_forward_pre_hook(lambda m, args: setattr(net, "given", args[0]))
-    with pytest.raises(RuntimeError, match=r"\[convert\] x, γ and β must not be changed in place"):
+    with pytest.raises(RuntimeError, match=r"\[convert\] x, γ, β and a skip must not be changed in place"):
         net(image())
+
+    def skip_changes(net, y, x):
+        k = x * 2
+        s = y + k
+        k.mul_(3)
+        return s * 2
+
+    with pytest.raises(RuntimeError, match=r"\[convert\] a skip must not be changed in place before a sum with it is read"):
+        satchel.convert(Net(skip_changes))(image())
 
 
 def test_backward_twice():
@@ -303,3 +329,63 @@ def test_other_shapes(kind):
     out.sum().backward()
 
 
+def test_a_hook_after_the_claim_is_told():
+    net = satchel.convert(Net(lambda net, y, x: (net.relu(y), y)))
+    for hook in (lambda y: y.retain_grad(), lambda y: y.register_hook(lambda g: g)):
+        _, y = net(image())
+        with pytest.raises(RuntimeError, match=r"\[convert\] a hook must be set on a norm's result before"):
+            hook(y)
+
+
+def test_a_first_read_in_inference_mode_keeps_the_graph():
+    net = satchel.convert(Net(AFTER["itself"][0]))
+    for after in ("itself", "sum alone"):
+        net.after = AFTER[after][0]
+        y = net(image())
+        with torch.inference_mode():
+            float(y.sum())
+        assert not y.is_inference()
+        y.square().sum().backward()
+
+
+def test_a_claim_inside_checkpointing():
+    plain, ours = copied(lambda net, y, x: y + checkpoint(lambda t: F.relu(t).sin(), y, use_reentrant=False), "cpu")
+    x = image()
+    out = ours(x)
+    torch.testing.assert_close(out + 0, plain(x), rtol=1e-4, atol=1e-4)
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_statistics_move_in_the_order_of_calls(momentum):
+    results = []
+    for ours in (False, True):
+        norm = nn.BatchNorm2d(CHANNELS, momentum=momentum)
+        norm = satchel.convert(norm) if ours else norm
+        a, b = norm(image()), norm(image(seed=1) * 3 + 5)
+        (b.sum() + a.sum()).backward()  # read in the other order
+        c = norm(image(seed=2))
+        norm.eval()
+        out = norm(image(seed=3)).detach() + 0  # c waits still
+        results.append((norm.running_mean.clone(), out))
+        del c
+    for ours, theirs in zip(results[1], results[0]):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_steps_that_are_computed_again_draw_anew():
+    """torch's generator may stand still for a whole epoch."""
+    torch.manual_seed(0)
+    net, x = satchel.convert(nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3))), image()
+
+    def gradient():
+        return torch.autograd.grad(checkpoint(net, x, use_reentrant=False).square().sum(), net[3].weight)[0]
+
+    first, second, third = gradient(), gradient(), gradient()
+    assert not torch.equal(first, second) and not torch.equal(second, third)
+
+
+def test_convolutions_with_lists():
+    conv = nn.Conv2d(16, 16, 3)
+    conv.padding, conv.stride = [1, 1], [1, 1]
+    assert satchel.convert(conv)(image()).shape == (16, 16, 16, 16)

@@ -39,7 +39,8 @@ Smooth smooth_of(int64_t kind, const char* op) {
   return static_cast<Smooth>(kind);
 }
 
-/// x where the kernels can read it: itself where its memory has no gap and starts at a multiple of 16 bytes, else a contiguous copy.
+/// x where the kernels can read it: itself where its memory has no gap and starts at a multiple of 16 bytes, else a copy in the order that
+/// torch gives results.
 Tensor dense(const Tensor& x, Numbers& shape, Numbers& strides, const char* op) {
   shape.assign(x.sizes().begin(), x.sizes().end());
   strides.assign(x.strides().begin(), x.strides().end());
@@ -49,7 +50,7 @@ Tensor dense(const Tensor& x, Numbers& shape, Numbers& strides, const char* op) 
   } catch (const Error&) {
     gapless = false;
   }
-  const Tensor line = gapless ? x : torch::stable::contiguous(x);
+  const Tensor line = gapless ? x : torch::stable::clone(x);
   if (!gapless) strides.assign(line.strides().begin(), line.strides().end());
   return aligned(line);
 }
@@ -60,6 +61,7 @@ std::tuple<Tensor, Tensor, Tensor> activation(const Tensor& given, const Tensor&
   constexpr const char* op = "activation";
   const DType type = dtype_of(given.scalar_type(), op);
   const Smooth which = smooth_of(kind, op);
+  check_cuda(given, op);
   if (seeds.scalar_type() != ScalarType::Long || seeds.numel() != 2 || !seeds.is_contiguous() || !same_device(seeds, given))
     fail(op, "seeds must be two numbers of int64 on the tensor's device", seeds.numel());
   if (!activation_fits(given.numel(), given.scalar_type(), slope, output)) fail(op, "activation_fits must be true of size and specs", given.numel());
@@ -90,7 +92,8 @@ Tensor activation_backward(const Tensor& given, const Tensor& slopes, const Numb
   const Numbers shape(given.sizes().begin(), given.sizes().end());
   check_strides(shape, strides, op);
   const CodecLayout layout = line_layout(given.numel(), DType::f32, spec, op);
-  check_bytes(slopes, layout.at.total, op);
+  check_cuda(given, op);
+  check_bytes(slopes, layout.at.total, op, &given);
   const Place place(given, op);
   bool ordered = reinterpret_cast<uintptr_t>(given.data_ptr()) % kAlign == 0;
   for (size_t d = 0; d < shape.size(); ++d) ordered = ordered && (shape[d] == 1 || given.stride(static_cast<int64_t>(d)) == strides[d]);

@@ -39,8 +39,14 @@ inline void check_seed(const Tensor& seed, const Tensor& x, const char* op) {
   if (!same_device(seed, x)) fail(op, "seed must be on the tensor's device");
 }
 
-/// Throws unless `bytes` is one line of `count` uint8.
-inline void check_bytes(const Tensor& bytes, int64_t count, const char* op) {
+/// torch calls CUDA's way where any tensor is there.
+inline void check_cuda(const Tensor& x, const char* op) {
+  if (!x.is_cuda()) fail(op, "all tensors must be on one device, got some on CUDA and one on the CPU");
+}
+
+/// Throws unless `bytes` is one line of `count` uint8, on the device of `beside` where that is given.
+inline void check_bytes(const Tensor& bytes, int64_t count, const char* op, const Tensor* beside = nullptr) {
+  if (beside != nullptr && !same_device(bytes, *beside)) fail(op, "bytes must be on the tensor's device");
   if (bytes.scalar_type() != ScalarType::Byte) fail(op, "bytes must be uint8", torch::headeronly::toString(bytes.scalar_type()));
   if (bytes.dim() != 1 || !bytes.is_contiguous()) fail(op, "bytes must be one contiguous line", bytes.dim());
   if (bytes.numel() != count) fail(op, "bytes must be " + std::to_string(count) + " for this shape and spec", bytes.numel());

@@ -136,6 +136,8 @@ Made run(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& g
   const Codes codes = codes_of(rows, channels, type, form, norm_spec, sum_spec, op);
   if (skip.has_value() != (codes.form == Form::add)) fail(op, "a skip must come with form add alone", form);
   if (skip) check_like(given, *skip, "skip", op);
+  check_cuda(given, op);
+  const float *scale = channel_numbers(gamma, given, "gamma", op), *offset = channel_numbers(beta, given, "beta", op);
   const Place place(given, op);
   const Tensor x = as_rows(given, shape, strides), z = empty_strided(given, shape, strides, given.scalar_type());
   const Tensor mean = floats(x, channels), rstd = floats(x, channels);
@@ -144,7 +146,7 @@ Made run(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& g
   to.rstd = room(rstd);
   cuda::column_moments(x.const_data_ptr(), type, rows, channels, to, scratch.data_ptr(), place.stream());
   const Tensor bytes = new_bytes(x, codes.norm.at.total), sum = new_bytes(x, codes.form == Form::add ? codes.sum.at.total : 0);
-  const cuda::NormParameters with{room(mean), room(rstd), channel_numbers(gamma, x, "gamma", op), channel_numbers(beta, x, "beta", op)};
+  const cuda::NormParameters with{room(mean), room(rstd), scale, offset};
   cuda::NormPass pass{x.const_data_ptr(), type, with, z.data_ptr()};
   const auto* seed = static_cast<const uint64_t*>(seeds.const_data_ptr());
   if (codes.form == Form::act) {
@@ -201,8 +203,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const Tensor& given, co
   const int64_t channels = shape[1], rows = channels == 0 ? 0 : given.numel() / channels;
   if (!norm_fits(rows, channels, given.scalar_type(), form, norm_spec, sum_spec)) fail(op, "norm_fits must be true of sizes and specs", channels);
   const Codes codes = codes_of(rows, channels, type, form, norm_spec, sum_spec, op);
-  check_bytes(bytes, codes.norm.at.total, op);
-  check_bytes(sum, codes.form == Form::add ? codes.sum.at.total : 0, op);
+  check_cuda(given, op);
+  check_bytes(bytes, codes.norm.at.total, op, &given);
+  check_bytes(sum, codes.form == Form::add ? codes.sum.at.total : 0, op, &given);
   const Place place(given, op);
   const Tensor g = as_rows(given, shape, strides), nothing = new_line(g, 0, g.scalar_type());
   const bool adds = codes.form == Form::add && needs_skip;

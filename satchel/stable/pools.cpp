@@ -29,6 +29,7 @@ cuda::MaxPool pool_of(const Numbers& shape, const Numbers& window, const char* o
   for (size_t i = 0; i < 8; ++i) {
     if (window[i] < (i == 4 || i == 5 ? 0 : 1) || window[i] > 256) fail(op, "a window's numbers must be 1 to 256, its padding 0 or more", window[i]);
   }
+  if (window[4] > window[0] / 2 || window[5] > window[1] / 2) fail(op, "padding must be at most half of the window", window[4]);
   int bits = 0;
   while (int64_t{1} << bits < window[0] * window[1]) ++bits;
   return {shape[0], shape[1], side_of(shape[2], window, 0), side_of(shape[3], window, 1), bits};
@@ -77,7 +78,8 @@ Tensor max_pool_backward(const Tensor& g, const Tensor& offsets, const Numbers& 
   if (!max_pool_fits(shape, window)) fail(op, "max_pool_fits must be true of sizes and window", g.numel());
   const Numbers out = {shape[0], shape[1], pool.height.out, pool.width.out};
   if (sizes_of(g) != out) fail(op, "the gradient must have the output's sizes", g.numel());
-  check_bytes(offsets, code_bytes(g.numel(), pool.bits), op);
+  check_cuda(g, op);
+  check_bytes(offsets, code_bytes(g.numel(), pool.bits), op, &g);
   const Place place(g, op);
   const Tensor given = in_order(g, out), dx = empty_strided(g, shape, last_strides(shape), g.scalar_type());
   cuda::max_pool_back(pool, given.const_data_ptr(), type, static_cast<const uint8_t*>(offsets.const_data_ptr()), dx.data_ptr(), place.stream());
