@@ -69,11 +69,12 @@ def named_image(file, name):
 
 
 def named_python(name):
-    kind, _, option = name.partition(":")
+    kind, _, option = name.removesuffix("+graph").partition(":")
+    graph = ", CUDA graph" if name.endswith("+graph") else ""
     if kind in ("compile", "budget"):
-        return "torch.compile", f"torch.compile, budget {option or 1}"
+        return "torch.compile", f"torch.compile, budget {option or 1}{graph}"
     if kind in ("packing", "convert", "satchel"):
-        return "Satchel", {"satchel": "satchel.compile()"}.get(kind, f"satchel.{kind}()") + (f" {option}" if option else "")
+        return "Satchel", {"satchel": "satchel.compile()"}.get(kind, f"satchel.{kind}()") + (f" {option}" if option else "") + graph
     return "PyTorch", {"eager": "PyTorch, eager", "checkpoint": "checkpointing"}.get(kind, kind)
 
 

@@ -26,7 +26,7 @@ mkdir -p "$out"
 rm -f "$out"/scenes_*
 seeds=5 where=(--device "$device") threads=()
 fcn_step=(--batch 16 --image 512) boxes_step=(--batch 16 --image 640)
-fcn_data=count=3200,size=64,shapes=4,classes=2,test=256 fcn=(--width 16 --batch 16 --epochs 3 --lr 0.1)
+fcn_data=count=3200,size=64,shapes=4,classes=2,test=256 fcn=(--width 16 --batch 32 --epochs 8 --lr 0.1)
 boxes_data=count=1920,size=128,shapes=3,classes=2,test=256 boxes=(--width 16 --batch 16 --epochs 4 --lr 0.02)
 if [[ $device == cpu ]]; then  # shows that everything runs
   seeds=3 threads=(--threads 1)
