@@ -37,7 +37,7 @@ def _input_save(x: Tensor, dtype: torch.dtype, method: str, name: str) -> Save:
         return found
     key = None if x.grad_fn is None else (x._version, dtype, method)
     known = getattr(x, "_satchel_input", None)
-    if key is not None and known is not None and known[0] == key:
+    if key is not None and known is not None and known[0] == key and isinstance(known[1], Save):
         return known[1]
     with torch.no_grad():
         bytes_, code = pack(x.detach().to(dtype), keeps(method, "weight_input")["input"].numbers, fresh_seed(x.device))

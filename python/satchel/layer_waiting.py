@@ -21,7 +21,7 @@ from . import norm_ops
 from ._ops import ops
 from .layer_common import backward, keep, kept, rows_of, shares
 from .norm_ops import ACT, ADD, ALONE, Specs
-from .shared import Code, Save, _raw_stream, flush_deferred, fresh_seeds, link
+from .shared import Code, Save, flush_deferred, fresh_seeds, link, raw_stream
 
 __all__ = ["Waiting", "batch_norm", "catch_up", "may_claim", "relu", "settle"]
 
@@ -36,10 +36,9 @@ _HOOKS = {Tensor.register_hook, Tensor.retain_grad}
 _RELUS, _RELUS_OVER = {F.relu, torch.relu, Tensor.relu}, {F.relu_, torch.relu_, Tensor.relu_}
 
 
-Running = tuple[Tensor, Tensor]  # mean and variance
-
-
 _norm_moving = ops.norm_moving.default
+
+Running = tuple[Tensor, Tensor]  # mean and variance
 
 
 class Waiting(Tensor):
@@ -86,7 +85,7 @@ class Norm:
         self.w, self.b = w, b
         # FSDP frees parameters as soon as a module's forward is over: their values are needed later.
         self.affine = (w.detach().clone(), b.detach().clone()) if _distributed() else (w, b)
-        self.stream = _raw_stream(x.device)
+        self.stream = raw_stream(x.device)
         self.taken = False  # by a sum or a ReLU: its gradient goes past this result
         self.first: Norm | None = None  # of a sum: the norm alone
         self.values: Tensor | None = None  # … and its result, where that is a tensor of its own
@@ -104,7 +103,7 @@ class Norm:
             raise RuntimeError("[convert] a batch norm's result must be read while it lives, got one that was let go")
         if any(t._version != v for t, v in zip(tensors, self.versions)):  # type: ignore[union-attr]
             raise RuntimeError("[convert] x, γ, β and a skip must not be changed in place before a norm's result is read, got a change")
-        if self.stream != _raw_stream(self.x.device):  # type: ignore[union-attr]
+        if self.stream != raw_stream(self.x.device):  # type: ignore[union-attr]
             return self.run_elsewhere(form)
         call, x = self.call, self.x
         running = (None, None) if self.moved[0] or self.running is None else self.running
@@ -342,7 +341,6 @@ def _sum(args: tuple[Any, ...], over: bool) -> Tensor | None:
         s = _Sum.apply(y, skip, over)
     if over:
         s._satchel_end.detach()
-        both.taken = False
     return _waiting(s, both)
 
 

@@ -12,6 +12,7 @@ import math
 import struct
 import threading
 import weakref
+from collections import OrderedDict
 from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from ._seeds import mixed, rank
 
 __all__ = [
     "Code", "Keep", "Link", "ONE_SIDED", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred",
-    "fresh_seed", "fresh_seeds", "in_order", "keeps", "link", "link_of", "pack",
+    "fresh_seed", "fresh_seeds", "in_order", "keeps", "link", "link_of", "pack", "raw_stream",
 ]  # fmt: skip
 
 _KINDS = ("input", "aggregate", "norm", "activation", "shared", "derivative", "mask", "affine", "statistics", "dropout", "seed")
@@ -80,7 +81,7 @@ def _seeds(device: torch.device, length: int) -> Tensor:
         return torch.randint(-(1 << 62), 1 << 62, (length,), dtype=torch.int64, device=device)
     place = _HEAD.unpack(torch.default_generator.get_state().numpy()[:32].data)  # its seed, how far it is, and a number of its state
     replays = torch._C._current_graph_task_id() != -1  # a forward within a backward: the end of one part and the start of the next are one place
-    key = (device, _raw_stream(device), length)
+    key = (device, raw_stream(device), length)
     with _lock:
         if not replays:
             _newest[:] = [place, _newest[1] + 1 if _newest[0] == place else 1]
@@ -125,7 +126,7 @@ def drawn_seed(device: torch.device) -> Tensor:
     return torch.full((1,), mixed(rank(), int(torch.empty((), dtype=torch.int64).random_())), dtype=torch.int64, device=device)
 
 
-def _raw_stream(device: torch.device) -> int:
+def raw_stream(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if device.index is None else device.index)
@@ -223,7 +224,7 @@ class Save:
         return self.with_tensors((None,) * 5)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a stored activation is without it
+        return OrderedDict, ()  # a stored activation is without it; torch.load() takes this type
 
     @functools.cached_property
     def affine(self) -> tuple[Tensor, Tensor] | None:
@@ -314,10 +315,10 @@ class Link:
     __slots__ = ("version", "stream", "find", "maker", "is_relu", "__weakref__")
 
     def __init__(self, x: Tensor, find: Callable[[str], Save | None], maker: Any = None, is_relu: bool = False) -> None:
-        self.version, self.stream, self.find, self.maker, self.is_relu = x._version, _raw_stream(x.device), find, maker, is_relu
+        self.version, self.stream, self.find, self.maker, self.is_relu = x._version, raw_stream(x.device), find, maker, is_relu
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
+        return OrderedDict, ()
 
 
 def link(x: Tensor, find: Callable[[str], Save | None], maker: Any = None, is_relu: bool = False) -> Tensor:
@@ -329,7 +330,7 @@ def link(x: Tensor, find: Callable[[str], Save | None], maker: Any = None, is_re
 def link_of(x: Tensor) -> Link | None:
     """x's, where x is as its maker left it and the same stream reads it."""
     found = getattr(x, "_satchel", None)
-    if found is None or x.is_inference() or found.version != x._version or found.stream != _raw_stream(x.device):
+    if not isinstance(found, Link) or x.is_inference() or found.version != x._version or found.stream != raw_stream(x.device):
         return None
     return found
 

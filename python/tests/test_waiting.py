@@ -389,3 +389,17 @@ def test_convolutions_with_lists():
     conv = nn.Conv2d(16, 16, 3)
     conv.padding, conv.stride = [1, 1], [1, 1]
     assert satchel.convert(conv)(image()).shape == (16, 16, 16, 16)
+
+
+def test_results_are_stored_and_loaded(tmp_path):
+    net, x = satchel.convert(nn.Sequential(nn.BatchNorm2d(CHANNELS), nn.ReLU(), nn.Conv2d(CHANNELS, 4, 1))), image()
+    y = net[0](x)
+    z = net[1](net[0](x))
+    net[2](z)
+    for t in (y, z):
+        torch.save(t.detach(), tmp_path / "t.pt")
+        torch.save(t, tmp_path / "g.pt")
+        for name in ("t.pt", "g.pt"):
+            again = torch.load(tmp_path / name)
+            torch.testing.assert_close(again.detach(), t.detach())
+            net[2](again.detach().requires_grad_()).sum().backward()
