@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 import pathlib
 
 import torch
 
-__all__ = ["library_version", "ops", "parse_spec", "layout", "Numbers"]
+__all__ = ["ops", "package_id", "parse_spec", "layout", "Numbers"]
 
 Numbers = tuple[int, ...]  # the eleven numbers of a spec
 
@@ -20,10 +21,11 @@ def _path() -> str:
     return os.environ.get("SATCHEL_LIBRARY") or str(_BESIDE)
 
 
-def library_version() -> tuple[int, int]:
-    """Tells one build of the ops from another: what they serve is their own answer, and compiled graphs hold it."""
-    found = pathlib.Path(_path()).stat()
-    return found.st_size, found.st_mtime_ns
+def package_id(*options: object) -> bytes:
+    """Tells graphs that another version of the package, another build of the ops or other options made: torch's caches ask."""
+    files = [path.read_bytes() for path in sorted(_BESIDE.parent.iterdir()) if path.suffix in (".py", ".json")]
+    library = pathlib.Path(_path()).stat()
+    return hashlib.sha256(b"\0".join([*files, repr((library.st_size, library.st_mtime_ns, options)).encode()])).digest()
 
 
 def _load() -> None:

@@ -90,8 +90,3 @@ def least_bits(name: str, given: int) -> int:
 def compiled_rows() -> dict[str, Any]:
     """The section of torch.compile's pass."""
     return _table()["compiled"]
-
-
-def text() -> str:
-    """The table as it stands in the file: part of a cache's key."""
-    return _FILE.read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ CUDA's kernels are in satchel/stable/activations.cpp; here are the CPU's way, si
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, Callable
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._ops import Numbers, layout, ops, parse_spec
-from .kept import code_numbers
+from .kept import SLOPES, code_numbers
 from .shared import dense_strides, in_order
 
 __all__ = ["GELU", "GELU_TANH", "SILU", "specs"]
@@ -30,22 +29,8 @@ def specs(flow: int, local: int, values: int, dtype: torch.dtype, cuda: bool, co
     return found if not cuda or ops.activation_fits(values, dtype, *found) else None
 
 
-def _gelu(x: Tensor) -> tuple[Tensor, Tensor]:
-    return F.gelu(x), 0.5 * (1 + torch.erf(x.float() * math.sqrt(0.5))) + x.float() * torch.exp(-0.5 * x.float() ** 2) / math.sqrt(2 * math.pi)
-
-
-def _gelu_tanh(x: Tensor) -> tuple[Tensor, Tensor]:
-    y, c = x.float(), math.sqrt(2 / math.pi)
-    t = torch.tanh(c * (y + 0.044715 * y**3))
-    return F.gelu(x, approximate="tanh"), 0.5 * (1 + t) + 0.5 * y * (1 - t * t) * c * (1 + 3 * 0.044715 * y * y)
-
-
-def _silu(x: Tensor) -> tuple[Tensor, Tensor]:
-    s = torch.sigmoid(x.float())
-    return F.silu(x), s * (1 + x.float() * (1 - s))
-
-
-_VALUE_AND_SLOPE: dict[int, Callable[[Tensor], tuple[Tensor, Tensor]]] = {GELU: _gelu, GELU_TANH: _gelu_tanh, SILU: _silu}
+_VALUES: dict[int, Callable[[Tensor], Tensor]] = {GELU: F.gelu, GELU_TANH: lambda x: F.gelu(x, approximate="tanh"), SILU: F.silu}
+_SLOPES = {GELU: SLOPES["gelu"], GELU_TANH: SLOPES["gelu_tanh"], SILU: SLOPES["silu"]}
 
 
 def _line(x: Tensor) -> Tensor:
@@ -54,7 +39,7 @@ def _line(x: Tensor) -> Tensor:
 
 
 def _activation_cpu(x, seeds, kind, slope, output):
-    if kind not in _VALUE_AND_SLOPE:
+    if kind not in _VALUES:
         raise RuntimeError(f"[activation] kind must be 1 to 3, got {kind}")
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise RuntimeError(f"[activation] tensor must be float32, float16 or bfloat16, got {x.dtype}")
@@ -62,7 +47,7 @@ def _activation_cpu(x, seeds, kind, slope, output):
         raise RuntimeError(f"[activation] seeds must be two numbers of int64 on the tensor's device, got {seeds.dtype} of {tuple(seeds.shape)}")
     x = x if dense_strides(x) == x.stride() else x.clone()  # without gaps, in the order that torch gives results
     strides = x.stride()
-    z, by = (_line(in_order(t, strides)) for t in _VALUE_AND_SLOPE[kind](x))
+    z, by = (_line(in_order(t, strides)) for t in (_VALUES[kind](x), _SLOPES[kind](x.float())))
     slopes = ops.pack(by, seeds[:1].clone(), None, 1, slope)
     coded = ops.pack(z, seeds[1:].clone(), None, 1, output) if output else slopes.new_empty(0)
     return z.as_strided(x.shape, strides, z.storage_offset()), slopes, coded

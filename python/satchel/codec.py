@@ -135,13 +135,17 @@ def _check_channels(x: Tensor, gamma: Any, beta: Any, dim: Any) -> None:
             raise ValueError(f"[pack] {name} must hold {x.shape[dim]} values, one a channel, got {list(t.shape)}")
 
 
-def _channel_table(gamma: Tensor | None, beta: Tensor | None, device: torch.device) -> Tensor:
-    """t, γ, β and 0 of every channel, as bytes; without γ one channel with threshold 0."""
+def channel_table(gamma: Tensor, beta: Tensor) -> Tensor:
+    """t, γ, β and 0 of every channel, as bytes: what a side code's thresholds are made of."""
+    zero = torch.zeros_like(gamma)
+    return torch.stack([torch.where(gamma == 0, zero, -beta / gamma), gamma, beta, zero], 1).contiguous().view(torch.uint8)
+
+
+def _table_of(gamma: Tensor | None, beta: Tensor | None, device: torch.device) -> Tensor:
+    """Without γ one channel with threshold 0."""
     if gamma is None or beta is None:
         return torch.tensor([[0.0, 1.0, 0.0, 0.0]], device=device).view(torch.uint8)
-    g, b = gamma.detach().float(), beta.detach().float()
-    zero = torch.zeros_like(g)
-    return torch.stack([torch.where(g == 0, zero, -b / g), g, b, zero], 1).contiguous().view(torch.uint8)
+    return channel_table(gamma.detach().float(), beta.detach().float())
 
 
 def _matrices(numbers: Numbers, rows: int, columns: int, seed: Tensor):
@@ -211,7 +215,7 @@ def pack(
     channels, inner, table = 0, 1, None
     strides = tuple(ops.packed_strides(x, list(numbers)))
     if numbers[6] in _THRESHOLDS:
-        table = _channel_table(gamma, beta, x.device)
+        table = _table_of(gamma, beta, x.device)
         channels = table.shape[0]
         if gamma is not None:
             dim = dim % x.dim()

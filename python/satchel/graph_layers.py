@@ -8,9 +8,7 @@ graph_pass.py then has the next layer read these codes.
 
 from __future__ import annotations
 
-import hashlib
 import operator
-import pathlib
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import activation_ops
-from ._ops import library_version, ops
+from ._ops import ops, package_id
 from ._policy import Bits
 from ._seeds import mixed, rank
 from .norm_ops import ACT, ADD, ALONE, specs
@@ -46,8 +44,7 @@ class LayerPass(CustomGraphPass):
         self.method = "satchel" if bits.local == 2 else f"satchel,bits={bits.local}"
 
     def uuid(self) -> bytes:
-        files = [path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))]
-        return hashlib.sha256(b"\0".join([*files, repr((self.bits, self.min_bytes, library_version())).encode()])).digest()
+        return package_id("layers", self.bits, self.min_bytes)
 
     def __call__(self, graph: fx.Graph) -> None:
         made = [op for n in list(graph.nodes) if (op := self.norm(graph, n) or self.activation(graph, n)) is not None]
@@ -191,7 +188,9 @@ def _skip(n: fx.Node, norm: fx.Node) -> fx.Node | None:
     if not isinstance(skip, fx.Node) or skip is norm:
         return None
     val, other = _value(norm), skip.meta.get("example_value")
-    return skip if isinstance(other, Tensor) and other.layout is torch.strided and other.shape == val.shape and other.dtype == val.dtype and other.device == val.device else None
+    if not isinstance(other, Tensor) or other.layout is not torch.strided:
+        return None
+    return skip if (other.shape, other.dtype, other.device) == (val.shape, val.dtype, val.device) else None
 
 
 def _update(graph: fx.Graph, op: fx.Node, given: dict[str, Any], rows: int) -> None:

@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import math
 import operator
-import pathlib
 from typing import Any, Callable, Iterator
 
 import torch
@@ -25,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _policy
-from ._ops import ops
+from ._ops import ops, package_id
 from ._policy import Bits, checked_size
 from ._seeds import mixed, rank
 from .graph_layers import LayerPass
@@ -55,7 +54,8 @@ _FREE = _VIEWS | {
 _SPLITS = {aten.split.Tensor, aten.split_with_sizes.default}
 _FEW = 16  # a product's coefficient that is so many times smaller than it is a statistic: kept as it is
 _FORWARD: dict[Any, Any] = {ops.norm.default: ops.norm_forward.default, ops.activation.default: ops.activation_forward.default}
-_CODES: dict[Any, tuple[int, ...]] = {ops.norm_forward.default: (1, 2, 4), ops.activation_forward.default: (1, 2)}  # what of their results backward may read
+# What of their results backward may read.
+_CODES: dict[Any, tuple[int, ...]] = {ops.norm_forward.default: (1, 2, 4), ops.activation_forward.default: (1, 2)}
 _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
 _SOME = 256  # from here on a norm may read one code twice: it errs by a code's variance / values
 
@@ -86,8 +86,8 @@ class PackPass(CustomGraphPass):
     """Give it to torch.compile as options={"joint_custom_post_pass": PackPass()}, or call satchel.compile().
 
     bits, min_bytes: as packing()'s. `.report` lists what the newest graph packs; it is empty where that came from torch's cache, which
-    knows the pass by its uuid. Sizes may be symbols (dynamic shapes); the report
-    then counts bytes of the shapes that the graph was made from. Values whose size the data decide (nonzero) stay exact.
+    knows the pass by its uuid. Sizes may be symbols (dynamic shapes); the report then counts bytes of the shapes that the graph was made
+    from. Values whose size the data decide (nonzero) stay exact.
     """
 
     def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384) -> None:
@@ -95,9 +95,7 @@ class PackPass(CustomGraphPass):
         self.report: list[Packing] = []
 
     def uuid(self) -> bytes:
-        files = [path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))] + [_policy.text().encode()]
-        options = repr((self.bits, self.min_bytes)).encode()
-        return hashlib.sha256(b"\0".join([*files, options])).digest()
+        return package_id("pack", self.bits, self.min_bytes)
 
     def __call__(self, graph: fx.Graph) -> None:
         self.report = _Rewrite(self, graph).run()
@@ -290,7 +288,8 @@ class _Rewrite:
         """Tensors of which all parts are read, as q, k and v of one product: coded whole, since parts have gaps and would be copied."""
         read = {self.source(value)[0] for _, _, value in edges}
         for split in {_arg(n, 0) for n in read if n.target is operator.getitem and _arg(n, 0).target in _SPLITS}:
-            if not self.is_input(_arg(split, 0)) and len(split.users) == len(split.meta["val"]) and all(user in read for user in split.users):
+            whole = len(split.users) == len(split.meta["val"]) and all(user in read for user in split.users)
+            if whole and not self.is_input(_arg(split, 0)):
                 self.splits.add(split)
 
     def below(self, n: fx.Node) -> int | None:

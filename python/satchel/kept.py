@@ -315,6 +315,7 @@ def _mish(x: Tensor) -> Tensor:
 
 
 _KINDS = {"gelu": (0, _gelu), "gelu_tanh": (1, _gelu_tanh), "silu": (2, _silu), "mish": (3, _mish)}  # numbers of core/slope.h
+SLOPES = {name: curve for name, (_, curve) in _KINDS.items()}
 
 
 @functools.lru_cache(maxsize=256)

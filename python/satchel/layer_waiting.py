@@ -66,7 +66,7 @@ class Waiting(Tensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class NormCall:
+class BatchNormCall:
     """A batch norm without its tensors."""
 
     method: str
@@ -79,7 +79,7 @@ class NormCall:
 class Norm:
     """What a waiting result is made of."""
 
-    def __init__(self, call: NormCall, x: Tensor, w: Tensor, b: Tensor, running: Running | None, skip: Tensor | None = None) -> None:
+    def __init__(self, call: BatchNormCall, x: Tensor, w: Tensor, b: Tensor, running: Running | None, skip: Tensor | None = None) -> None:
         self.call, self.running, self.skip = call, running, skip
         self.x: Tensor | None = x
         self.w, self.b = w, b
@@ -279,7 +279,7 @@ def batch_norm(
     if any(s is None for s in found.values()):
         return None
     flush_deferred()
-    norm = Norm(NormCall(*how, found), x, w, b, running)  # type: ignore[arg-type]
+    norm = Norm(BatchNormCall(*how, found), x, w, b, running)  # type: ignore[arg-type]
     _newest[module] = weakref.ref(norm)
     return _waiting(_Wait.apply(x, w, b, norm), norm)
 

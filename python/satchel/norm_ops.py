@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ._ops import Numbers, layout, ops
+from .codec import channel_table
 from .shared import ONE_SIDED, keeps
 
 __all__ = ["ACT", "ADD", "ALONE", "Specs", "specs"]
@@ -48,11 +49,6 @@ def _as_rows(x: Tensor) -> Tensor:
 def _as_image(rows: Tensor, shape: torch.Size) -> Tensor:
     """Rows of channels in a shape whose second dimension they are, innermost in memory."""
     return rows.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-
-
-def _table(gamma: Tensor, beta: Tensor) -> Tensor:
-    zero = torch.zeros_like(gamma)
-    return torch.stack([torch.where(gamma == 0, zero, -beta / gamma), gamma, beta, zero], 1).contiguous().view(torch.uint8)
 
 
 def _fail(op: str, rule: str, got: Any) -> NoReturn:
@@ -91,7 +87,7 @@ def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):
     var, mean = torch.var_mean(rows, 0, correction=0)
     rstd = (var + eps).rsqrt_()
     hat = rows.sub(mean).mul_(rstd)
-    code = ops.pack(hat, seeds[:1].clone(), _table(gamma, beta) if form == ACT else None, 1, norm)
+    code = ops.pack(hat, seeds[:1].clone(), channel_table(gamma, beta) if form == ACT else None, 1, norm)
     y = torch.addcmul(beta, hat, gamma)
     if form == ADD:
         y = y.add_(_as_rows(skip))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ._ops import Numbers, layout, ops, parse_spec
 from ._seeds import mixed, rank
+from .codec import channel_table
 
 __all__ = [
     "Code", "Keep", "Link", "ONE_SIDED", "Save", "affine_like", "claim", "defer", "dense_strides", "drawn_seed", "find_save", "flush_deferred",
@@ -171,8 +172,7 @@ def pack(
     table, inner = None, 1
     if numbers[_SIDE] in (*ONE_SIDED, 3):
         assert gamma is not None and beta is not None
-        zero = torch.zeros_like(gamma)
-        table = torch.stack([torch.where(gamma == 0, zero, -beta / gamma), gamma, beta, zero], 1).contiguous().view(torch.uint8)
+        table = channel_table(gamma, beta)
         inner = 1 if dim < 0 or x.shape[dim] == 1 else strides[dim]
     return ops.pack(x, seed, table, inner, numbers), Code(numbers, x.shape, strides, 0 if table is None else table.shape[0], inner)
 

@@ -42,7 +42,7 @@ Smooth smooth_of(int64_t kind, const char* op) {
 /// x where the kernels can read it: itself where its memory has no gap and starts at a multiple of 16 bytes, else a copy in the order that
 /// torch gives results.
 Tensor dense(const Tensor& x, Numbers& shape, Numbers& strides, const char* op) {
-  shape.assign(x.sizes().begin(), x.sizes().end());
+  shape = sizes_of(x);
   strides.assign(x.strides().begin(), x.strides().end());
   bool gapless = true;
   try {
@@ -64,7 +64,8 @@ std::tuple<Tensor, Tensor, Tensor> activation(const Tensor& given, const Tensor&
   check_cuda(given, op);
   if (seeds.scalar_type() != ScalarType::Long || seeds.numel() != 2 || !seeds.is_contiguous() || !same_device(seeds, given))
     fail(op, "seeds must be two numbers of int64 on the tensor's device", seeds.numel());
-  if (!activation_fits(given.numel(), given.scalar_type(), slope, output)) fail(op, "activation_fits must be true of size and specs", given.numel());
+  if (!activation_fits(given.numel(), given.scalar_type(), slope, output))
+    fail(op, "activation_fits must be true of size and specs", given.numel());
   const Place place(given, op);
   Numbers shape, strides;
   const Tensor x = dense(given, shape, strides, op), z = empty_strided(x, shape, strides, x.scalar_type());
@@ -88,20 +89,15 @@ std::tuple<Tensor, Tensor, Tensor> activation(const Tensor& given, const Tensor&
 Tensor activation_backward(const Tensor& given, const Tensor& slopes, const Numbers& strides, const Numbers& spec) {
   constexpr const char* op = "activation_backward";
   const DType type = dtype_of(given.scalar_type(), op);
-  if (!activation_fits(given.numel(), given.scalar_type(), spec, {})) fail(op, "activation_fits must be true of size and spec", given.numel());
-  const Numbers shape(given.sizes().begin(), given.sizes().end());
+  if (!activation_fits(given.numel(), given.scalar_type(), spec, {}))
+    fail(op, "activation_fits must be true of size and spec", given.numel());
+  const Numbers shape = sizes_of(given);
   check_strides(shape, strides, op);
   const CodecLayout layout = line_layout(given.numel(), DType::f32, spec, op);
   check_cuda(given, op);
   check_bytes(slopes, layout.at.total, op, &given);
   const Place place(given, op);
-  bool ordered = reinterpret_cast<uintptr_t>(given.data_ptr()) % kAlign == 0;
-  for (size_t d = 0; d < shape.size(); ++d) ordered = ordered && (shape[d] == 1 || given.stride(static_cast<int64_t>(d)) == strides[d]);
-  Tensor g = given;
-  if (!ordered) {
-    g = empty_strided(given, shape, strides, given.scalar_type());
-    torch::stable::copy_(g, given);
-  }
+  const Tensor g = in_strides(given, shape, strides);
   const Tensor out = empty_strided(g, shape, strides, g.scalar_type());
   const cuda::RowShape flat{g.numel() / 8, 8};
   cuda::slope_back(flat, code_in(layout, slopes, nullptr), g.const_data_ptr(), type, out.data_ptr(), place.stream());
@@ -114,7 +110,8 @@ Tensor activation_backward(const Tensor& given, const Tensor& slopes, const Numb
 STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
   m.def("activation_fits(int values, ScalarType dtype, int[] slope, int[] output) -> bool");
   m.def("activation(Tensor x, Tensor seeds, int kind, int[] slope, int[] output) -> (Tensor, Tensor, Tensor)");
-  m.def("activation_forward(Tensor x, Tensor seeds, int kind, int[] slope, int[] output) -> (Tensor, Tensor, Tensor)");  // without a gradient
+  m.def(
+      "activation_forward(Tensor x, Tensor seeds, int kind, int[] slope, int[] output) -> (Tensor, Tensor, Tensor)");  // without a gradient
   m.def("activation_backward(Tensor g, Tensor slopes, int[] strides, int[] spec) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) {

@@ -69,4 +69,37 @@ inline Tensor new_bytes(const Tensor& like, int64_t count) { return new_line(lik
 /// Kernels read 16 bytes at a time.
 inline Tensor aligned(const Tensor& x) { return reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0 ? x : torch::stable::clone(x); }
 
+inline Numbers sizes_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
+
+/// Strides without gap whose innermost dimension is the second: rows of channels.
+inline Numbers rows_strides(const Numbers& shape) {
+  Numbers strides(shape.size());
+  int64_t step = shape.size() > 1 ? shape[1] : 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (d == 1) continue;
+    strides[d] = step;
+    step *= shape[d];
+  }
+  if (shape.size() > 1) strides[1] = 1;
+  return strides;
+}
+
+/// x where kernels can read it: itself where it has these strides and starts at a multiple of 16 bytes, else a copy that has them.
+inline Tensor in_strides(const Tensor& x, const Numbers& shape, const Numbers& strides) {
+  bool ordered = reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0;
+  for (size_t d = 0; d < shape.size(); ++d) ordered = ordered && (shape[d] == 1 || x.stride(static_cast<int64_t>(d)) == strides[d]);
+  if (ordered) return x;
+  Tensor copy = empty_strided(x, shape, strides, x.scalar_type());
+  torch::stable::copy_(copy, x);
+  return copy;
+}
+
+/// One float32 number a channel of x, whose second dimension these are.
+inline const float* channel_numbers(const Tensor& t, const Tensor& x, const char* name, const char* op) {
+  if (t.scalar_type() != ScalarType::Float || !t.is_contiguous() || t.numel() != x.size(1) || !same_device(t, x)) {
+    fail(op, std::string(name) + " must hold " + std::to_string(x.size(1)) + " float32 numbers on the tensor's device", t.numel());
+  }
+  return static_cast<const float*>(t.const_data_ptr());
+}
+
 }  // namespace satchel::stable

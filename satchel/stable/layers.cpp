@@ -171,13 +171,6 @@ void check_rows(const Tensor& x, const char* op) {
   if (!x.is_cuda() || x.dim() != 2 || !x.is_contiguous()) fail(op, "tensor must be contiguous rows x channels on CUDA", x.dim());
 }
 
-const float* numbers_of(const Tensor& t, const Tensor& x, const char* name, const char* op) {
-  if (t.scalar_type() != ScalarType::Float || !t.is_contiguous() || t.numel() != x.size(1) || !same_device(t, x)) {
-    fail(op, std::string(name) + " must hold " + std::to_string(x.size(1)) + " float32 numbers on the tensor's device", t.numel());
-  }
-  return static_cast<const float*>(t.const_data_ptr());
-}
-
 cuda::NormActCode act_code(const CodecLayout& layout, const Tensor& bytes, const uint64_t* seed, double dropout, const char* op) {
   const SideCode side = bound_side_code(layout, bytes);
   return {side, chain_of(layout.values, layout.channels, dropout, 0, 0, op), static_cast<uint8_t*>(bytes.data_ptr()), seed};
@@ -195,8 +188,8 @@ Tensor norm_act(const Tensor& x, Tensor out, const Tensor& mean, const Tensor& r
   const Place place(x, op);
   const CodecLayout layout = act_layout(x.size(0), x.size(1), spec, op);
   const Tensor bytes = new_bytes(x, layout.at.total), scratch = new_bytes(x, cuda::norm_act_scratch_bytes());
-  const cuda::NormParameters with{numbers_of(mean, x, "mean", op), numbers_of(rstd, x, "rstd", op), numbers_of(gamma, x, "gamma", op),
-                                  numbers_of(beta, x, "beta", op)};
+  const cuda::NormParameters with{channel_numbers(mean, x, "mean", op), channel_numbers(rstd, x, "rstd", op),
+                                  channel_numbers(gamma, x, "gamma", op), channel_numbers(beta, x, "beta", op)};
   const cuda::NormPass pass{x.const_data_ptr(), dtype_of(x.scalar_type(), op), with, out.data_ptr()};
   const auto* number = static_cast<const uint64_t*>(seed.const_data_ptr());
   cuda::norm_encode(act_code(layout, bytes, number, 0, op), pass, scratch.data_ptr(), place.stream());
@@ -220,7 +213,7 @@ std::tuple<Tensor, Tensor> norm_act_back(Tensor g, const Tensor& bytes, const Te
   auto *sum_g = static_cast<float*>(beta.data_ptr()), *sum_gx = static_cast<float*>(gamma.data_ptr());
   cuda::norm_sums(code, g.const_data_ptr(), type, {sum_g, sum_gx}, scratch.data_ptr(), place.stream());
   if (needs_x) {
-    cuda::NormBack back{g.const_data_ptr(), type, nullptr, numbers_of(rstd, g, "rstd", op), sum_g, sum_gx, nullptr, g.data_ptr()};
+    cuda::NormBack back{g.const_data_ptr(), type, nullptr, channel_numbers(rstd, g, "rstd", op), sum_g, sum_gx, nullptr, g.data_ptr()};
     if (!training) back.sum_g = back.sum_gx = nullptr;
     cuda::norm_back(code, back, place.stream());
   }

@@ -72,43 +72,25 @@ bool fits(const Codes& c, int64_t channels, const CodecSpec& norm, const CodecSp
   return cuda::norm_add_fits(add_code(c, channels));
 }
 
-bool norm_fits(int64_t rows, int64_t channels, ScalarType dtype, int64_t form, const Numbers& norm, const Numbers& sum) {
-  constexpr const char* op = "norm";
-  if (!cuda::compiled() || rows <= 0 || channels <= 0) return false;
+/// The codes where the kernels serve them.
+std::optional<Codes> served(int64_t rows, int64_t channels, ScalarType dtype, int64_t form, const Numbers& norm, const Numbers& sum,
+                            const char* op) {
+  if (!cuda::compiled() || rows <= 0 || channels <= 0) return std::nullopt;
   const CodecSpec of_norm = spec_of_list(norm, op), of_sum = form_of(form, op) == Form::add ? spec_of_list(sum, op) : CodecSpec();
-  return fits(codes_of(rows, channels, dtype_of(dtype, op), form, norm, sum, op), channels, of_norm, of_sum);
+  const Codes codes = codes_of(rows, channels, dtype_of(dtype, op), form, norm, sum, op);
+  return fits(codes, channels, of_norm, of_sum) ? std::optional(codes) : std::nullopt;
 }
 
-Numbers sizes_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
-
-/// Strides without gap whose innermost dimension is the second.
-Numbers rows_strides(const Numbers& shape) {
-  Numbers strides(shape.size());
-  int64_t step = shape.size() > 1 ? shape[1] : 1;
-  for (size_t d = shape.size(); d-- > 0;) {
-    if (d == 1) continue;
-    strides[d] = step;
-    step *= shape[d];
-  }
-  if (shape.size() > 1) strides[1] = 1;
-  return strides;
+bool norm_fits(int64_t rows, int64_t channels, ScalarType dtype, int64_t form, const Numbers& norm, const Numbers& sum) {
+  return served(rows, channels, dtype, form, norm, sum, "norm").has_value();
 }
 
-/// x where the kernels can read it: itself, or a copy in their order, from a multiple of 16 bytes on.
-Tensor as_rows(const Tensor& x, const Numbers& shape, const Numbers& strides) {
-  bool ordered = reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0;
-  for (size_t d = 0; d < shape.size(); ++d) ordered = ordered && (shape[d] == 1 || x.stride(static_cast<int64_t>(d)) == strides[d]);
-  if (ordered) return x;
-  Tensor copy = empty_strided(x, shape, strides, x.scalar_type());
-  torch::stable::copy_(copy, x);
-  return copy;
-}
-
-const float* channel_numbers(const Tensor& t, const Tensor& x, const char* name, const char* op) {
-  if (t.scalar_type() != ScalarType::Float || !t.is_contiguous() || t.numel() != x.size(1) || !same_device(t, x)) {
-    fail(op, std::string(name) + " must hold " + std::to_string(x.size(1)) + " float32 numbers on the tensor's device", t.numel());
-  }
-  return static_cast<const float*>(t.const_data_ptr());
+/// … of an image, or throws.
+Codes served(const Tensor& x, int64_t form, const Numbers& norm, const Numbers& sum, const char* op) {
+  const int64_t channels = x.size(1), rows = channels == 0 ? 0 : x.numel() / channels;
+  const std::optional<Codes> codes = served(rows, channels, x.scalar_type(), form, norm, sum, op);
+  if (!codes) fail(op, "norm_fits must be true of sizes and specs", channels);
+  return *codes;
 }
 
 Tensor floats(const Tensor& like, int64_t count) { return new_line(like, count, ScalarType::Float); }
@@ -131,15 +113,14 @@ Made run(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& g
   if (seeds.scalar_type() != ScalarType::Long || seeds.numel() != 2 || !seeds.is_contiguous() || !same_device(seeds, given))
     fail(op, "seeds must be two numbers of int64 on the tensor's device", seeds.numel());
   const Numbers shape = sizes_of(given), strides = rows_strides(shape);
-  const int64_t channels = shape[1], rows = channels == 0 ? 0 : given.numel() / channels;
-  if (!norm_fits(rows, channels, given.scalar_type(), form, norm_spec, sum_spec)) fail(op, "norm_fits must be true of sizes and specs", channels);
-  const Codes codes = codes_of(rows, channels, type, form, norm_spec, sum_spec, op);
+  const Codes codes = served(given, form, norm_spec, sum_spec, op);
+  const int64_t channels = shape[1], rows = given.numel() / channels;
   if (skip.has_value() != (codes.form == Form::add)) fail(op, "a skip must come with form add alone", form);
   if (skip) check_like(given, *skip, "skip", op);
   check_cuda(given, op);
   const float *scale = channel_numbers(gamma, given, "gamma", op), *offset = channel_numbers(beta, given, "beta", op);
   const Place place(given, op);
-  const Tensor x = as_rows(given, shape, strides), z = empty_strided(given, shape, strides, given.scalar_type());
+  const Tensor x = in_strides(given, shape, strides), z = empty_strided(given, shape, strides, given.scalar_type());
   const Tensor mean = floats(x, channels), rstd = floats(x, channels);
   const Tensor scratch = new_bytes(x, std::max(cuda::column_moments_scratch_bytes(channels), cuda::norm_act_scratch_bytes()));
   to.mean = room(mean);
@@ -153,7 +134,7 @@ Made run(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& g
     cuda::norm_encode(act_code(codes.norm, bytes, seed), pass, scratch.data_ptr(), place.stream());
     return {z, bytes, sum, mean, rstd};
   }
-  const Tensor other = skip ? as_rows(*skip, shape, strides) : x;
+  const Tensor other = skip ? in_strides(*skip, shape, strides) : x;
   if (skip) pass.skip = other.const_data_ptr();
   cuda::NormAddCode code = add_code(codes, channels, bytes, sum);
   code.norm_seed = seed;
@@ -169,7 +150,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> norm(const Tensor& x,
   constexpr const char* op = "norm";
   if (x.dim() < 2) fail(op, "x must have a dimension of channels", x.dim());
   const Tensor var = floats(x, x.size(1));
-  const Made made = run(x, skip, gamma, beta, seeds, form, norm_spec, sum_spec, {nullptr, nullptr, room(var), nullptr, nullptr, eps, 0}, op);
+  const Made made =
+      run(x, skip, gamma, beta, seeds, form, norm_spec, sum_spec, {nullptr, nullptr, room(var), nullptr, nullptr, eps, 0}, op);
   return {made.z, made.code, made.sum, made.mean, made.rstd, var};
 }
 
@@ -200,27 +182,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const Tensor& given, co
   const DType type = dtype_of(given.scalar_type(), op);
   if (given.dim() < 2) fail(op, "g must have a dimension of channels", given.dim());
   const Numbers shape = sizes_of(given), strides = rows_strides(shape);
-  const int64_t channels = shape[1], rows = channels == 0 ? 0 : given.numel() / channels;
-  if (!norm_fits(rows, channels, given.scalar_type(), form, norm_spec, sum_spec)) fail(op, "norm_fits must be true of sizes and specs", channels);
-  const Codes codes = codes_of(rows, channels, type, form, norm_spec, sum_spec, op);
+  const Codes codes = served(given, form, norm_spec, sum_spec, op);
+  const int64_t channels = shape[1];
   check_cuda(given, op);
   check_bytes(bytes, codes.norm.at.total, op, &given);
   check_bytes(sum, codes.form == Form::add ? codes.sum.at.total : 0, op, &given);
   const Place place(given, op);
-  const Tensor g = as_rows(given, shape, strides), nothing = new_line(g, 0, g.scalar_type());
+  const Tensor g = in_strides(given, shape, strides), nothing = new_line(g, 0, g.scalar_type());
   const bool adds = codes.form == Form::add && needs_skip;
   const Tensor dx = needs_x ? empty_strided(g, shape, strides, g.scalar_type()) : nothing;
   const Tensor dskip = adds ? empty_strided(g, shape, strides, g.scalar_type()) : nothing;
   const Tensor dgamma = floats(g, channels), dbeta = floats(g, channels);
   const cuda::NormSums sums{room(dbeta), room(dgamma)};
-  const cuda::NormBack back{g.const_data_ptr(),
-                            type,
-                            channel_numbers(gamma, g, "gamma", op),
-                            channel_numbers(rstd, g, "rstd", op),
-                            room(dbeta),
-                            room(dgamma),
-                            adds ? dskip.data_ptr() : nullptr,
-                            needs_x ? dx.data_ptr() : nullptr};
+  const cuda::NormBack back{g.const_data_ptr(), type,         channel_numbers(gamma, g, "gamma", op), channel_numbers(rstd, g, "rstd", op),
+                            room(dbeta),        room(dgamma), adds ? dskip.data_ptr() : nullptr,      needs_x ? dx.data_ptr() : nullptr};
   const auto run = [&](const auto& code, int64_t scratch_bytes) {
     const Tensor scratch = new_bytes(g, scratch_bytes);
     cuda::norm_sums(code, g.const_data_ptr(), type, sums, scratch.data_ptr(), place.stream());
@@ -245,7 +220,8 @@ Tensor norm_output(const Tensor& bytes, const Numbers& shape, ScalarType dtype, 
   const bool act = form_of(form, op) == Form::act;
   const CodecLayout layout = plan_of(matrix, act ? DType::f32 : type, spec_of_list(spec, op), act ? shape[1] : 0, 1, op);
   check_bytes(bytes, layout.at.total, op);
-  if (layout.coding != Coding::side || (act && !cuda::norm_act_fits(layout.side))) fail(op, "norm_fits must be true of sizes and spec", shape[1]);
+  if (layout.coding != Coding::side || (act && !cuda::norm_act_fits(layout.side)))
+    fail(op, "norm_fits must be true of sizes and spec", shape[1]);
   const Place place(bytes, op);
   const Tensor z = empty_strided(bytes, shape, rows_strides(shape), dtype);
   if (layout.values == 0) return z;

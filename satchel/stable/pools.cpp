@@ -17,8 +17,8 @@ cuda::PoolSide side_of(int64_t size, const Numbers& window, size_t d) {
   const int64_t room = size + 2 * padding - dilation * (kernel - 1) - 1 + (ceil ? stride - 1 : 0);
   int64_t count = room < 0 || stride < 1 ? 0 : room / stride + 1;
   if (ceil && count > 0 && (count - 1) * stride >= size + padding) --count;  // it starts on the map or before it
-  return {static_cast<int>(size),    static_cast<int>(count),   static_cast<int>(kernel),
-          static_cast<int>(stride),  static_cast<int>(padding), static_cast<int>(dilation)};
+  return {static_cast<int>(size),   static_cast<int>(count),   static_cast<int>(kernel),
+          static_cast<int>(stride), static_cast<int>(padding), static_cast<int>(dilation)};
 }
 
 cuda::MaxPool pool_of(const Numbers& shape, const Numbers& window, const char* op) {
@@ -27,7 +27,8 @@ cuda::MaxPool pool_of(const Numbers& shape, const Numbers& window, const char* o
     if (size < 1 || size >= int64_t{1} << 30) fail(op, "sizes must be 1 to 2^30", size);
   }
   for (size_t i = 0; i < 8; ++i) {
-    if (window[i] < (i == 4 || i == 5 ? 0 : 1) || window[i] > 256) fail(op, "a window's numbers must be 1 to 256, its padding 0 or more", window[i]);
+    if (window[i] < (i == 4 || i == 5 ? 0 : 1) || window[i] > 256)
+      fail(op, "a window's numbers must be 1 to 256, its padding 0 or more", window[i]);
   }
   if (window[4] > window[0] / 2 || window[5] > window[1] / 2) fail(op, "padding must be at most half of the window", window[4]);
   int bits = 0;
@@ -35,26 +36,11 @@ cuda::MaxPool pool_of(const Numbers& shape, const Numbers& window, const char* o
   return {shape[0], shape[1], side_of(shape[2], window, 0), side_of(shape[3], window, 1), bits};
 }
 
-bool max_pool_fits(const Numbers& shape, const Numbers& window) {
-  if (!cuda::compiled()) return false;
-  const cuda::MaxPool pool = pool_of(shape, window, "max_pool");
-  return pool.height.out > 0 && pool.width.out > 0 && pool.bits <= 8 && cuda::max_pool_fits(pool);
+bool is_served(const cuda::MaxPool& pool) {
+  return cuda::compiled() && pool.height.out > 0 && pool.width.out > 0 && pool.bits <= 8 && cuda::max_pool_fits(pool);
 }
 
-/// Strides without gap, channels innermost.
-Numbers last_strides(const Numbers& s) { return {s[1] * s[2] * s[3], 1, s[1] * s[3], s[1]}; }
-
-Tensor in_order(const Tensor& x, const Numbers& shape) {
-  const Numbers strides = last_strides(shape);
-  bool ordered = true;
-  for (size_t d = 0; d < 4; ++d) ordered = ordered && (shape[d] == 1 || x.stride(static_cast<int64_t>(d)) == strides[d]);
-  if (ordered) return aligned(x);
-  Tensor copy = empty_strided(x, shape, strides, x.scalar_type());
-  torch::stable::copy_(copy, x);
-  return copy;
-}
-
-Numbers sizes_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
+bool max_pool_fits(const Numbers& shape, const Numbers& window) { return is_served(pool_of(shape, window, "max_pool")); }
 
 /// y, and the offsets' bytes.
 std::tuple<Tensor, Tensor> max_pool(const Tensor& x, const Numbers& window) {
@@ -62,10 +48,10 @@ std::tuple<Tensor, Tensor> max_pool(const Tensor& x, const Numbers& window) {
   const DType type = dtype_of(x.scalar_type(), op);
   const Numbers shape = sizes_of(x);
   const cuda::MaxPool pool = pool_of(shape, window, op);
-  if (!max_pool_fits(shape, window)) fail(op, "max_pool_fits must be true of sizes and window", x.numel());
+  if (!is_served(pool)) fail(op, "max_pool_fits must be true of sizes and window", x.numel());
   const Place place(x, op);
   const Numbers out = {shape[0], shape[1], pool.height.out, pool.width.out};
-  const Tensor maps = in_order(x, shape), y = empty_strided(x, out, last_strides(out), x.scalar_type());
+  const Tensor maps = in_strides(x, shape, rows_strides(shape)), y = empty_strided(x, out, rows_strides(out), x.scalar_type());
   const Tensor offsets = new_bytes(x, code_bytes(y.numel(), pool.bits));
   cuda::max_pool(pool, maps.const_data_ptr(), type, y.data_ptr(), static_cast<uint8_t*>(offsets.data_ptr()), place.stream());
   return {y, offsets};
@@ -75,14 +61,15 @@ Tensor max_pool_backward(const Tensor& g, const Tensor& offsets, const Numbers& 
   constexpr const char* op = "max_pool_backward";
   const DType type = dtype_of(g.scalar_type(), op);
   const cuda::MaxPool pool = pool_of(shape, window, op);
-  if (!max_pool_fits(shape, window)) fail(op, "max_pool_fits must be true of sizes and window", g.numel());
+  if (!is_served(pool)) fail(op, "max_pool_fits must be true of sizes and window", g.numel());
   const Numbers out = {shape[0], shape[1], pool.height.out, pool.width.out};
   if (sizes_of(g) != out) fail(op, "the gradient must have the output's sizes", g.numel());
   check_cuda(g, op);
   check_bytes(offsets, code_bytes(g.numel(), pool.bits), op, &g);
   const Place place(g, op);
-  const Tensor given = in_order(g, out), dx = empty_strided(g, shape, last_strides(shape), g.scalar_type());
-  cuda::max_pool_back(pool, given.const_data_ptr(), type, static_cast<const uint8_t*>(offsets.const_data_ptr()), dx.data_ptr(), place.stream());
+  const Tensor given = in_strides(g, out, rows_strides(out)), dx = empty_strided(g, shape, rows_strides(shape), g.scalar_type());
+  cuda::max_pool_back(pool, given.const_data_ptr(), type, static_cast<const uint8_t*>(offsets.const_data_ptr()), dx.data_ptr(),
+                      place.stream());
   return dx;
 }
 
@@ -98,4 +85,6 @@ STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) {
   m.impl("max_pool", TORCH_BOX(&satchel::stable::max_pool));
   m.impl("max_pool_backward", TORCH_BOX(&satchel::stable::max_pool_backward));
 }
-STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CompositeExplicitAutograd, m) { m.impl("max_pool_fits", TORCH_BOX(&satchel::stable::max_pool_fits)); }
+STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CompositeExplicitAutograd, m) {
+  m.impl("max_pool_fits", TORCH_BOX(&satchel::stable::max_pool_fits));
+}

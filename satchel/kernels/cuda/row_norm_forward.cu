@@ -116,7 +116,8 @@ __device__ inline bool put_headers(const EncodeArgs& a, uint32_t block, const Ex
 
 template <int bits, bool even>
 __device__ inline void put_codes(const RowCode& to, UniformSeed seed, uint32_t group, const BlockRuler& ruler, const float (&v)[8]) {
-  store_codes<bits>(to.at.codes, group, encode8_inside<bits, even>(v, ruler, to.code.levels, group_noise(seed, to.code.rounding, group)), 8);
+  store_codes<bits>(to.at.codes, group, encode8_inside<bits, even>(v, ruler, to.code.levels, group_noise(seed, to.code.rounding, group)),
+                    8);
 }
 
 /// `bits` of x̂; 0: there is no norm, and y is x. `slopes`: there is an activation. `output`: there is no norm either, and z is coded in
