@@ -4,7 +4,8 @@ SHELL := /bin/bash
 PYTHON ?=
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
-export PYTHON JOBS
+RELEASE ?=
+export PYTHON JOBS RELEASE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -33,11 +34,11 @@ test-wheel: ## one wheel under torch 2.10 and the newest; 5 GB a version, for as
 notebooks: ## run the notebooks of examples/notebooks, a minute each; all of torch comes into .venv-python
 	@scripts/notebooks.sh
 
-wheel: ## the Python wheel into build/dist, with CUDA kernels where a GPU is present
+wheel: ## the Python wheel into build/dist, with CUDA kernels where a GPU is present; RELEASE=yes: for every GPU since Ampere
 	@scripts/wheel.sh
 
 check: ## what takes longer: the Python package and its notebooks, CUDA kernels and their tests compiled, GPU or not, runs killed and resumed, the fuzzers for a minute
-	@scripts/build.sh cuda-compile satchel_tool test_cuda
+	@scripts/build.sh cuda-compile satchel_tool test_cuda satchel_stable
 	@scripts/build.sh release satchel_tool
 	@python3 scripts/kill_test.py 12
 	@scripts/test_python.sh

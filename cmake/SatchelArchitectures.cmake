@@ -3,9 +3,13 @@
 # The kernels need compute capability 8.0 (Ampere): `__reduce_*_sync`, cp.async.
 set(SATCHEL_OLDEST_ARCHITECTURE 80)
 
+# CMAKE_CUDA_ARCHITECTURES=release: machine code for every GPU since Ampere that people train on (A100; RTX 30, A40; RTX 40, L40; H100, H200;
+# B200; RTX 50), and PTX of the newest for those to come.
+set(SATCHEL_RELEASE_ARCHITECTURES 80-real 86-real 89-real 90-real 100-real 120)
+
 # satchel_choose_architectures(RESULT REASON): what CMAKE_CUDA_ARCHITECTURES should be under SATCHEL_CUDA (AUTO or ON). Empty where there
 # is nothing to compile for, and then REASON says why.
-#   CMAKE_CUDA_ARCHITECTURES given (and not "native"): those, none older than the oldest
+#   CMAKE_CUDA_ARCHITECTURES given (and not "native"): those, none older than the oldest; "release" is the list above
 #   GPUs present: theirs, without those that are older
 #   no GPU: with ON the PTX of the oldest, which is quick to make and which the driver of any later GPU finishes at first use
 function(satchel_choose_architectures result reason)
@@ -39,7 +43,9 @@ function(satchel_choose_architectures result reason)
     return()
   endif()
 
-  if(CMAKE_CUDA_ARCHITECTURES AND NOT CMAKE_CUDA_ARCHITECTURES STREQUAL "native")
+  if(CMAKE_CUDA_ARCHITECTURES STREQUAL "release")
+    set(${result} "${SATCHEL_RELEASE_ARCHITECTURES}" PARENT_SCOPE)
+  elseif(CMAKE_CUDA_ARCHITECTURES AND NOT CMAKE_CUDA_ARCHITECTURES STREQUAL "native")
     foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
       string(REGEX MATCH "^[0-9]+" number "${architecture}")
       if(NOT number OR number LESS SATCHEL_OLDEST_ARCHITECTURE)
