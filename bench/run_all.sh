@@ -2,17 +2,18 @@
 # run_all.sh [OPTION…]: every benchmark behind docs/results.md, on this machine, from this commit; then the tables of docs/ anew.
 #   --data DIR      prepared data sets (default build/bench_data): ogbn-arxiv-fastrp/, cifar-10/, cora.npz, amazon-computers.npz, coauthor-cs.npz,
 #                   tolokers.npz; Fashion-MNIST is looked for in /usr/share/datasets/fashion-mnist. What is missing is left out, with a line
-#   --only "NAME…"  some parts: plan codec graph bias small arxiv images gpu (default: all)
+#   --only "NAME…"  some parts: plan codec graph bias small arxiv images gpu python (default: all)
 #   --quick         the smallest sizes, to check this script; the tables are not written
 #   --no-tables     measures only
-# The parts plan, codec, graph, bias and small run on the CPU; arxiv, images and gpu need a GPU and are left out without one.
+# The parts plan, codec, graph, bias and small run on the CPU; arxiv, images, gpu and python need a GPU and are left out without one; python needs
+# torchvision too, and scripts/build.sh cuda satchel_stable.
 # Results: build/results/COMMIT/NAME.json and .log, and run.json with commit, date, machine and commands. Build first:
 # scripts/build.sh release satchel_tool, or with a GPU scripts/build.sh cuda satchel_tool. SATCHEL=… is another binary.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/setup.sh"
 
 usage() { sed -n '2,/^source/{/^source/d;s/^# \{0,1\}//;p}' bench/run_all.sh; }
 
-data=build/bench_data parts="plan codec graph bias small arxiv images gpu" quick='' tables=yes
+data=build/bench_data parts="plan codec graph bias small arxiv images gpu python" quick='' tables=yes
 while [[ $# -gt 0 ]]; do
   case $1 in
     --data) data=${2:?}; shift ;;
@@ -118,6 +119,25 @@ if wanted gpu && on_gpu gpu; then
   record gpu/run_cuda bench/run_cuda.sh "${full[@]}"
   if [[ -n $tables ]]; then
     for picture in "$out"/gpu/*.svg; do [[ ! -e "docs/pictures/$(basename "$picture")" ]] || cp "$picture" docs/pictures/; done
+  fi
+fi
+
+if wanted python && on_gpu python && there build/python/_satchel.so; then
+  ours=packing,satchel,satchel+graph plain=eager,compile,compile+graph,budget:0.5,budget:0.25,budget:0.1,checkpoint,save_on_cpu
+  if [[ -n $quick ]]; then ours=packing plain=eager; fi
+  mkdir -p "$out/python"
+  for model in gpt resnet50 vit_b_16 convnext_tiny; do
+    ways=$plain,$ours
+    if [[ $model == resnet50 && -z $quick ]]; then ways+=,convert,convert+graph; fi
+    command=(bench/python_models.py "$model" --ways "$ways")
+    echo
+    echo "$ ${command[*]}"
+    if PYTHONPATH=python SATCHEL_LIBRARY=$PWD/build/python/_satchel.so "$PYTHON" "${command[@]}" --json "$out/python/$model.json" 2>&1 |
+      tee "$out/python_$model.log"; then record "python/$model" "${command[@]}"; else failed+=("python_$model"); fi
+  done
+  "$PYTHON" bench/picture.py --out "$out/python" "$out"/python/*.json
+  if [[ -n $tables ]]; then
+    for picture in "$out"/python/*.svg; do [[ ! -e "docs/pictures/$(basename "$picture")" ]] || cp "$picture" docs/pictures/; done
   fi
 fi
 

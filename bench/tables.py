@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/results.md and docs/memory.md from the JSON of bench/run_all.sh.
+"""Writes the tables of docs/results.md, docs/memory.md and docs/python.md from the JSON of bench/run_all.sh.
 
-  bench/tables.py build/results/COMMIT [docs/results.md docs/memory.md]
+  bench/tables.py build/results/COMMIT [docs/results.md docs/memory.md docs/python.md]
 
 A table stands between <!-- table: NAME --> and <!-- end -->. Where the folder has the JSON of a table, the table is replaced, with a line
 below it that names command, machine, date and commit; else it stays as it is, and the program says which. A table is of one run: where a
@@ -40,7 +40,7 @@ class Run:
     def source(self, *names):
         """The line below a table: command, machine, date, commit."""
         commands = {n: self.about["commands"][n] for n in names if n in self.about["commands"]}
-        on_gpu = [n.startswith("gpu/") or "--device cuda" in c for n, c in commands.items()]
+        on_gpu = [n.startswith(("gpu/", "python/")) or "--device cuda" in c for n, c in commands.items()]
         machines = ([self.about["cpu"]] if not all(on_gpu) else []) + ([self.about["gpu"]] if any(on_gpu) else [])
         shown = [f"`{c}`" for c in commands.values()]
         if len(shown) > 2:
@@ -321,6 +321,26 @@ def plan_division(run):
     return table(["", "", "published", "model", "Satchel"], rows), run.source("plan_division")
 
 
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+PYTHON_ROWS = {"eager": "PyTorch, eager", "packing": "`satchel.packing()`", "convert": "`satchel.convert()`", "convert+graph": "… captured in a CUDA graph",
+               "compile": "torch.compile", "compile+graph": "… launched as CUDA graphs", "budget:0.5": "… memory budget 0.5", "budget:0.25": "… 0.25", "budget:0.1": "… 0.1",
+               "satchel": "`satchel.compile()`", "satchel+graph": "… launched as CUDA graphs", "checkpoint": "checkpointing each block", "save_on_cpu": "save_on_cpu"}
+
+
+def python_models(run):
+    names = {"gpt": "GPT-2's shape, 32 × 512 tokens", "resnet50": "ResNet-50, batch 256"}
+    sides = [by_method(run.json(f"python/{name}")) for name in names]
+    rows = []
+    for method, label in PYTHON_ROWS.items():
+        found = [side.get(method) for side in sides]
+        cells = [[f"{r['step_seconds'] * 1e3:.1f} ms", f"{r['saved_bytes'] / GIB:.2f} GiB", f"{r['peak_bytes'] / GIB:.2f} GiB"] if r else [""] * 3 for r in found]
+        if any(found):
+            rows.append([label, *cells[0], *cells[1]])
+    head = ["", *(cell for name in names.values() for cell in (f"{name}: step", "saved", "peak"))]
+    return table(head, rows), run.source(*(f"python/{name}" for name in names))
+
+
 # --- the summary ------------------------------------------------------------------------------------------------------
 
 def summary(run):
@@ -383,7 +403,7 @@ TABLES = {"summary": summary, "graph-accuracy": graph_accuracy, "graph-small": g
           "graph-step-gpu": graph_step_gpu, "graph-products": graph_products, "graph-spmm": graph_spmm, "graph-product": graph_product,
           "images-step": images_step, "images-batch": images_batch, "images-accuracy": images_accuracy, "codec": codec, "bias": bias,
           "bias-pairs": bias_pairs, "plan-arxiv": plan_table("arxiv"), "plan-products": plan_table("products"),
-          "plan-division": plan_division}
+          "plan-division": plan_division, "python-models": python_models}
 
 
 def rewritten(text, run, say):
@@ -408,7 +428,7 @@ def main():
         sys.exit(__doc__)
     run = Run(sys.argv[1])
     root = pathlib.Path(__file__).resolve().parent.parent
-    for page in map(pathlib.Path, sys.argv[2:] or [root / "docs/results.md", root / "docs/memory.md"]):
+    for page in map(pathlib.Path, sys.argv[2:] or [root / f"docs/{name}.md" for name in ("results", "memory", "python")]):
         old = page.read_text(encoding="utf-8")
         new = rewritten(old, run, lambda line: print(f"{page.name}: {line}", file=sys.stderr))
         if new != old:

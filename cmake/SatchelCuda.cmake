@@ -3,9 +3,9 @@
 include(CheckLanguage)
 include(SatchelArchitectures)
 
-# The nvcc: CMAKE_CUDA_COMPILER or CUDACXX where given; else the first of these that is of torch's CUDA major version: the one that
-# scripts/setup.sh has put beside torch (it links lib64 then), the PATH's, the one in CUDA_HOME or /usr/local/cuda. Where none is, the
-# first at all: its version is the reason against it.
+# The nvcc: CMAKE_CUDA_COMPILER or CUDACXX where given; else the first of these that is of torch's CUDA major version: the one of
+# requirements-nvcc.txt beside torch, the PATH's, the one in CUDA_HOME or /usr/local/cuda. Where none is, the first at all: its version is the
+# reason against it.
 function(satchel_find_nvcc)
   if(CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
     return()
@@ -16,7 +16,14 @@ function(satchel_find_nvcc)
   endif()
   set(found "")
   set(beside_torch "${SATCHEL_TORCH_FOLDER}/../nvidia/cu13")
-  if(SATCHEL_TORCH_FOLDER AND EXISTS "${beside_torch}/lib64" AND EXISTS "${beside_torch}/bin/nvcc")
+  if(SATCHEL_TORCH_FOLDER AND EXISTS "${beside_torch}/bin/nvcc")
+    # CMake looks for lib64 and for an unversioned libcudart.so, which the wheels of nvcc do not have.
+    if(NOT EXISTS "${beside_torch}/lib64")
+      file(CREATE_LINK lib "${beside_torch}/lib64" RESULT ignored SYMBOLIC)
+    endif()
+    if(NOT EXISTS "${beside_torch}/lib/libcudart.so")
+      file(CREATE_LINK libcudart.so.13 "${beside_torch}/lib/libcudart.so" RESULT ignored SYMBOLIC)
+    endif()
     list(APPEND found "${beside_torch}/bin/nvcc")
   endif()
   find_program(nvcc_on_path nvcc NO_CACHE)

@@ -46,14 +46,6 @@ has_toolkit() {
   return 1
 }
 
-# CMake looks for lib64 and for an unversioned libcudart.so, which the wheels of nvcc do not have.
-link_nvcc() {
-  local cuda
-  cuda=$(.venv/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
-  ln -sfn lib "$cuda/lib64"
-  ln -sfn libcudart.so.13 "$cuda/lib/libcudart.so"
-}
-
 venv=.venv
 
 # has_installed LIST: is this very list of packages in the venv?
@@ -82,10 +74,7 @@ make_venv() {
   elif ! has_installed requirements.txt; then
     pip_install "1.4 GB" requirements-cpu.txt --no-deps
   fi
-  if [[ -n "$nvcc" ]]; then
-    pip_install "350 MB" requirements-nvcc.txt
-    link_nvcc
-  fi
+  [[ -z "$nvcc" ]] || pip_install "350 MB" requirements-nvcc.txt
 }
 
 # all_of_torch LIST…: names TORCH_PYTHON, a Python that has all of torch and these lists: PYTHON where it was given, .venv where all of torch

@@ -65,6 +65,8 @@ def sample():
     for types in ("tf32", "bf16"):
         files[f"gpu/satchel_images_{types}"] = {"results": [image("fp32", 81.4, 20.34), image("satchel", 75.5, 1.12)]}
         files[f"gpu/torch_images_{types}"] = {"results": [image("compile-1", 67.9, 19.95)]}
+    for model, step in (("gpt", 28.9), ("resnet50", 54.3)):
+        files[f"python/{model}"] = {"results": [image("eager", step, 5.32), image("satchel", 27.2, 1.1), {"method": "convert", "error": "no"}]}
     return files
 
 
@@ -76,7 +78,8 @@ class TablesTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         root = pathlib.Path(folder.name)
-        (root / "gpu").mkdir()
+        for inner in ("gpu", "python"):
+            (root / inner).mkdir()
         commands = {"train_arxiv": "satchel train --device cuda", "graph_cpu": "satchel bench graph", "gpu/run_cuda": "bench/run_cuda.sh"}
         about = {"commit": "abc1234", "date": "2026-11-16", "cpu": "a CPU, 2 cores", "gpu": "a GPU", "commands": commands}
         for name, content in {**files, "run": about}.items():
@@ -97,6 +100,12 @@ class TablesTest(unittest.TestCase):
                 self.assertGreaterEqual(len(rows), 3)
                 self.assertEqual(len({line.count("|") for line in rows}), 1, "rows of one table have as many cells")
         self.assertEqual(self.said, [])
+
+    def test_python_models(self):
+        page = self.made("python-models")
+        self.assertIn("| PyTorch, eager | 28.9 ms | 5.32 GiB | 10.64 GiB | 54.3 ms |", page)
+        self.assertIn("| `satchel.compile()` | 27.2 ms | 1.10 GiB |", page)
+        self.assertNotIn("convert", page)  # it failed
 
     def test_figures(self):
         self.assertIn("| `satchel` | 64.60 ± 0.57 | +0.10 ± 0.10 | 11.75 MiB | 66.9× |", self.made("graph-accuracy"))
