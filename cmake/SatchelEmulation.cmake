@@ -1,0 +1,23 @@
+# test_emulation: the CUDA kernels as C++ (tests/emulation), a thread a fiber, so that their bytes are compared where there is no GPU. Not part of
+# `all`: `make check` builds and runs it. x86-64 alone, and no sanitizer, which would have to know of the fibers' stacks.
+set(emulated "${PROJECT_BINARY_DIR}/emulated")
+set(emulation "${PROJECT_SOURCE_DIR}/tests/emulation")
+file(GLOB kernel_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/satchel/kernels/cuda/*.cuh")
+set(kernels block_decode block_encode chain column_moments epilogue_backward epilogue_forward epilogue_forward_act narrow pool row_norm_backward
+  row_norm_forward side_decode side_encode slope)
+set(kernel_sources ${kernels})
+list(TRANSFORM kernel_sources PREPEND "${PROJECT_SOURCE_DIR}/satchel/kernels/cuda/")
+list(TRANSFORM kernel_sources APPEND ".cu")
+set(translated ${kernels})
+list(TRANSFORM translated PREPEND "${emulated}/satchel/kernels/cuda/")
+list(TRANSFORM translated APPEND ".cu.cpp")
+add_custom_command(OUTPUT ${translated}
+  COMMAND "${Python3_EXECUTABLE}" "${emulation}/translate.py" "${emulated}" ${kernel_headers} ${kernel_sources}
+  DEPENDS "${emulation}/translate.py" ${kernel_headers} ${kernel_sources} VERBATIM)
+
+add_executable(test_emulation EXCLUDE_FROM_ALL ${translated}
+  tests/emulation/codec_test.cpp
+  tests/emulation/emulator.cpp)
+target_include_directories(test_emulation BEFORE PRIVATE "${emulated}" "${emulation}")
+target_compile_options(test_emulation PRIVATE -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter)
+target_link_libraries(test_emulation PRIVATE satchel_core satchel_test_support GTest::gtest GTest::gtest_main satchel_flags)

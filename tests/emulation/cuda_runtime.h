@@ -1,0 +1,243 @@
+// What the kernels use of CUDA, for the CPU: the types, the functions, and the PTX instructions, which translate.py turns into calls. A thread
+// is a fiber (emulator.cpp), a block's threads take turns, and blocks run one after the other. Not emulated: time, memory that is not
+// coherent, races. Tensor cores and asynchronous copies are not there.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __shared__ static  // one block runs at a time
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+#define __builtin_assume(x) static_cast<void>(0)
+#define __isGlobal(p) true
+
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) double2 { double x, y; };
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline double2 make_double2(double x, double y) { return {x, y}; }
+using cudaStream_t = void*;
+
+namespace emulation {
+
+struct Place {
+  dim3 thread, block, threads, blocks;
+};
+/// Of the thread that runs.
+const Place& here();
+void* dynamic_shared();
+void sync_block();
+
+/// Waits until all threads of the warp that `mask` names have come with their values, and gives them: one a lane.
+const uint64_t* gather(uint32_t mask, uint64_t value);
+unsigned lane();
+
+/// Runs a kernel when it is given one.
+struct Launch {
+  dim3 blocks, threads;
+  int64_t bytes;
+  Launch(dim3 blocks, dim3 threads, int64_t bytes, cudaStream_t) : blocks(blocks), threads(threads), bytes(bytes) {}
+  void operator<<(const std::function<void()>& kernel) const;
+};
+
+template <class T>
+uint64_t bits_of(T v) {
+  static_assert(sizeof(T) <= 8);
+  uint64_t bits = 0;
+  std::memcpy(&bits, &v, sizeof(T));
+  return bits;
+}
+template <class T>
+T value_of(uint64_t bits) {
+  T v;
+  std::memcpy(&v, &bits, sizeof(T));
+  return v;
+}
+template <class T>
+T shuffled(uint32_t mask, T v, unsigned from) {
+  return value_of<T>(gather(mask, bits_of(v))[from % 32]);
+}
+template <class T, class F>
+T reduced(uint32_t mask, T v, const F& f) {
+  const uint64_t* all = gather(mask, bits_of(v));
+  T result = v;
+  for (unsigned i = 0; i < 32; ++i) {
+    if (mask >> i & 1) result = f(result, value_of<T>(all[i]));
+  }
+  return result;
+}
+
+}  // namespace emulation
+
+#define threadIdx (::emulation::here().thread)
+#define blockIdx (::emulation::here().block)
+#define blockDim (::emulation::here().threads)
+#define gridDim (::emulation::here().blocks)
+
+// ---- functions of CUDA ------------------------------------------------------------------------------------------------------------------
+
+inline void __syncthreads() { ::emulation::sync_block(); }
+inline void __syncwarp(uint32_t mask = ~0u) { ::emulation::gather(mask, 0); }
+template <class T>
+T __ldg(const T* p) { return *p; }
+template <class T>
+T __ldcs(const T* p) { return *p; }
+template <class T>
+void __stcs(T* p, const T& v) { *p = v; }
+template <class T>
+T __shfl_sync(uint32_t mask, T v, int from) { return ::emulation::shuffled(mask, v, static_cast<unsigned>(from)); }
+template <class T>
+T __shfl_xor_sync(uint32_t mask, T v, int with) { return ::emulation::shuffled(mask, v, ::emulation::lane() ^ static_cast<unsigned>(with)); }
+template <class T>
+T __shfl_up_sync(uint32_t mask, T v, unsigned by) {
+  const unsigned lane = ::emulation::lane();
+  return ::emulation::shuffled(mask, v, lane >= by ? lane - by : lane);
+}
+template <class T>
+T __shfl_down_sync(uint32_t mask, T v, unsigned by) {
+  const unsigned lane = ::emulation::lane();
+  return ::emulation::shuffled(mask, v, lane + by < 32 ? lane + by : lane);
+}
+inline bool __all_sync(uint32_t mask, bool v) { return ::emulation::reduced(mask, v, [](bool a, bool b) { return a && b; }); }
+inline bool __any_sync(uint32_t mask, bool v) { return ::emulation::reduced(mask, v, [](bool a, bool b) { return a || b; }); }
+template <class T>
+T __reduce_min_sync(uint32_t mask, T v) { return ::emulation::reduced(mask, v, [](T a, T b) { return b < a ? b : a; }); }
+template <class T>
+T __reduce_max_sync(uint32_t mask, T v) { return ::emulation::reduced(mask, v, [](T a, T b) { return a < b ? b : a; }); }
+template <class T>
+T __reduce_or_sync(uint32_t mask, T v) { return ::emulation::reduced(mask, v, [](T a, T b) { return a | b; }); }
+template <class T>
+T __reduce_add_sync(uint32_t mask, T v) {  // the first value is the thread's own, which comes again
+  const uint64_t* all = ::emulation::gather(mask, ::emulation::bits_of(v));
+  T sum = 0;
+  for (unsigned i = 0; i < 32; ++i) {
+    if (mask >> i & 1) sum += ::emulation::value_of<T>(all[i]);
+  }
+  return sum;
+}
+
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline double __longlong_as_double(long long x) { return std::bit_cast<double>(x); }
+inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline uint32_t __float2uint_rn(float x) { return static_cast<uint32_t>(std::rint(x)); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32); }
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (by & 31));
+}
+inline uint32_t __funnelshift_rc(uint32_t low, uint32_t high, uint32_t by) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (by < 32 ? by : 32));
+}
+inline uint32_t __dp2a_lo(uint32_t words, uint32_t bytes, uint32_t sum) {
+  return sum + (words & 0xffffu) * (bytes & 0xffu) + (words >> 16) * (bytes >> 8 & 0xffu);
+}
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
+  const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t nibble = select >> (4 * i) & 15;
+    uint32_t byte = static_cast<uint32_t>(both >> (8 * (nibble & 7))) & 0xffu;
+    if (nibble & 8) byte = byte & 0x80u ? 0xffu : 0;
+    result |= byte << (8 * i);
+  }
+  return result;
+}
+inline int min(int a, int b) { return b < a ? b : a; }
+inline int max(int a, int b) { return a < b ? b : a; }
+inline uint32_t min(uint32_t a, uint32_t b) { return b < a ? b : a; }
+inline uint32_t max(uint32_t a, uint32_t b) { return a < b ? b : a; }
+inline int64_t min(int64_t a, int64_t b) { return b < a ? b : a; }
+inline int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// ---- instructions -----------------------------------------------------------------------------------------------------------------------
+
+namespace emulation {
+
+inline char anchor;  // addresses in shared memory are distances to it
+inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+template <class T>
+void ld_volatile_shared_v4_u32(T& a, T& b, T& c, T& d, unsigned from) {
+  const T* p = reinterpret_cast<const T*>(&anchor + static_cast<int>(from));
+  a = p[0], b = p[1], c = p[2], d = p[3];
+}
+inline void ld_volatile_shared_v4_f32(float& a, float& b, float& c, float& d, unsigned from) { ld_volatile_shared_v4_u32(a, b, c, d, from); }
+inline void mul_wide_u32_mov_b64(uint32_t& low, uint32_t& high, uint32_t a, uint32_t b) {
+  const uint64_t p = static_cast<uint64_t>(a) * b;
+  low = static_cast<uint32_t>(p), high = static_cast<uint32_t>(p >> 32);
+}
+inline void mul_ftz_f32(float& y, float x) { y = flushed(x); }          // times 1
+inline void add_ftz_f32(float& y, float x) { y = flushed(x) + 0.0f; }  // plus 0
+inline void set_gt_f32_f32(float& y, float a, float b) { y = a > b ? 1.0f : 0.0f; }
+inline void set_leu_f32_f32(float& y, float a, float b) { y = a > b ? 0.0f : 1.0f; }
+inline float canonical_nan() { return std::bit_cast<float>(0x7fffffffu); }
+inline void min_NaN_f32(float& y, float a, float b) {
+  y = a != a || b != b ? canonical_nan() : a < b || (a == b && std::signbit(a)) ? a : b;
+}
+inline void max_NaN_f32(float& y, float a, float b) {
+  y = a != a || b != b ? canonical_nan() : a > b || (a == b && !std::signbit(a)) ? a : b;
+}
+inline void rcp_approx_ftz_f32(float& y, float x) { y = flushed(1.0f / flushed(x)); }
+inline void ex2_approx_ftz_f32(float& y, float x) { y = flushed(std::exp2(flushed(x))); }
+inline void setp_ne_u32_selp_f32(float& y, uint32_t bits, float a, float b) { y = bits != 0 ? a : b; }
+inline void fma_rn_f32_setp_gt_f32_or_b32_add_f32_add_f32(uint32_t& codes, float& sum, float& count, float gamma, float beta, float v, uint32_t code) {
+  if (std::fma(gamma, v, beta) > 0.0f) {
+    codes |= code;
+  } else {
+    sum += v;
+    count += 1.0f;
+  }
+}
+
+// Nearest even; NaN is 0x7fff, as the instructions have it.
+inline uint16_t bf16_of(float x) {
+  if (x != x) return 0x7fff;
+  const uint32_t b = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>((b + 0x7fffu + (b >> 16 & 1u)) >> 16);
+}
+inline uint16_t f16_of(float x) { return x != x ? 0x7fff : std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
+inline float float_of_bf16(uint32_t h) { return std::bit_cast<float>(h << 16); }
+inline float relu_of(float x) { return x != x ? x : x > 0.0f ? x : 0.0f; }
+inline void cvt_rn_bf16x2_f32(uint32_t& pair, float high, float low) { pair = bf16_of(low) | static_cast<uint32_t>(bf16_of(high)) << 16; }
+inline void cvt_rn_f16x2_f32(uint32_t& pair, float high, float low) { pair = f16_of(low) | static_cast<uint32_t>(f16_of(high)) << 16; }
+inline void cvt_rn_relu_bf16x2_f32(uint32_t& pair, float high, float low) { cvt_rn_bf16x2_f32(pair, relu_of(high), relu_of(low)); }
+inline void cvt_rn_relu_f16x2_f32(uint32_t& pair, float high, float low) { cvt_rn_f16x2_f32(pair, relu_of(high), relu_of(low)); }
+inline void cvt_f32_f16(float& x, uint16_t h) { x = static_cast<float>(std::bit_cast<_Float16>(h)); }
+template <class F>
+void each_bf16(uint32_t& c, uint32_t a, uint32_t b, const F& f) {
+  float low, high;
+  f(low, float_of_bf16(a & 0xffffu), float_of_bf16(b & 0xffffu));
+  f(high, float_of_bf16(a >> 16), float_of_bf16(b >> 16));
+  cvt_rn_bf16x2_f32(c, high, low);
+}
+inline void min_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a, b, min_NaN_f32); }
+inline void max_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a, b, max_NaN_f32); }
+
+}  // namespace emulation
+
+inline uint32_t __cvta_generic_to_shared(const void* p) {
+  return static_cast<uint32_t>(static_cast<const char*>(p) - &::emulation::anchor);
+}
