@@ -454,7 +454,7 @@ def test_what_is_looked_up_once_is_right_for_each_save():
     p, metered = satchel.packing(seed=1, min_bytes=1024), satchel.packing(seed=1, min_bytes=1024, meter=True)
     for number, (*args, expected, casts) in enumerate(steps):
         got = gradient(p, *args)
-        for cache in (_step._fields_of, _step._way, forms._like, forms.packed_strides, forms.code_numbers):
+        for cache in (_step._fields_of, _step._way, forms.code_layout, forms._plain_layout, forms.packed_strides, forms.code_numbers):
             cache.cache_clear()
         afresh = satchel.packing(seed=1, min_bytes=1024)
         for _ in range(number):  # its steps are numbered too
@@ -466,14 +466,14 @@ def test_what_is_looked_up_once_is_right_for_each_save():
         assert sum(line.kept == "cast again" for line in lines) == casts, number
 
 
-def test_strides_are_those_of_the_op():
+def test_bytes_and_strides_are_those_of_a_clone():
+    """clone() keeps the order of memory and leaves gaps out, and the op packs what has none as it lies."""
     x, seed = torch.randn(4, 6, 8), torch.zeros(1, dtype=torch.int64)
     layouts = [x, x.mT, x.permute(2, 0, 1), x[:, ::2], x[..., 1:], x[:0], x[:, :1], x[:1].permute(1, 0, 2), x[:, :1].mT, x[0, 0, 0],
-               x.view(2, 2, 6, 8).transpose(1, 2), x.split(2, 2)[0].transpose(0, 1)]  # fmt: skip
+               x.view(2, 2, 6, 8).transpose(1, 2), x.split(2, 2)[0].transpose(0, 1), x.flatten().unfold(0, 3, 1)]  # fmt: skip
     for t in layouts:
-        numbers = list(forms.code_numbers(8))
-        expected = t.stride() if t.is_contiguous() else tuple(ops.packed_strides(t, numbers))
+        numbers, clone = list(forms.code_numbers(8)), t.clone()
         code = forms.Code(t, 8, seed)
-        assert torch.equal(code.bytes, ops.pack(t, seed, None, 1, numbers))
-        assert forms.packed_strides(tuple(t.shape), t.stride()) == code.restore().stride() == expected, (t.shape, t.stride())
-        assert torch.equal(code.restore(), ops.unpack(code.bytes, t.shape, expected, t.dtype, numbers))
+        assert torch.equal(code.bytes, ops.pack(clone, seed, None, 1, numbers)), (t.shape, t.stride())
+        assert forms.packed_strides(tuple(t.shape), t.stride()) == code.restore().stride() == clone.stride(), (t.shape, t.stride())
+        assert torch.equal(code.restore(), ops.unpack(code.bytes, t.shape, clone.stride(), t.dtype, numbers))

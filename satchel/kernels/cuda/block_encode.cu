@@ -11,7 +11,15 @@ struct Args {
   const uint64_t* seed;
   uint8_t* codes;
   void* headers;
+  int64_t row = 0, gap = 0;  // values a row, and between two rows; gap 0: there are none
 };
+
+/// Where the 8 values of a group stand in x, or value i: rows are whole groups. Below 2^35 values 32 bits serve to divide.
+__device__ inline int64_t group_at(const Args& a, int64_t group) {
+  if (a.gap == 0) return group * 8;
+  return group * 8 + static_cast<uint32_t>(group) / static_cast<uint32_t>(a.row / 8) * a.gap;
+}
+__device__ inline int64_t value_at(const Args& a, int64_t i) { return a.gap == 0 ? i : i + quotient(i, a.row) * a.gap; }
 
 /// Teams of 2^lanes_log threads code one whole block each: G = 8 · lanes · chunks values.
 template <int bits, bool even, DType type, int chunks>
@@ -25,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) encode_teams(const __grid_constant__
   Words noise[chunks];
   Extremes e;
 #pragma unroll
-  for (int c = 0; c < chunks; ++c) load8<type>(a.x, (first + c * lanes) * 8, v[c]);
+  for (int c = 0; c < chunks; ++c) load8<type>(a.x, group_at(a, first + c * lanes), v[c]);
 #pragma unroll
   for (int c = 0; c < chunks; ++c) noise[c] = group_noise(seed, a.code.rounding, first + c * lanes);  // while the values are on their way
 #pragma unroll
@@ -49,7 +57,7 @@ __global__ void __launch_bounds__(1024) encode_wide(const __grid_constant__ Args
   const UniformSeed seed(a.seed);
   float v[8];
   Extremes e;
-  if (active) load8<type>(a.x, group * 8, v);
+  if (active) load8<type>(a.x, group_at(a, group), v);
   const Words noise = group_noise(seed, a.code.rounding, group);
   if (active) e.add8(v);
   const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, block, pairs, &ruler);
@@ -63,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) measure_any(const __grid_constant__ 
   for (int64_t b = first + blockIdx.x; b < a.code.grid.blocks(); b += gridDim.x) {
     const int64_t end = a.code.grid.end(b);
     Extremes e;
-    for (int64_t i = a.code.grid.begin(b) + threadIdx.x; i < end; i += kThreads) e.add(load(a.x, type, i));
+    for (int64_t i = a.code.grid.begin(b) + threadIdx.x; i < end; i += kThreads) e.add(load(a.x, type, value_at(a, i)));
     __syncthreads();  // the last turn's numbers have been read
     e.reduce_block(shared);
     if (threadIdx.x == 0) store_header(a.headers, a.code.header, b, e.header((1 << a.code.levels.bits) - 1, a.code.header));
@@ -77,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) measure_short(const __grid_constant_
   if (b >= a.code.grid.blocks()) return;
   const int64_t end = a.code.grid.end(b);
   Extremes e;
-  for (int64_t i = a.code.grid.begin(b) + threadIdx.x % 32; i < end; i += 32) e.add(load(a.x, type, i));
+  for (int64_t i = a.code.grid.begin(b) + threadIdx.x % 32; i < end; i += 32) e.add(load(a.x, type, value_at(a, i)));
   e.reduce(32);
   if (threadIdx.x % 32 == 0) store_header(a.headers, a.code.header, b, e.header((1 << a.code.levels.bits) - 1, a.code.header));
 }
@@ -103,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ A
       ruler = make_ruler(h);
     }
     if (is_poisoned(h)) continue;
-    const float y16 = position(load(a.x, type, first + j), ruler);
+    const float y16 = position(load(a.x, type, value_at(a, first + j)), ruler);
     eight |= static_cast<uint64_t>(code_of(y16, a.code.levels, noise_of(noise, j))) << (bits * j);
   }
   const int64_t bytes = ceil_div(count * bits, 8);
@@ -174,9 +182,11 @@ void encode_typed(const Args& a, cudaStream_t stream) {
 
 bool compiled() { return true; }
 
-void encode(const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle stream) {
+void encode(const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle stream,
+            RowsWithGaps rows) {
   if (code.grid.values == 0) return;
-  with_type(type, [&](auto t) { encode_typed<t()>({code, x, seed, codes, headers}, static_cast<cudaStream_t>(stream)); });
+  const Args args{code, x, seed, codes, headers, rows.width, rows.width == 0 ? 0 : rows.pitch - rows.width};
+  with_type(type, [&](auto t) { encode_typed<t()>(args, static_cast<cudaStream_t>(stream)); });
 }
 
 }  // namespace satchel::cuda

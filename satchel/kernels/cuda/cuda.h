@@ -16,7 +16,9 @@ using StreamHandle = void*;
 /// Was this library built with CUDA kernels?
 bool compiled();
 
-void encode(const BlockCode&, const void* x, DType, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle);
+/// `rows`: how x lies where it has gaps. The codes are those of the values one after the other.
+void encode(const BlockCode&, const void* x, DType, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle,
+            RowsWithGaps rows = {});
 void decode(const BlockCode&, const uint8_t* codes, const void* headers, void* x, DType, StreamHandle);
 
 /// Also writes the channels' off means where the table has a single off code; `channels` is null for the relu form.

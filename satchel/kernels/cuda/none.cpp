@@ -19,7 +19,7 @@ namespace {
 
 bool compiled() { return false; }
 
-void encode(const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, StreamHandle) { missing("encode"); }
+void encode(const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, StreamHandle, RowsWithGaps) { missing("encode"); }
 void decode(const BlockCode&, const uint8_t*, const void*, void*, DType, StreamHandle) { missing("decode"); }
 int64_t side_scratch_bytes(const SideCode&) { missing("side_encode"); }
 void side_encode(const SideCode&, const void*, DType, Channel*, const uint64_t*, uint8_t*, void*, void*, StreamHandle) {
