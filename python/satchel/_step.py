@@ -388,7 +388,7 @@ class Step(TorchFunctionMode):
 
     def make_normed(self, node: Any, below: Any, field: _Field, t: Tensor) -> _Made | None:
         row = field.row
-        scale = getattr(node, "_saved_" + row.scale)
+        scale = field.scale(node)
         if scale.numel() == 0:  # running statistics: only the weight's gradient reads the input
             wanted = self.bits(field, "local")
             return None if wanted == 32 else self.code(t, wanted, True)
@@ -426,12 +426,13 @@ class Step(TorchFunctionMode):
 class _Field:
     """A field that a kind of node may save. What the table says of it, and ways to it that need no text put together."""
 
-    __slots__ = ("node", "name", "row", "raw", "saved", "floats", "result", "make")
+    __slots__ = ("node", "name", "row", "raw", "saved", "scale", "floats", "result", "make")
     row: Row  # None where the table has none
 
     def __init__(self, node: str, name: str, row: Row | None) -> None:
         self.node, self.name, self.row = node, name, row  # type: ignore[assignment]
         self.raw, self.saved = operator.attrgetter("_raw_saved_" + name), operator.attrgetter("_saved_" + name)
+        self.scale = operator.attrgetter("_saved_" + row.scale if row is not None else "")
         self.floats = row is not None and row.keep not in ("shape", "flags", "index")
         self.result = name in ("result", "output")  # what the node itself has made
         self.make: Callable[..., _Made | None] = getattr(Step, "make_" + row.keep) if row is not None else Step.make_nothing

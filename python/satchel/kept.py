@@ -228,7 +228,22 @@ def _two_values(off: float, on: float, device: torch.device) -> Tensor:
     return torch.tensor([off, on], device=device)
 
 
-class Mask:
+class _InOrder:
+    """A form that comes back in a layout of its own."""
+
+    __slots__ = ()
+    like: Layout
+
+    @property
+    def shape(self) -> Sizes:
+        return self.like.shape
+
+    @property
+    def strides(self) -> Sizes:
+        return self.like.strides
+
+
+class Mask(_InOrder):
     """One bit a value; comes back as `on` and `off`."""
 
     __slots__ = ("bits", "like", "on", "off")
@@ -245,7 +260,7 @@ class Mask:
     def restore(self) -> Tensor:
         like = self.like
         if like.dtype is torch.bool:
-            return _unpack_mask(self.bits, like.shape, like.strides, torch.bool)
+            return _unpack_mask(self.bits, self.shape, self.strides, torch.bool)
         return _unpack_table(self.bits, _two_values(self.off, self.on, self.bits.device), like.id)
 
 
@@ -299,7 +314,7 @@ class Shape:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
-class Index:
+class Index(_InOrder):
     """Integers from 0 to `most` in the fewest bits."""
 
     __slots__ = ("bytes", "like", "bits")
@@ -314,7 +329,7 @@ class Index:
         return self.bytes.nbytes
 
     def restore(self) -> Tensor:
-        return ops.widen.default(self.bytes, self.like.shape, self.like.strides, 0, self.bits)
+        return ops.widen.default(self.bytes, self.shape, self.strides, 0, self.bits)
 
 
 class Slope(_OfCode):
@@ -380,7 +395,7 @@ def _slope_tables(kind: str, bits: int, dtype: torch.dtype, device: torch.device
     return curve(values.double()).float().to(device), values.float().to(device)
 
 
-class SlopeCode:
+class SlopeCode(_InOrder):
     """Slopes of GELU, SiLU or Mish, rounded without bias to levels; comes back as values with these slopes."""
 
     __slots__ = ("bytes", "like", "table", "kind", "bits", "__weakref__")
@@ -399,7 +414,7 @@ class SlopeCode:
         return self.bytes.device
 
     def bytes_at(self, bits: int) -> int:
-        values = math.prod(self.like.shape)
+        values = math.prod(self.shape)
         return values // 8 * bits + (values % 8 * bits + 7) // 8
 
     def recode(self, bits: int, seed: Tensor) -> None:
@@ -428,6 +443,11 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
+def _line(d: Tensor, slope: float, start: float) -> Tensor:
+    """slope·d + start in one pass, or none."""
+    return d if slope == 1 and start == 0 else torch.rsub(d, start, alpha=-slope)
+
+
 def _root(d: Tensor) -> Tensor:
     return d.clamp_(min=0).sqrt_()
 
@@ -447,7 +467,7 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
     aten = torch.ops.aten
     if name == "HardswishBackward0":  # x/3 + 1/2 between −3 and 3 takes the values 0 and 1 of both ends too
         end = 3 - 2 * torch.finfo(dtype).eps  # the last number of the type before 3
-        return (lambda x: aten.hardswish_backward(_ones(x), x)), lambda d: d.sub_(0.5).mul_(3).clamp_(-end, end)
+        return (lambda x: aten.hardswish_backward(_ones(x), x)), lambda d: _line(d, 3, -1.5).clamp_(-end, end)
     if name in ("EluBackward0", "CeluBackward0"):
         alpha, scale = float(node._saved_alpha), 1.0
         inside = 1 / alpha
@@ -458,12 +478,12 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
             return None
         return (
             lambda x: aten.elu_backward(_ones(x), alpha, scale, inside, False, x),
-            lambda d: d.div_(most).clamp_(0, 1).log_().div_(inside),
+            lambda d: _line(d.clamp_(0, most).log_(), 1 / inside, -math.log(most) / inside),
         )
     if name == "BinaryCrossEntropyWithLogitsBackward0":  # linear in sigmoid(x), with and without weights; the target's gradient is not
         if node.next_functions[1][0] is not None:
             return None
-        return (lambda x: torch.sigmoid(x.float())), lambda d: d.clamp_(0, 1).logit_()
+        return (lambda x: torch.sigmoid(x.float())), lambda d: d.logit_(0.0)  # of d within 0 and 1
     if name in ("SmoothL1LossBackward0", "HuberLossBackward0"):  # linear in the difference, cut off at β or δ
         end, target = float(node._saved_beta if name[0] == "S" else node._saved_delta), node._raw_saved_target
         if target.unpack_hook is not None or end <= 0 or target.data.shape != node._raw_saved_self.data.shape:
@@ -475,9 +495,9 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
         return (_same, _same) if exponent == 2 else ((lambda x: x.float().square()), _root) if exponent == 3 else None
     if name == "SoftplusBackward0":
         beta, threshold = float(node._saved_beta), float(node._saved_threshold)
-        return (lambda x: aten.softplus_backward(_ones(x), x, beta, threshold)), lambda d: d.clamp_(0, 1).logit_().div_(beta)
+        return (lambda x: aten.softplus_backward(_ones(x), x, beta, threshold)), lambda d: _line(d.logit_(0.0), 1 / beta, 0)
     if name == "SigmoidBackward0":  # y(1 − y) = d, by the smaller root: it has the finer floats
-        return (lambda y: aten.sigmoid_backward(_ones(y), y)), lambda d: d.mul_(-4).add_(1).clamp_(min=0).sqrt_().mul_(-0.5).add_(0.5)
+        return (lambda y: aten.sigmoid_backward(_ones(y), y)), lambda d: _line(_line(d, -4, 1).clamp_(min=0).sqrt_(), -0.5, 0.5)
     if name == "TanhBackward0":
-        return (lambda y: aten.tanh_backward(_ones(y), y)), lambda d: d.neg_().add_(1).clamp_(0, 1).sqrt_()
+        return (lambda y: aten.tanh_backward(_ones(y), y)), lambda d: _line(d, -1, 1).clamp_(0, 1).sqrt_()
     return None

@@ -117,16 +117,15 @@ Tensor pack_by_id(const Tensor& x, const Tensor& seed, int64_t id) {
   const auto found = table_of_layouts().get(id, op);
   const Interned& e = *found;
   if (!e.coded) fail(op, "layout must have a spec", id);
-  if (x.scalar_type() != e.dtype || !equal(x.sizes(), e.shape) || (e.values > 0 && !equal(x.strides(), e.given))) {
-    fail(op, "tensor must have the layout's type, shape and strides; another one's values", x.numel());
-  }
+  if (x.scalar_type() != e.dtype) fail(op, "tensor must have the layout's type", torch::headeronly::toString(x.scalar_type()));
+  if (!equal(x.sizes(), e.shape)) fail(op, "tensor must have the layout's shape; another one's values", x.numel());
   check_seed(seed, x, op);
   const Place place(x, op);
   const Tensor bytes = new_bytes(x, e.layout.at.total);
   zero_gaps(e.layout, bytes);
   if (e.values == 0) return bytes;
-  const bool is_aligned = reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0;
-  if (is_aligned && (e.gapless || e.rows.width > 0)) {
+  const bool as_given = reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0 && equal(x.strides(), e.given);
+  if (as_given && (e.gapless || e.rows.width > 0)) {
     encode(e.layout, x.const_data_ptr(), seed, bytes, place, e.rows);
   } else {
     Tensor copy = empty_strided(x, e.shape, e.strides, e.dtype);

@@ -104,19 +104,32 @@ Tensor unpack(const Tensor& given, const Numbers& shape, const Numbers& strides,
   return out;
 }
 
+void mask_flags(const uint8_t* flags, int64_t values, uint8_t* mask, const Place& place) {
+  if (place.cuda()) return cuda::mask_flags(flags, values, mask, place.stream());
+  for_chunks(values, kChunk, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; i += 8) {
+      uint32_t bits = 0;
+      for (int64_t j = 0; j < std::min<int64_t>(8, last - i); ++j) bits |= (flags[i + j] != 0 ? 1u : 0u) << j;
+      mask[i / 8] = static_cast<uint8_t>(bits);
+    }
+  });
+}
+
 /// x > 0, one bit a value, in the order of x's memory where that has no gap.
 Tensor pack_mask(const Tensor& x) {
   constexpr const char* op = "pack_mask";
   const bool flags = x.scalar_type() == ScalarType::Bool;
-  const DType type = flags ? DType::f16 : dtype_of(x.scalar_type(), op);
+  const DType type = flags ? DType::f32 : dtype_of(x.scalar_type(), op);
   const Place place(x, op);
   const Tensor dense = is_dense(x) ? x : torch::stable::contiguous(x);
-  const Tensor line = aligned(flags ? torch::stable::to(dense, ScalarType::Half) : dense);
+  const Tensor line = flags ? dense : aligned(dense);
   const int64_t values = x.numel();
   const Tensor bits = new_bytes(x, ceil_div(values, 8));
   if (values == 0) return bits;
   auto* to = static_cast<uint8_t*>(bits.data_ptr());
-  if (place.cuda()) {
+  if (flags) {
+    mask_flags(static_cast<const uint8_t*>(line.const_data_ptr()), values, to, place);
+  } else if (place.cuda()) {
     cuda::mask(line.const_data_ptr(), type, values, to, place.stream());
   } else {
     const Source source{line.const_data_ptr(), type};

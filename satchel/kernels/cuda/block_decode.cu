@@ -45,22 +45,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Eight codes from bit 8·bits·group on.
-template <int bits>
-__device__ inline uint64_t load_eight(const uint8_t* codes, int64_t group) {
-  if constexpr (bits == 1) return __ldg(codes + group);
-  if constexpr (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(codes) + group);
-  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint32_t*>(codes) + group);
-  if constexpr (bits == 8) {
-    const uint2 w = __ldg(reinterpret_cast<const uint2*>(codes) + group);
-    return w.x | static_cast<uint64_t>(w.y) << 32;
-  }
-  uint64_t eight = 0;
-#pragma unroll
-  for (int k = 0; k < bits; ++k) eight |= static_cast<uint64_t>(__ldg(codes + group * bits + k)) << (8 * k);
-  return eight;
-}
-
 /// Low and step are 0 or so large that no value is subnormal, and every value is far from the end of any type: nothing is to be flushed or
 /// cut off.
 __device__ inline bool is_usual(Header h, float top) {

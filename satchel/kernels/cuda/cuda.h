@@ -31,7 +31,9 @@ void side_decode(const SideCode&, const uint8_t* codes, const Channel* channels,
 void side_decode_extra(const SideCode&, const ExtraBitView&, const uint8_t* codes, const void* headers, int64_t first, int64_t last,
                        void* x, DType, StreamHandle);
 
+/// One bit a value, 1 where x > 0 or where a flag is not 0.
 void mask(const void* x, DType, int64_t values, uint8_t* mask, StreamHandle);
+void mask_flags(const uint8_t* flags, int64_t values, uint8_t* mask, StreamHandle);
 void unmask(const uint8_t* mask, int64_t values, uint8_t* flags, StreamHandle);
 
 /// Low-pass split and block code in one; `scratch` holds low_pass_scratch_bytes(…) bytes (0 where the fused kernel serves).

@@ -30,6 +30,7 @@ void side_decode_extra(const SideCode&, const ExtraBitView&, const uint8_t*, con
   missing("side_decode");
 }
 void mask(const void*, DType, int64_t, uint8_t*, StreamHandle) { missing("mask"); }
+void mask_flags(const uint8_t*, int64_t, uint8_t*, StreamHandle) { missing("mask"); }
 void unmask(const uint8_t*, int64_t, uint8_t*, StreamHandle) { missing("unmask"); }
 int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&, const void*) { missing("low_pass"); }
 void low_pass_encode(const LowPassShape&, const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, uint16_t*, void*,
