@@ -143,11 +143,13 @@ def _(bytes, table, shape, strides, dtype):
 
 
 @torch.library.register_fake("satchel_stable::pack_by_id")
+@torch.library.register_fake("satchel_stable::pack_exp_by_id")
 def _(x, seed, layout):
     return x.new_empty(_layouts[layout].nbytes, dtype=torch.uint8)
 
 
 @torch.library.register_fake("satchel_stable::unpack_by_id")
+@torch.library.register_fake("satchel_stable::unpack_log_by_id")
 def _(bytes, layout):
     found = _layouts[layout]
     return torch.empty_strided(found.shape, found.strides, dtype=found.dtype, device=bytes.device)

@@ -384,6 +384,8 @@ class Step(TorchFunctionMode):
         bits = self.bits(field, field.row.role)
         if bits == 32:
             return None
+        if t.is_cuda and t.dtype is torch.float32:  # torch's exp() is the faster one on the CPU
+            return forms.Exp(t, bits, self.seed(t.device)), "exp, ", False
         return forms.Slope(torch.exp(t.float()), t.dtype, bits, self.seed(t.device), Tensor.log_), "exp, ", False
 
     def make_normed(self, node: Any, below: Any, field: _Field, t: Tensor) -> _Made | None:

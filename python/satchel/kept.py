@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._ops import Layout, Numbers, layout, ops, parse_spec
 
-__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Reread", "Shape", "Index", "Slope", "SlopeCode",
+__all__ = ["BLOCK", "Cast", "Code", "Exp", "Normed", "Mask", "Reread", "Shape", "Index", "Slope", "SlopeCode",
            "code_layout", "code_numbers", "dense", "inside", "packed_strides", "slope_of", "smooth_kind", "within"]  # fmt: skip
 
 
@@ -25,6 +25,7 @@ Sizes = tuple[int, ...]
 # Looked up once, as the functions that an OpOverload calls: these are called for every save.
 _pack, _unpack = ops.pack_by_id.default.op, ops.unpack_by_id.default.op
 _pack_mask, _unpack_mask = ops.pack_mask.default.op, ops.unpack_mask.default.op
+_pack_exp, _unpack_log = ops.pack_exp_by_id.default.op, ops.unpack_log_by_id.default.op
 _pack_slope, _unpack_table = ops.pack_slope.default.op, ops.unpack_table_by_id.default.op
 
 
@@ -86,6 +87,13 @@ class Code:
         if like is None:
             like = code_layout(x.shape, x.stride(), x.dtype, bits, header)
         self.like, self.bytes = like, _pack(x, seed, like.id)
+
+    @classmethod
+    def of_bytes(cls, bytes_: Tensor, like: Layout) -> Code:
+        """Of bytes that another op has made."""
+        code = cls.__new__(cls)
+        code.like, code.bytes = like, bytes_
+        return code
 
     @property
     def nbytes(self) -> int:
@@ -346,6 +354,19 @@ class Slope(_OfCode):
 
     def restore(self) -> Tensor:
         return self.back(self.code.restore()).to(self.dtype)
+
+
+class Exp(_OfCode):
+    """A code of exp(x), of float32, which comes back as x: on a GPU without a tensor of the powers, which can be a step's largest."""
+
+    __slots__ = ("code", "__weakref__")
+
+    def __init__(self, x: Tensor, bits: int, seed: Tensor) -> None:
+        like = code_layout(x.shape, x.stride(), x.dtype, bits, "f32")
+        self.code = Code.of_bytes(_pack_exp(x, seed, like.id), like)
+
+    def restore(self) -> Tensor:
+        return _unpack_log(self.code.bytes, self.code.like.id)
 
 
 # ---- slopes: forward gives f'(x) of the saved tensor, back an x' with that slope -----------------------------------------------------

@@ -125,6 +125,8 @@ def test_ops_that_know_a_layout_by_a_number():
     torch.library.opcheck(ops.pack_by_id.default, (x, seed, like.id), test_utils=tests)
     torch.library.opcheck(ops.unpack_by_id.default, (packed, like.id), test_utils=tests)
     torch.library.opcheck(ops.unpack_table_by_id.default, (codes, table, like.id), test_utils=tests)
+    torch.library.opcheck(ops.pack_exp_by_id.default, (x, seed, like.id), test_utils=tests)
+    torch.library.opcheck(ops.unpack_log_by_id.default, (ops.pack_exp_by_id(x, seed, like.id), like.id), test_utils=tests)
 
     def raises(rule, call):
         with pytest.raises(RuntimeError, match=rule):
@@ -144,6 +146,25 @@ def test_ops_that_know_a_layout_by_a_number():
     raises(r"\[layout_id\] strides must be as many as sizes, got 2", lambda: Layout((4,), (8, 1), (1,), torch.float32))
     for text in ("satchel", "division", "bits=2,block=row", "bits=32", "exact", "actnn"):
         raises(r"\[layout_id\] spec must be of plain blocks, which do not ask for a shape, got ", lambda: Layout((4,), (1,), (1,), torch.float32, parse_spec(text)))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_powers(bits):
+    """A code of exp(x) in one op, and log() of it: the codes of both ops one after the other, but for exp's last bits."""
+    from satchel.kept import Code, Exp
+
+    x, seed = torch.log_softmax(3 * torch.randn(32, 700), -1), torch.tensor([9])
+    x[0, 0] = -float("inf")
+    for t in (x, x.mT, x[:, ::2], x[:, :512]):
+        form, code = Exp(t, bits, seed), Code(t.exp(), bits, seed, "f32")
+        back, expected = form.restore(), code.restore()
+        assert form.nbytes == code.nbytes and form.bits == bits and back.stride() == expected.stride()
+        near = ((back.exp() - expected).abs() < 1e-6).float().mean()
+        assert near > 0.999, near
+        form.recode(1, torch.tensor([1]))  # a budget takes bits off
+        assert form.bits == 1 and form.nbytes == form.bytes_at(1) and form.restore().exp().max() < 1.01
+    with pytest.raises(RuntimeError, match=r"\[pack_exp_by_id\] tensor must be float32, got BFloat16"):
+        Exp(x.bfloat16(), bits, seed)
 
 
 def test_errors_say_the_rule():

@@ -9,7 +9,7 @@ from torch import nn
 
 import satchel
 from satchel._ops import ops
-from satchel.kept import Code, Mask, SlopeCode
+from satchel.kept import Code, Exp, Mask, SlopeCode
 
 pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() and satchel.cuda_compiled()), reason="needs a GPU and CUDA kernels")
 
@@ -93,6 +93,15 @@ def test_slopes_are_near_the_cpus(kind, dtype, bits):
     x = (torch.randn(64, 1003) * 2).to(dtype)
     cpu, gpu = (SlopeCode(x.to(d), kind, bits, torch.tensor([9], device=d)).restore().cpu() for d in ("cpu", "cuda"))
     assert (cpu != gpu).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_powers_are_near_the_cpus(bits):
+    for shape in ((64, 1003), (32, 65), (3, 5), (256, 4096)):
+        x = torch.log_softmax(3 * torch.randn(shape), -1)
+        x[0, 0] = -float("inf")
+        cpu, gpu = (Exp(x.to(d), bits, torch.tensor([9], device=d)).restore().exp().cpu() for d in ("cpu", "cuda"))
+        assert ((cpu - gpu).abs() > 1e-6).float().mean() < 1e-3
 
 
 def test_another_stream():

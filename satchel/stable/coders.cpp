@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -58,21 +59,29 @@ void encode_block(const BlockCode& code, Source x, uint64_t seed, const Parts& t
                    [&](int64_t first, int64_t last) { kernels.encode(code, x, seed, to.headers, to.codes, first, last); });
 }
 
-/// Rows with gaps: a chunk at a time is put together in a buffer that stays in the core's cache.
-void encode_rows(const BlockCode& code, Source x, RowsWithGaps rows, uint64_t seed, const Parts& to) {
+/// Values that make(buffer, first, last) puts into a buffer, a chunk at a time, which stays in the core's cache.
+template <class Make>
+void encode_made(const BlockCode& code, DType type, uint64_t seed, const Parts& to, const Make& make) {
   const CpuKernels& kernels = best_cpu_kernel();
-  const int64_t values = code.grid.values, size = size_of(x.type);
+  const int64_t values = code.grid.values;
   for_chunks(values, chunk_of(quantum_of(code.grid)), [&](int64_t first, int64_t last) {
-    const auto buffer = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>((last - first) * size));
+    const auto buffer = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>((last - first) * size_of(type)));
+    make(buffer.get(), first, last);
+    const Source chunk{buffer.get(), type, first};
+    kernels.measure(code, chunk, to.headers, code.grid.block_of(first), last == values ? code.grid.blocks() : code.grid.block_of(last));
+    kernels.encode(code, chunk, seed, to.headers, to.codes, first, last);
+  });
+}
+
+void encode_rows(const BlockCode& code, Source x, RowsWithGaps rows, uint64_t seed, const Parts& to) {
+  const int64_t size = size_of(x.type);
+  encode_made(code, x.type, seed, to, [&](uint8_t* buffer, int64_t first, int64_t last) {
     for (int64_t i = first, count = 0; i < last; i += count) {
       const int64_t row = i / rows.width, column = i % rows.width;
       count = std::min(rows.width - column, last - i);
       const auto* from = static_cast<const uint8_t*>(x.data) + (row * rows.pitch + column) * size;
-      std::memcpy(buffer.get() + (i - first) * size, from, static_cast<size_t>(count * size));
+      std::memcpy(buffer + (i - first) * size, from, static_cast<size_t>(count * size));
     }
-    const Source chunk{buffer.get(), x.type, first};
-    kernels.measure(code, chunk, to.headers, code.grid.block_of(first), last == values ? code.grid.blocks() : code.grid.block_of(last));
-    kernels.encode(code, chunk, seed, to.headers, to.codes, first, last);
   });
 }
 
@@ -244,6 +253,24 @@ void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place
   } else {
     decode_blocks(layout, from, x);
   }
+}
+
+void encode_exp(const CodecLayout& layout, const float* x, const Tensor& seed, const Tensor& bytes, const Place& place) {
+  const Parts to = parts_of(layout, bytes);
+  if (place.cuda()) return cuda::encode_exp(layout.block, x, seed_pointer(seed), to.codes, to.headers, place.stream());
+  encode_made(layout.block, DType::f32, *seed_pointer(seed), to, [&](uint8_t* buffer, int64_t first, int64_t last) {
+    std::transform(x + first, x + last, reinterpret_cast<float*>(buffer), [](float v) { return std::exp(v); });
+  });
+}
+
+void decode_log(const CodecLayout& layout, const Tensor& bytes, float* x, const Place& place) {
+  const Parts from = parts_of(layout, bytes);
+  if (place.cuda()) return cuda::decode_log(layout.block, from.codes, from.headers, x, place.stream());
+  const CpuKernels& kernels = best_cpu_kernel();
+  for_chunks(layout.values, kChunk, [&](int64_t first, int64_t last) {
+    kernels.decode(layout.block, from.codes, from.headers, {x, DType::f32}, first, last);
+    std::transform(x + first, x + last, x + first, [](float v) { return std::log(v); });
+  });
 }
 
 void decode_table(const Tensor& codes, const Tensor& table, int bits, int64_t values, void* x, DType type, const Place& place) {

@@ -24,6 +24,10 @@ void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place
 int64_t part_step(const CodecLayout& layout, const Place& place);
 void decode_part(const CodecLayout& layout, const Tensor& bytes, void* x, DType type, int64_t first, int64_t last, const Place& place);
 
+/// A block code of exp(x), and log() of what it decodes to; float32.
+void encode_exp(const CodecLayout& layout, const float* x, const Tensor& seed, const Tensor& bytes, const Place& place);
+void decode_log(const CodecLayout& layout, const Tensor& bytes, float* x, const Place& place);
+
 /// `values` values of a table of 2^bits, by their codes.
 void decode_table(const Tensor& codes, const Tensor& table, int bits, int64_t values, void* x, DType type, const Place& place);
 

@@ -112,39 +112,83 @@ bool equal(const List& a, const Numbers& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
 
-Tensor pack_by_id(const Tensor& x, const Tensor& seed, int64_t id) {
-  constexpr const char* op = "pack_by_id";
-  const auto found = table_of_layouts().get(id, op);
+/// A layout with a spec that x is packed by, of its type and shape.
+std::shared_ptr<const Interned> layout_for(const Tensor& x, const Tensor& seed, int64_t id, const char* op) {
+  auto found = table_of_layouts().get(id, op);
   const Interned& e = *found;
   if (!e.coded) fail(op, "layout must have a spec", id);
   if (x.scalar_type() != e.dtype) fail(op, "tensor must have the layout's type", torch::headeronly::toString(x.scalar_type()));
   if (!equal(x.sizes(), e.shape)) fail(op, "tensor must have the layout's shape; another one's values", x.numel());
   check_seed(seed, x, op);
+  return found;
+}
+
+bool is_as_given(const Tensor& x, const Interned& e) {
+  return reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0 && equal(x.strides(), e.given);
+}
+
+Tensor in_order(const Tensor& x, const Interned& e) {
+  Tensor copy = empty_strided(x, e.shape, e.strides, e.dtype);
+  torch::stable::copy_(copy, x);
+  return copy;
+}
+
+Tensor pack_by_id(const Tensor& x, const Tensor& seed, int64_t id) {
+  constexpr const char* op = "pack_by_id";
+  const auto found = layout_for(x, seed, id, op);
+  const Interned& e = *found;
   const Place place(x, op);
   const Tensor bytes = new_bytes(x, e.layout.at.total);
   zero_gaps(e.layout, bytes);
   if (e.values == 0) return bytes;
-  const bool as_given = reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0 && equal(x.strides(), e.given);
-  if (as_given && (e.gapless || e.rows.width > 0)) {
+  if (is_as_given(x, e) && (e.gapless || e.rows.width > 0)) {
     encode(e.layout, x.const_data_ptr(), seed, bytes, place, e.rows);
   } else {
-    Tensor copy = empty_strided(x, e.shape, e.strides, e.dtype);
-    torch::stable::copy_(copy, x);
-    encode(e.layout, copy.const_data_ptr(), seed, bytes, place);
+    encode(e.layout, in_order(x, e).const_data_ptr(), seed, bytes, place);
   }
   return bytes;
 }
 
-Tensor unpack_by_id(const Tensor& given, int64_t id) {
-  constexpr const char* op = "unpack_by_id";
+/// A code of exp(x), without a tensor that holds it.
+Tensor pack_exp_by_id(const Tensor& x, const Tensor& seed, int64_t id) {
+  constexpr const char* op = "pack_exp_by_id";
+  const auto found = layout_for(x, seed, id, op);
+  const Interned& e = *found;
+  if (e.dtype != ScalarType::Float) fail(op, "tensor must be float32", torch::headeronly::toString(e.dtype));
+  const Place place(x, op);
+  const Tensor bytes = new_bytes(x, e.layout.at.total);
+  zero_gaps(e.layout, bytes);
+  if (e.values == 0) return bytes;
+  const Tensor line = is_as_given(x, e) && e.gapless ? x : in_order(x, e);
+  encode_exp(e.layout, static_cast<const float*>(line.const_data_ptr()), seed, bytes, place);
+  return bytes;
+}
+
+template <class Decode>
+Tensor unpack_with(const Tensor& given, int64_t id, const char* op, const Decode& run) {
   const auto found = table_of_layouts().get(id, op);
   const Interned& e = *found;
   if (!e.coded) fail(op, "layout must have a spec", id);
   check_bytes(given, e.layout.at.total, op);
   const Place place(given, op);
   const Tensor out = empty_strided(given, e.shape, e.strides, e.dtype);
-  if (e.values > 0) decode(e.layout, aligned(given), out.data_ptr(), place);
+  if (e.values > 0) run(e, aligned(given), out, place);
   return out;
+}
+
+Tensor unpack_by_id(const Tensor& given, int64_t id) {
+  return unpack_with(given, id, "unpack_by_id", [](const Interned& e, const Tensor& bytes, const Tensor& out, const Place& place) {
+    decode(e.layout, bytes, out.data_ptr(), place);
+  });
+}
+
+/// log() of what unpack_by_id() gives.
+Tensor unpack_log_by_id(const Tensor& given, int64_t id) {
+  constexpr const char* op = "unpack_log_by_id";
+  return unpack_with(given, id, op, [](const Interned& e, const Tensor& bytes, const Tensor& out, const Place& place) {
+    if (e.dtype != ScalarType::Float) fail(op, "layout must be of float32", torch::headeronly::toString(e.dtype));
+    decode_log(e.layout, bytes, static_cast<float*>(out.data_ptr()), place);
+  });
 }
 
 Tensor unpack_table_by_id(const Tensor& given, const Tensor& table, int64_t id) {
@@ -168,12 +212,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
   m.def("forget_layout(int layout) -> ()");
   m.def("pack_by_id(Tensor x, Tensor seed, int layout) -> Tensor");
   m.def("unpack_by_id(Tensor bytes, int layout) -> Tensor");
+  m.def("pack_exp_by_id(Tensor x, Tensor seed, int layout) -> Tensor");
+  m.def("unpack_log_by_id(Tensor bytes, int layout) -> Tensor");
   m.def("unpack_table_by_id(Tensor bytes, Tensor table, int layout) -> Tensor");
 }
 
-#define SATCHEL_IMPLEMENT_BY_ID(m)                                   \
-  m.impl("pack_by_id", TORCH_BOX(&satchel::stable::pack_by_id));     \
-  m.impl("unpack_by_id", TORCH_BOX(&satchel::stable::unpack_by_id)); \
+#define SATCHEL_IMPLEMENT_BY_ID(m)                                           \
+  m.impl("pack_by_id", TORCH_BOX(&satchel::stable::pack_by_id));             \
+  m.impl("unpack_by_id", TORCH_BOX(&satchel::stable::unpack_by_id));         \
+  m.impl("pack_exp_by_id", TORCH_BOX(&satchel::stable::pack_exp_by_id));     \
+  m.impl("unpack_log_by_id", TORCH_BOX(&satchel::stable::unpack_log_by_id)); \
   m.impl("unpack_table_by_id", TORCH_BOX(&satchel::stable::unpack_table_by_id));
 
 STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CPU, m) { SATCHEL_IMPLEMENT_BY_ID(m) }

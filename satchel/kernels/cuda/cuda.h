@@ -20,6 +20,9 @@ bool compiled();
 void encode(const BlockCode&, const void* x, DType, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle,
             RowsWithGaps rows = {});
 void decode(const BlockCode&, const uint8_t* codes, const void* headers, void* x, DType, StreamHandle);
+/// The same of exp(x), and log() of what decode() gives; float32. Not to the bit what the CPU gives: exp and log differ in their last bits.
+void encode_exp(const BlockCode&, const float* x, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle);
+void decode_log(const BlockCode&, const uint8_t* codes, const void* headers, float* x, StreamHandle);
 
 /// Also writes the channels' off means where the table has a single off code; `channels` is null for the relu form.
 /// `scratch` holds side_scratch_bytes(code) bytes.

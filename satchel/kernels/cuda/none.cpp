@@ -21,6 +21,8 @@ bool compiled() { return false; }
 
 void encode(const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, StreamHandle, RowsWithGaps) { missing("encode"); }
 void decode(const BlockCode&, const uint8_t*, const void*, void*, DType, StreamHandle) { missing("decode"); }
+void encode_exp(const BlockCode&, const float*, const uint64_t*, uint8_t*, void*, StreamHandle) { missing("encode"); }
+void decode_log(const BlockCode&, const uint8_t*, const void*, float*, StreamHandle) { missing("decode"); }
 int64_t side_scratch_bytes(const SideCode&) { missing("side_encode"); }
 void side_encode(const SideCode&, const void*, DType, Channel*, const uint64_t*, uint8_t*, void*, void*, StreamHandle) {
   missing("side_encode");
