@@ -328,7 +328,7 @@ class Step(TorchFunctionMode):
         if len(self.shared) >= self.most_shared:
             self.shared = {k: v for k, v in self.shared.items() if v[1]() is not None}
             self.most_shared = 2 * len(self.shared) + 256
-        code = forms.Code(t, bits, self.seed(t.device), like=like)
+        code = forms.Code(t, bits, self.seed(t.device), "bf16", like)
         self.shared[key] = (reference, weakref.ref(code))
         return code, "", False
 

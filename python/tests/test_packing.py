@@ -646,3 +646,28 @@ def test_layouts_are_forgotten():
     assert number not in _ops._layouts
     with pytest.raises(RuntimeError, match=r"\[unpack_by_id\] layout must be a number that layout_id\(\) gave, got"):
         ops.unpack_by_id(torch.zeros(8, dtype=torch.uint8), number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("f", [F.hardswish, F.elu, F.celu, F.selu, F.softplus, torch.sigmoid, torch.tanh, lambda x: F.softplus(x, 3, 5), lambda x: F.elu(x, 2)])
+def test_slopes_are_float32_whatever_the_type(f, dtype):
+    """Torch's own gradient of 1, not rounded to the type; and the value that is given back has the slope."""
+    x = (3 * torch.randn(64, 64)).to(dtype).requires_grad_()
+    y = f(x * 1)
+    node = y.grad_fn
+    name = type(node).__name__
+    pair = forms.slope_of(node, name, dtype)
+    saved = getattr(node, "_saved_result" if hasattr(node, "_saved_result") else "_saved_self").detach()
+    number = pair[0](saved)
+
+    def slope(v):
+        """The slope in float64 at a saved value, which is the result of tanh and sigmoid."""
+        v = v.double()
+        if name in ("TanhBackward0", "SigmoidBackward0"):
+            return 1 - v * v if name[0] == "T" else v * (1 - v)
+        v.requires_grad_()
+        return torch.autograd.grad(f(v).sum(), v)[0]
+
+    assert number.dtype is torch.float32 and (number - slope(saved)).abs().max() < 2e-6
+    back = pair[1](number.clone())
+    assert (slope(back.clamp(-1e4, 1e4)) - number).abs().max() < 2e-6
