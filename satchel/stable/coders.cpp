@@ -158,8 +158,8 @@ void decode_low_pass(const CodecLayout& layout, const Parts& from, Target x) {
   });
 }
 
-void encode_on_cuda(const CodecLayout& layout, const void* x, const Tensor& seed, const Parts& to, const Tensor& bytes,
-                    RowsWithGaps rows, cuda::StreamHandle stream) {
+void encode_on_cuda(const CodecLayout& layout, const void* x, const Tensor& seed, const Parts& to, const Tensor& bytes, RowsWithGaps rows,
+                    cuda::StreamHandle stream) {
   const uint64_t* number = seed_pointer(seed);
   if (layout.coding == Coding::block) {
     cuda::encode(layout.block, x, layout.type, number, to.codes, to.headers, stream, rows);

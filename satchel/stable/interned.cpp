@@ -15,7 +15,7 @@
 namespace satchel::stable {
 namespace {
 
-constexpr int64_t kLongestBlock = 4096;             // of rows with gaps, which the CPU puts together block by block
+constexpr int64_t kLongestBlock = 4096;            // of rows with gaps, which the CPU puts together block by block
 constexpr int64_t kMostInRows = int64_t{1} << 35;  // values
 
 struct Interned {
@@ -53,7 +53,8 @@ void find_rows(Interned& e) {
   }
   e.gapless = e.values == 0 || pitch == 0;
   const Grid& grid = e.layout.block.grid;
-  const bool blocks = e.coded && e.layout.coding == Coding::block && grid.is_straight() && grid.block % 8 == 0 && grid.block <= kLongestBlock;
+  const bool blocks =
+      e.coded && e.layout.coding == Coding::block && grid.is_straight() && grid.block % 8 == 0 && grid.block <= kLongestBlock;
   if (!e.gapless && two && blocks && width % 8 == 0 && pitch % 8 == 0 && e.values < kMostInRows) e.rows = {width, pitch};
 }
 
@@ -224,9 +225,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(satchel_stable, m) {
   m.impl("unpack_log_by_id", TORCH_BOX(&satchel::stable::unpack_log_by_id)); \
   m.impl("unpack_table_by_id", TORCH_BOX(&satchel::stable::unpack_table_by_id));
 
-STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CPU, m) { SATCHEL_IMPLEMENT_BY_ID(m) }
-STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m) { SATCHEL_IMPLEMENT_BY_ID(m) }
-STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CompositeExplicitAutograd, m) {
+STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CPU, m){SATCHEL_IMPLEMENT_BY_ID(m)} STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CUDA, m){
+    SATCHEL_IMPLEMENT_BY_ID(m)} STABLE_TORCH_LIBRARY_IMPL(satchel_stable, CompositeExplicitAutograd, m) {
   m.impl("layout_id", TORCH_BOX(&satchel::stable::layout_id));
   m.impl("forget_layout", TORCH_BOX(&satchel::stable::forget_layout));
 }

@@ -7,7 +7,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <cstring>
 #include <optional>
 #include <string>
 #include <variant>
@@ -193,7 +192,8 @@ Tensor widen(const Tensor& bytes, const Numbers& shape, const Numbers& strides, 
   if (place.cuda()) {
     cuda::widen(codes, values, least, static_cast<int>(bits), data, place.stream());
   } else {
-    for_chunks(values, kChunk, [&](int64_t first, int64_t last) { satchel::widen(codes, least, static_cast<int>(bits), data, first, last); });
+    for_chunks(values, kChunk,
+               [&](int64_t first, int64_t last) { satchel::widen(codes, least, static_cast<int>(bits), data, first, last); });
   }
   return out;
 }

@@ -16,10 +16,15 @@ __global__ void __launch_bounds__(kThreads) mask_groups(const void* x, int64_t v
   mask[group] = static_cast<uint8_t>(bits);
 }
 
-/// Four bits as four bytes of 0 or 1, and four bytes that are 0 or not as bits: the factors move bit j to bit 8·j, and bit 8·j to bit 28 + j;
-/// no two of their products meet.
+/// Four bits as four bytes of 0 or 1, and four bytes that are 0 or not as bits: the factors move bit j to bit 8·j, and bit 8·j to bit 28 +
+/// j; no two of their products meet.
 __device__ inline uint32_t bytes_of(uint32_t four) { return four * 0x00204081u & 0x01010101u; }
-__device__ inline uint32_t bits_of_bytes(uint32_t four) { return __vsetne4(four, 0u) * 0x10204080u >> 28; }
+__device__ inline uint32_t bits_of_bytes(uint32_t four) {
+  four |= four >> 4;  // bit 0 of a byte becomes the or of its eight
+  four |= four >> 2;
+  four |= four >> 1;
+  return (four & 0x01010101u) * 0x10204080u >> 28;
+}
 
 /// Eight flags a thread; `whole`: the flags' address is a multiple of 8 bytes.
 __global__ void __launch_bounds__(kThreads) mask_flags_of(const uint8_t* flags, int64_t values, uint8_t* mask, bool whole) {
