@@ -11,6 +11,7 @@ function(satchel_stable_module target folder core)
   add_library(${target} MODULE
     "${root}/satchel/stable/activations.cpp"
     "${root}/satchel/stable/coders.cpp"
+    "${root}/satchel/stable/interned.cpp"
     "${root}/satchel/stable/layers.cpp"
     "${root}/satchel/stable/norms.cpp"
     "${root}/satchel/stable/ops.cpp"

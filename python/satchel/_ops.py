@@ -7,10 +7,11 @@ import hashlib
 import math
 import os
 import pathlib
+import weakref
 
 import torch
 
-__all__ = ["ops", "package_id", "parse_spec", "layout", "Numbers"]
+__all__ = ["ops", "package_id", "parse_spec", "layout", "Layout", "Numbers"]
 
 Numbers = tuple[int, ...]  # the eleven numbers of a spec
 
@@ -50,6 +51,36 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, channels: int, inner: int
     """Where the parts of a packed tensor stand, by the function that the C++ library allocates by."""
     names = ("coding", "values", "block", "blocks", "channels", "matrices", "headers", "means", "channel_table", "plane", "total")
     return dict(zip(names, ops.layout(list(shape), dtype, channels, inner, list(numbers))))
+
+
+class Layout:
+    """How a tensor lies in memory and how it is coded, handed to the ops once; they know it by its `id` while this lives.
+
+    given: the strides of what is packed. strides: gapless ones, of the order in which values are coded and come back.
+    numbers: the spec of its code; none where the bytes are a mask or places in a table. An id is this process's own: no graph may store one.
+    covers: equal for tensors that, from one address on, have the same values in the same order of code.
+    """
+
+    __slots__ = ("id", "shape", "given", "strides", "dtype", "numbers", "covers", "__weakref__")
+
+    def __init__(self, shape: tuple[int, ...], given: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, numbers: Numbers = ()) -> None:
+        self.shape, self.given, self.strides, self.dtype, self.numbers = shape, given, strides, dtype, numbers
+        self.covers = (dtype, math.prod(shape)) if given == strides else (dtype, shape, given)
+        self.id: int = ops.layout_id(shape, given, strides, dtype, numbers)
+        _layouts[self.id] = self
+
+    def __del__(self) -> None:
+        if hasattr(self, "id"):
+            _forget(self.id)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the code."""
+        return layout(self.shape, self.dtype, 0, 1, self.numbers)["total"]
+
+
+_layouts: weakref.WeakValueDictionary[int, Layout] = weakref.WeakValueDictionary()
+_forget = ops.forget_layout.default.op
 
 
 def _ceil(a: int, b: int) -> int:
@@ -109,6 +140,25 @@ def _(x, seed, levels, kind):
 @torch.library.register_fake("satchel_stable::unpack_table")
 def _(bytes, table, shape, strides, dtype):
     return torch.empty_strided(shape, strides, dtype=dtype, device=bytes.device)
+
+
+@torch.library.register_fake("satchel_stable::pack_by_id")
+@torch.library.register_fake("satchel_stable::pack_exp_by_id")
+def _(x, seed, layout):
+    return x.new_empty(_layouts[layout].nbytes, dtype=torch.uint8)
+
+
+@torch.library.register_fake("satchel_stable::unpack_by_id")
+@torch.library.register_fake("satchel_stable::unpack_log_by_id")
+def _(bytes, layout):
+    found = _layouts[layout]
+    return torch.empty_strided(found.shape, found.strides, dtype=found.dtype, device=bytes.device)
+
+
+@torch.library.register_fake("satchel_stable::unpack_table_by_id")
+def _(bytes, table, layout):
+    found = _layouts[layout]
+    return torch.empty_strided(found.shape, found.strides, dtype=found.dtype, device=bytes.device)
 
 
 @torch.library.register_fake("satchel_stable::draw_projection")

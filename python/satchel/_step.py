@@ -89,6 +89,8 @@ def _parameter_below(t: Tensor) -> Tensor | None:
 
 def _why_exact(t: Tensor) -> str:
     """Why no tensor like this is coded, whatever saves it; nothing where it may be."""
+    if type(t) is Tensor and (t.is_cuda or t.is_cpu) and t.layout is torch.strided and 0 not in t.stride() and not _is_wrapped(t):
+        return ""  # as nearly all are
     if type(t) not in _PLAIN or t.layout is not torch.strided or _is_wrapped(t):
         return "exact: no plain tensor"
     if not (t.is_cuda or t.is_cpu or t.is_meta):
@@ -160,6 +162,8 @@ class Step(TorchFunctionMode):
     def visit(self, root: Any) -> None:
         """Looks at the nodes from this one down to those that were there before."""
         visited, start = self.visited, self.start
+        if root._sequence_nr() in visited:
+            return
         stack = [root]
         while stack:
             node = stack.pop()
@@ -213,10 +217,12 @@ class Step(TorchFunctionMode):
         row = field.row
         if self.watch is not None:
             self.watch.operand(node, row, t.detach())
+        if row.weight and not t.requires_grad:
+            return
         if _is_parameter(t):
             self.keep_cast(raw, field, t)
             return
-        if (row.weight and not t.requires_grad) or (self.inputs and t.untyped_storage()._cdata in self.inputs):
+        if self.inputs and t.untyped_storage()._cdata in self.inputs:
             return
         made = self.make(node, below, field, t.detach())
         if made is None:
@@ -235,7 +241,7 @@ class Step(TorchFunctionMode):
         line = self.meter.add(self.paths[-1], field.node, field.name, t, text, 0 if shared else form.nbytes)
         if self.tally is None:
             return
-        key = self.tally.add(form, line)
+        key = self.tally.add(form.code if isinstance(form, forms.Reread) else form, line)
         if key is not None and self.watch is not None:
             self.watch.field(key, node, field.row, form, t.detach())
         self.tally.fit(lambda f: self.seed(f.device))
@@ -305,19 +311,24 @@ class Step(TorchFunctionMode):
         self.saves += 1
         return seeds[place]
 
-    def code(self, t: Tensor, bits: int, local: bool) -> _Made:
-        """A code of t. Readers whose noise stays in a parameter's gradient share one."""
-        if not local:
+    def code(self, t: Tensor, bits: int, local: bool, result: bool = False) -> _Made:
+        """A code of t. Readers whose noise stays in a parameter's gradient share one.
+
+        They also read the code that a node has made of its own result, in more bits: their gradients are made before that node reads it, so
+        that no product has one draw twice.
+        """
+        if not local and not result:
             return forms.Code(t, bits, self.seed(t.device)), "", False
         reference = StorageWeakRef(t.untyped_storage())  # while it is held no other storage has this address
-        key = (reference.cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version, bits if self.tally is None else 0)
-        found = self.shared.get(key)
-        if found and (shared := found[1]()) is not None:
-            return shared, "", True
+        like = forms.code_layout(t.shape, t.stride(), t.dtype, bits)
+        key = (reference.cdata, t.storage_offset(), t._version, like.covers)
+        if local and (found := self.shared.get(key)) and (shared := found[1]()) is not None and (shared.bits >= bits or self.tally is not None):
+            same = shared.like.shape == like.shape and shared.like.given == like.given
+            return (shared if same else forms.Reread(shared, t)), "", True
         if len(self.shared) >= self.most_shared:
             self.shared = {k: v for k, v in self.shared.items() if v[1]() is not None}
             self.most_shared = 2 * len(self.shared) + 256
-        code = forms.Code(t, bits, self.seed(t.device))
+        code = forms.Code(t, bits, self.seed(t.device), "bf16", like)
         self.shared[key] = (reference, weakref.ref(code))
         return code, "", False
 
@@ -335,7 +346,7 @@ class Step(TorchFunctionMode):
         row = field.row
         local = row.role == "local" or (row.edge >= 0 and _ends_in_parameter(below[row.edge][0]))
         bits = self.bits(field, "local" if local else row.role)
-        return None if bits == 32 else self.code(t, bits, local)
+        return None if bits == 32 else self.code(t, bits, local, field.result)
 
     def make_nothing(self, node: Any, below: Any, field: _Field, t: Tensor) -> _Made | None:
         return None
@@ -367,17 +378,19 @@ class Step(TorchFunctionMode):
         pair = forms.slope_of(node, field.node, t.dtype)
         if pair is None:
             return None
-        return forms.Slope(pair[0](t.float()), t.dtype, bits, self.seed(t.device), pair[1]), "slope, ", False
+        return forms.Slope(pair[0](t), t.dtype, bits, self.seed(t.device), pair[1]), "slope, ", False
 
     def make_exp(self, node: Any, below: Any, field: _Field, t: Tensor) -> _Made | None:
         bits = self.bits(field, field.row.role)
         if bits == 32:
             return None
-        return forms.Slope(torch.exp(t.float()), t.dtype, bits, self.seed(t.device), torch.log), "exp, ", False
+        if t.is_cuda and t.dtype is torch.float32:  # torch's exp() is the faster one on the CPU
+            return forms.Exp(t, bits, self.seed(t.device)), "exp, ", False
+        return forms.Slope(torch.exp(t.float()), t.dtype, bits, self.seed(t.device), Tensor.log_), "exp, ", False
 
     def make_normed(self, node: Any, below: Any, field: _Field, t: Tensor) -> _Made | None:
         row = field.row
-        scale = getattr(node, "_saved_" + row.scale)
+        scale = field.scale(node)
         if scale.numel() == 0:  # running statistics: only the weight's gradient reads the input
             wanted = self.bits(field, "local")
             return None if wanted == 32 else self.code(t, wanted, True)
@@ -415,13 +428,15 @@ class Step(TorchFunctionMode):
 class _Field:
     """A field that a kind of node may save. What the table says of it, and ways to it that need no text put together."""
 
-    __slots__ = ("node", "name", "row", "raw", "saved", "floats", "make")
+    __slots__ = ("node", "name", "row", "raw", "saved", "scale", "floats", "result", "make")
     row: Row  # None where the table has none
 
     def __init__(self, node: str, name: str, row: Row | None) -> None:
         self.node, self.name, self.row = node, name, row  # type: ignore[assignment]
         self.raw, self.saved = operator.attrgetter("_raw_saved_" + name), operator.attrgetter("_saved_" + name)
+        self.scale = operator.attrgetter("_saved_" + row.scale if row is not None else "")
         self.floats = row is not None and row.keep not in ("shape", "flags", "index")
+        self.result = name in ("result", "output")  # what the node itself has made
         self.make: Callable[..., _Made | None] = getattr(Step, "make_" + row.keep) if row is not None else Step.make_nothing
 
 

@@ -13,20 +13,20 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ._ops import Numbers, layout, ops, parse_spec
+from ._ops import Layout, Numbers, layout, ops, parse_spec
 
-__all__ = ["BLOCK", "Cast", "Code", "Normed", "Mask", "Shape", "Index", "Slope", "SlopeCode",
-           "code_numbers", "dense", "inside", "packed_strides", "slope_of", "smooth_kind", "within"]  # fmt: skip
+__all__ = ["BLOCK", "Cast", "Code", "Exp", "Normed", "Mask", "Reread", "Shape", "Index", "Slope", "SlopeCode",
+           "code_layout", "code_numbers", "dense", "inside", "packed_strides", "slope_of", "smooth_kind", "within"]  # fmt: skip
 
 
 BLOCK = 256  # values of a code that share a header
-Sizes = tuple[int, ...]  # plain tuples: the ops read a torch.Size more slowly
-Like = tuple[Sizes, Sizes, torch.dtype, Numbers]  # what unpack needs beside the bytes: shape, strides, type, spec
+Sizes = tuple[int, ...]
 
 # Looked up once, as the functions that an OpOverload calls: these are called for every save.
-_pack, _unpack = ops.pack.default.op, ops.unpack.default.op
+_pack, _unpack = ops.pack_by_id.default.op, ops.unpack_by_id.default.op
 _pack_mask, _unpack_mask = ops.pack_mask.default.op, ops.unpack_mask.default.op
-_pack_slope, _unpack_table = ops.pack_slope.default.op, ops.unpack_table.default.op
+_pack_exp, _unpack_log = ops.pack_exp_by_id.default.op, ops.unpack_log_by_id.default.op
+_pack_slope, _unpack_table = ops.pack_slope.default.op, ops.unpack_table_by_id.default.op
 
 
 @functools.lru_cache(maxsize=16)
@@ -51,23 +51,31 @@ def _fills(shape: Sizes, strides: Sizes) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def packed_strides(shape: Sizes, strides: Sizes) -> Sizes:
-    """The op packed_strides for codes in blocks: a tensor's own strides where it fills memory or is empty, else those of its shape's order."""
+    """The order in which values are coded and come back: a tensor's own strides where it fills memory, else the same order without gaps,
+    as torch's clone() has it. So gradients get the strides that they have without packing, and views of them stay views."""
     if 0 in shape or _fills(shape, strides):
         return strides
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
-
-
-def _in_memory_order(x: Tensor) -> tuple[Tensor, Sizes, Sizes]:
-    """x as it is packed, shape, and the strides that it comes back in. The ops would copy too, but find out by an exception, which is slow."""
-    shape, own = tuple(x.shape), x.stride()
-    strides = packed_strides(shape, own)
-    return (x if strides == own else x.contiguous()), shape, strides
+    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
 
 
 @functools.lru_cache(maxsize=4096)
-def _like(shape: torch.Size, strides: Sizes, dtype: torch.dtype, bits: int, header: str) -> Like:
+def code_layout(shape: torch.Size, strides: Sizes, dtype: torch.dtype, bits: int, header: str = "bf16") -> Layout:
     """One object for all codes of a layout: a model's layers repeat, and so do its steps."""
-    return tuple(shape), packed_strides(tuple(shape), strides), dtype, code_numbers(bits, header)
+    sizes = tuple(shape)
+    return Layout(sizes, strides, packed_strides(sizes, strides), dtype, code_numbers(bits, header))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_layout(shape: torch.Size, strides: Sizes, dtype: torch.dtype) -> Layout:
+    """Without a code: of masks, and of places in a table."""
+    sizes = tuple(shape)
+    return Layout(sizes, strides, packed_strides(sizes, strides), dtype)
+
+
+def _in_memory_order(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Layout]:
+    """x without gaps, and the layout in which it comes back, as this type."""
+    like = _plain_layout(x.shape, x.stride(), dtype)
+    return (x if like.strides == like.given else x.clone()), like
 
 
 class Code:
@@ -75,33 +83,40 @@ class Code:
 
     __slots__ = ("bytes", "like", "__weakref__")
 
-    def __init__(self, x: Tensor, bits: int, seed: Tensor, header: str = "bf16") -> None:
-        own = x.stride()
-        self.like = like = _like(x.shape, own, x.dtype, bits, header)
-        self.bytes = _pack(x if like[1] == own else x.contiguous(), seed, None, 1, like[3])
+    def __init__(self, x: Tensor, bits: int, seed: Tensor, header: str = "bf16", like: Layout | None = None) -> None:
+        if like is None:
+            like = code_layout(x.shape, x.stride(), x.dtype, bits, header)
+        self.like, self.bytes = like, _pack(x, seed, like.id)
+
+    @classmethod
+    def of_bytes(cls, bytes_: Tensor, like: Layout) -> Code:
+        """Of bytes that another op has made."""
+        code = cls.__new__(cls)
+        code.like, code.bytes = like, bytes_
+        return code
 
     @property
     def nbytes(self) -> int:
         return self.bytes.nbytes
 
     def restore(self) -> Tensor:
-        return _unpack(self.bytes, *self.like)
+        return _unpack(self.bytes, self.like.id)
 
     @property
     def shape(self) -> Sizes:
-        return self.like[0]
+        return self.like.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.like[2]
+        return self.like.dtype
 
     @property
     def numbers(self) -> Numbers:
-        return self.like[3]
+        return self.like.numbers
 
     @property
     def bits(self) -> int:
-        return self.like[3][0]
+        return self.like.numbers[0]
 
     @property
     def header(self) -> str:
@@ -117,9 +132,7 @@ class Code:
 
     def recode(self, bits: int, seed: Tensor) -> None:
         """Rounds the decoded values again. Right in the mean as the first time; the two variances add."""
-        x = self.restore()
-        self.like = (*self.like[:3], code_numbers(bits, self.header))
-        self.bytes = _pack(x, seed, None, 1, self.numbers)
+        self.__init__(self.restore(), bits, seed, self.header)  # type: ignore[misc]
 
     def squared_ranges(self, x: Tensor) -> Tensor:
         """(highest − lowest)² of each block, from the headers: a low and a step each."""
@@ -157,6 +170,19 @@ class _OfCode:
         return self.code.squared_ranges(x)
 
 
+class Reread(_OfCode):
+    """Another tensor that covers the same memory as a code's: the same values, in a shape and strides of its own."""
+
+    __slots__ = ("code", "shape", "strides")
+
+    def __init__(self, code: Code, x: Tensor) -> None:
+        self.code, self.shape, self.strides = code, x.shape, x.stride()
+
+    def restore(self) -> Tensor:
+        code = self.code
+        return _unpack(code.bytes, code_layout(self.shape, self.strides, code.dtype, code.bits, code.header).id)
+
+
 class Cast:
     """Nothing: a parameter in another type, of some strides, is made of the parameter again."""
 
@@ -190,23 +216,49 @@ class Normed(_OfCode):
 
     def __init__(self, x: Tensor, mean: Tensor | None, scale: Tensor, bits: int, seed: Tensor) -> None:
         self.dtype, self.mean, self.scale = x.dtype, mean, scale  # the node holds both anyway
-        centred = x.float() if mean is None else torch.sub(x, _beside(mean, x.shape))
-        self.code = Code(centred.mul(_beside(scale, x.shape)), bits, seed)
+        factor = _beside(scale, x.shape)
+        normed = torch.empty_like(x, dtype=torch.float32)
+        if mean is None:
+            torch.mul(x, factor, out=normed)
+        else:  # x·scale − mean·scale in one pass: it errs by no more than x itself, as its type holds it
+            torch.addcmul(_beside(mean, x.shape) * -factor, x, factor, out=normed)
+        self.code = Code(normed, bits, seed)
 
     def restore(self) -> Tensor:
         y = self.code.restore()
-        y.div_(_beside(self.scale, y.shape))
-        return (y if self.mean is None else y.add_(_beside(self.mean, y.shape))).to(self.dtype)
+        width = _beside(self.scale, y.shape).reciprocal()
+        x = y if self.dtype is torch.float32 else torch.empty_like(y, dtype=self.dtype)
+        return torch.mul(y, width, out=x) if self.mean is None else torch.addcmul(_beside(self.mean, y.shape), y, width, out=x)
 
 
-class Mask:
+@functools.lru_cache(maxsize=256)
+def _two_values(off: float, on: float, device: torch.device) -> Tensor:
+    return torch.tensor([off, on], device=device)
+
+
+class _InOrder:
+    """A form that comes back in a layout of its own."""
+
+    __slots__ = ()
+    like: Layout
+
+    @property
+    def shape(self) -> Sizes:
+        return self.like.shape
+
+    @property
+    def strides(self) -> Sizes:
+        return self.like.strides
+
+
+class Mask(_InOrder):
     """One bit a value; comes back as `on` and `off`."""
 
-    __slots__ = ("bits", "shape", "strides", "dtype", "on", "off")
+    __slots__ = ("bits", "like", "on", "off")
 
     def __init__(self, x: Tensor, dtype: torch.dtype, on: float = 1.0, off: float = 0.0) -> None:
-        self.dtype, self.on, self.off = dtype, on, off
-        x, self.shape, self.strides = _in_memory_order(x)
+        self.on, self.off = on, off
+        x, self.like = _in_memory_order(x, dtype)
         self.bits = _pack_mask(x)
 
     @property
@@ -214,8 +266,15 @@ class Mask:
         return self.bits.nbytes
 
     def restore(self) -> Tensor:
-        y = _unpack_mask(self.bits, self.shape, self.strides, self.dtype)
-        return y if self.on == 1.0 and self.off == 0.0 else torch.where(y != 0, self.on, self.off).to(self.dtype)
+        like = self.like
+        if like.dtype is torch.bool:
+            return _unpack_mask(self.bits, self.shape, self.strides, torch.bool)
+        return _unpack_table(self.bits, _two_values(self.off, self.on, self.bits.device), like.id)
+
+
+def _ones(x: Tensor) -> Tensor:
+    """A gradient of 1 at every value, in no memory; float32, so that what torch makes of it is."""
+    return torch.ones((), device=x.device).expand_as(x)
 
 
 def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
@@ -223,13 +282,13 @@ def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
     their own. None where no number of the type lies between the ends."""
     one = torch.ones((), dtype=x.dtype, device=x.device).expand_as(x)
     if ends is None:
-        return Mask(torch.ops.aten.hardsigmoid_backward(one, x) != 0, x.dtype, 0.0, -math.inf)
+        return Mask(torch.ops.aten.hardsigmoid_backward(one, x), x.dtype, 0.0, -math.inf)
     low, high = ends
     middle = max(low + 1, min(0.0, high - 1)) if math.isinf(low) or math.isinf(high) else (low + high) / 2
     low_, middle, high_ = torch.tensor([low, middle, high]).to(x.dtype).double().tolist()
     if not max(low, low_) < middle < min(high, high_):
         return None
-    return Mask(torch.ops.aten.hardtanh_backward(one, x, low, high) != 0, x.dtype, middle, -math.inf)
+    return Mask(torch.ops.aten.hardtanh_backward(one, x, low, high), x.dtype, middle, -math.inf)
 
 
 def within(x: Tensor, least: float | None, most: float | None) -> Mask | None:
@@ -240,6 +299,11 @@ def within(x: Tensor, least: float | None, most: float | None) -> Mask | None:
         return None
     inside = torch.ones_like(x, dtype=torch.bool) if least is None else x >= least
     return Mask(inside if most is None else inside & (x <= most), x.dtype, middle, math.nan)  # which lies in no interval
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_strides(shape: torch.Size) -> Sizes:
+    return torch.empty(shape, device="meta").stride()
 
 
 class Shape:
@@ -253,19 +317,19 @@ class Shape:
 
     def restore(self) -> Tensor:
         # One number seen at every place takes no memory; other strides than a row's are read too, so they are given.
-        if self.strides == torch.empty(self.shape, device="meta").stride():
+        if self.strides == _row_strides(self.shape):
             return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
-class Index:
+class Index(_InOrder):
     """Integers from 0 to `most` in the fewest bits."""
 
-    __slots__ = ("bytes", "shape", "strides", "bits")
+    __slots__ = ("bytes", "like", "bits")
 
     def __init__(self, x: Tensor, most: int) -> None:
         self.bits = most.bit_length()
-        x, self.shape, self.strides = _in_memory_order(x)
+        x, self.like = _in_memory_order(x, x.dtype)
         self.bytes = ops.narrow.default(x, 0, most)
 
     @property
@@ -290,6 +354,19 @@ class Slope(_OfCode):
 
     def restore(self) -> Tensor:
         return self.back(self.code.restore()).to(self.dtype)
+
+
+class Exp(_OfCode):
+    """A code of exp(x), of float32, which comes back as x: on a GPU without a tensor of the powers, which can be a step's largest."""
+
+    __slots__ = ("code", "__weakref__")
+
+    def __init__(self, x: Tensor, bits: int, seed: Tensor) -> None:
+        like = code_layout(x.shape, x.stride(), x.dtype, bits, "f32")
+        self.code = Code.of_bytes(_pack_exp(x, seed, like.id), like)
+
+    def restore(self) -> Tensor:
+        return _unpack_log(self.code.bytes, self.code.like.id)
 
 
 # ---- slopes: forward gives f'(x) of the saved tensor, back an x' with that slope -----------------------------------------------------
@@ -339,14 +416,14 @@ def _slope_tables(kind: str, bits: int, dtype: torch.dtype, device: torch.device
     return curve(values.double()).float().to(device), values.float().to(device)
 
 
-class SlopeCode:
+class SlopeCode(_InOrder):
     """Slopes of GELU, SiLU or Mish, rounded without bias to levels; comes back as values with these slopes."""
 
-    __slots__ = ("bytes", "shape", "strides", "dtype", "table", "kind", "bits", "__weakref__")
+    __slots__ = ("bytes", "like", "table", "kind", "bits", "__weakref__")
 
     def __init__(self, x: Tensor, kind: str, bits: int, seed: Tensor) -> None:
-        self.dtype, self.kind = x.dtype, kind
-        x, self.shape, self.strides = _in_memory_order(x)
+        self.kind = kind
+        x, self.like = _in_memory_order(x, x.dtype)
         self._encode(x, bits, seed)
 
     def _encode(self, x: Tensor, bits: int, seed: Tensor) -> None:
@@ -366,7 +443,7 @@ class SlopeCode:
 
     def squared_ranges(self, x: Tensor) -> Tensor:
         """The ranges of even codes with the same variance: levels are common to all blocks, and slopes that are levels have no noise."""
-        levels = _slope_tables(self.kind, self.bits, self.dtype, x.device)[0]
+        levels = _slope_tables(self.kind, self.bits, self.like.dtype, x.device)[0]
         slopes = _KINDS[self.kind][1](x.float())
         above = torch.bucketize(slopes, levels).clamp_(1, len(levels) - 1)
         noise = (slopes - levels[above - 1]).mul_(levels[above] - slopes).clamp_(min=0)
@@ -380,15 +457,20 @@ class SlopeCode:
         return self.bytes.nbytes
 
     def restore(self) -> Tensor:
-        return _unpack_table(self.bytes, self.table, self.shape, self.strides, self.dtype)
+        return _unpack_table(self.bytes, self.table, self.like.id)
 
 
 def _same(x: Tensor) -> Tensor:
     return x
 
 
+def _line(d: Tensor, slope: float, start: float) -> Tensor:
+    """slope·d + start in one pass, or none."""
+    return d if slope == 1 and start == 0 else torch.rsub(d, start, alpha=-slope)
+
+
 def _root(d: Tensor) -> Tensor:
-    return torch.sqrt(d.clamp_(min=0))
+    return d.clamp_(min=0).sqrt_()
 
 
 def smooth_kind(node: Any, name: str) -> str | None:
@@ -399,10 +481,14 @@ def smooth_kind(node: Any, name: str) -> str | None:
 
 
 def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None:
-    """(slope of the saved value, a value with that slope) of other activations' nodes; None where there is no such value."""
+    """(float32 slope of the saved value, a value with that slope) of other activations' nodes; None where there is no such value.
+
+    Where torch has a function for the gradient it gives the slope, of a gradient of 1: one pass over the values, whatever their type.
+    """
+    aten = torch.ops.aten
     if name == "HardswishBackward0":  # x/3 + 1/2 between −3 and 3 takes the values 0 and 1 of both ends too
         end = 3 - 2 * torch.finfo(dtype).eps  # the last number of the type before 3
-        return (lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5))), lambda d: (d - 0.5).mul_(3).clamp_(-end, end)
+        return (lambda x: aten.hardswish_backward(_ones(x), x)), lambda d: _line(d, 3, -1.5).clamp_(-end, end)
     if name in ("EluBackward0", "CeluBackward0"):
         alpha, scale = float(node._saved_alpha), 1.0
         inside = 1 / alpha
@@ -412,27 +498,27 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
         if most < scale or inside <= 0:  # no value has a slope between the two ends
             return None
         return (
-            lambda x: torch.where(x > 0, scale, most * torch.exp((x * inside).clamp(max=0))),
-            lambda d: torch.log((d / most).clamp_(0, 1)).div_(inside),
+            lambda x: aten.elu_backward(_ones(x), alpha, scale, inside, False, x),
+            lambda d: _line(d.clamp_(0, most).log_(), 1 / inside, -math.log(most) / inside),
         )
     if name == "BinaryCrossEntropyWithLogitsBackward0":  # linear in sigmoid(x), with and without weights; the target's gradient is not
         if node.next_functions[1][0] is not None:
             return None
-        return torch.sigmoid, lambda d: torch.logit(d.clamp_(0, 1))
+        return (lambda x: torch.sigmoid(x.float())), lambda d: d.logit_(0.0)  # of d within 0 and 1
     if name in ("SmoothL1LossBackward0", "HuberLossBackward0"):  # linear in the difference, cut off at β or δ
         end, target = float(node._saved_beta if name[0] == "S" else node._saved_delta), node._raw_saved_target
         if target.unpack_hook is not None or end <= 0 or target.data.shape != node._raw_saved_self.data.shape:
             return None
         target, unit = target.data.detach(), end if name[0] == "S" else 1.0
-        return (lambda x: (x - target).clamp_(-end, end).div_(unit)), lambda d: (d.mul_(unit)).add_(target)
+        return (lambda x: torch.sub(x.float(), target).clamp_(-end, end).div_(unit)), lambda d: d.mul_(unit).add_(target)
     if name == "PowBackward0":  # squares, and the cubes of GELU as transformers writes it; backward reads x and x²
         exponent = float(node._saved_exponent)
-        return (_same, _same) if exponent == 2 else (torch.square, _root) if exponent == 3 else None
+        return (_same, _same) if exponent == 2 else ((lambda x: x.float().square()), _root) if exponent == 3 else None
     if name == "SoftplusBackward0":
-        beta = float(node._saved_beta)
-        return (lambda x: torch.sigmoid(x * beta)), lambda d: torch.logit(d.clamp_(0, 1)).div_(beta)
+        beta, threshold = float(node._saved_beta), float(node._saved_threshold)
+        return (lambda x: aten.softplus_backward(_ones(x), x, beta, threshold)), lambda d: _line(d.logit_(0.0), 1 / beta, 0)
     if name == "SigmoidBackward0":  # y(1 − y) = d, by the smaller root: it has the finer floats
-        return (lambda y: y * (1 - y)), lambda d: (1 - torch.sqrt((1 - 4 * d).clamp_(min=0))).mul_(0.5)
+        return (lambda y: aten.sigmoid_backward(_ones(y), y)), lambda d: _line(_line(d, -4, 1).clamp_(min=0).sqrt_(), -0.5, 0.5)
     if name == "TanhBackward0":
-        return (lambda y: 1 - y * y), lambda d: torch.sqrt((1 - d).clamp_(0, 1))
+        return (lambda y: aten.tanh_backward(_ones(y), y)), lambda d: _line(d, -1, 1).clamp_(0, 1).sqrt_()
     return None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import satchel
-from satchel._ops import layout, ops, parse_spec
+from satchel._ops import Layout, layout, ops, parse_spec
 
 SPECS = ["bits=2", "bits=1", "bits=3", "bits=8", "bits=4,levels=even", "exact", "blockwise", "blockwise,rows=8,hadamard=yes", "actnn",
          "division", "gact", "satchel", "bits=32", "side=relu", "side=both,bits=3", "satchel,off=mean", "bits=2,block=map",
@@ -101,6 +101,70 @@ def test_masks_and_integers(shape):
         assert torch.equal(back, (x > 0).float())
     n = torch.randint(-5, 900, shape)
     assert torch.equal(ops.widen(ops.narrow(n, -5, 899), n.shape, n.stride(), -5, 10), n)
+
+
+@pytest.mark.parametrize("values", [1, 7, 8, 9, 300, 5000])
+def test_flags(values):
+    """As bits, from any address; whatever is not 0 is true."""
+    whole = torch.randint(0, 3, (values + 3,), dtype=torch.uint8)
+    for flags in (whole[:values], whole[3:], whole[:1].expand(values).clone()):
+        bits = ops.pack_mask(flags.view(torch.bool))
+        assert torch.equal(bits, ops.pack_mask((flags != 0).float()))
+        assert torch.equal(ops.unpack_mask(bits, [values], [1], torch.bool), flags != 0)
+
+
+def test_ops_that_know_a_layout_by_a_number():
+    x, seed, spec = torch.randn(6, 10, 64)[:, :, :40].transpose(0, 1), torch.tensor([3]), parse_spec("bits=2")
+    like = Layout(tuple(x.shape), x.stride(), x.clone().stride(), x.dtype, spec)
+    packed = ops.pack_by_id(x, seed, like.id)
+    assert torch.equal(packed, ops.pack(x.clone(), seed, None, 1, list(spec))) and packed.nbytes == like.nbytes
+    assert torch.equal(ops.unpack_by_id(packed, like.id), ops.unpack(packed, like.shape, like.strides, x.dtype, list(spec)))
+    table, codes = torch.randn(16), torch.randint(0, 256, (1200,), dtype=torch.uint8)
+    assert torch.equal(ops.unpack_table_by_id(codes, table, like.id), ops.unpack_table(codes, table, like.shape, like.strides, x.dtype))
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(ops.pack_by_id.default, (x, seed, like.id), test_utils=tests)
+    torch.library.opcheck(ops.unpack_by_id.default, (packed, like.id), test_utils=tests)
+    torch.library.opcheck(ops.unpack_table_by_id.default, (codes, table, like.id), test_utils=tests)
+    torch.library.opcheck(ops.pack_exp_by_id.default, (x, seed, like.id), test_utils=tests)
+    torch.library.opcheck(ops.unpack_log_by_id.default, (ops.pack_exp_by_id(x, seed, like.id), like.id), test_utils=tests)
+
+    def raises(rule, call):
+        with pytest.raises(RuntimeError, match=rule):
+            call()
+
+    shape = Layout((4,), (1,), (1,), torch.float32)  # without a code
+    raises(r"\[pack_by_id\] layout must be a number that layout_id\(\) gave, got -1", lambda: ops.pack_by_id(x, seed, -1))
+    assert all(torch.equal(packed, ops.pack_by_id(other, seed, like.id)) for other in (x.clone(), x.contiguous()))  # other strides: copied
+    raises(r"\[pack_by_id\] tensor must have the layout's type, got Double", lambda: ops.pack_by_id(x.double(), seed, like.id))
+    raises(r"\[pack_by_id\] tensor must have the layout's shape; another one's values, got 720", lambda: ops.pack_by_id(x[:3], seed, like.id))
+    raises(r"\[pack_by_id\] seed must be int64, got Float", lambda: ops.pack_by_id(x, seed.float(), like.id))
+    raises(r"\[pack_by_id\] layout must have a spec", lambda: ops.pack_by_id(torch.ones(4), seed, shape.id))
+    raises(r"\[unpack_by_id\] layout must have a spec", lambda: ops.unpack_by_id(packed, shape.id))
+    raises(r"\[unpack_by_id\] bytes must be .* for this shape and spec, got", lambda: ops.unpack_by_id(packed[:-1], like.id))
+    raises(r"\[unpack_table_by_id\] bytes must be 1 for this shape and spec, got 1200", lambda: ops.unpack_table_by_id(codes, table[:4], shape.id))
+    raises(r"\[layout_id\] strides must fill memory without gap", lambda: Layout((4, 4), (8, 1), (8, 1), torch.float32))
+    raises(r"\[layout_id\] strides must be as many as sizes, got 2", lambda: Layout((4,), (8, 1), (1,), torch.float32))
+    for text in ("satchel", "division", "bits=2,block=row", "bits=32", "exact", "actnn"):
+        raises(r"\[layout_id\] spec must be of plain blocks, which do not ask for a shape, got ", lambda: Layout((4,), (1,), (1,), torch.float32, parse_spec(text)))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_powers(bits):
+    """A code of exp(x) in one op, and log() of it: the codes of both ops one after the other, but for exp's last bits."""
+    from satchel.kept import Code, Exp
+
+    x, seed = torch.log_softmax(3 * torch.randn(32, 700), -1), torch.tensor([9])
+    x[0, 0] = -float("inf")
+    for t in (x, x.mT, x[:, ::2], x[:, :512]):
+        form, code = Exp(t, bits, seed), Code(t.exp(), bits, seed, "f32")
+        back, expected = form.restore(), code.restore()
+        assert form.nbytes == code.nbytes and form.bits == bits and back.stride() == expected.stride()
+        near = ((back.exp() - expected).abs() < 1e-6).float().mean()
+        assert near > 0.999, near
+        form.recode(1, torch.tensor([1]))  # a budget takes bits off
+        assert form.bits == 1 and form.nbytes == form.bytes_at(1) and form.restore().exp().max() < 1.01
+    with pytest.raises(RuntimeError, match=r"\[pack_exp_by_id\] tensor must be float32, got BFloat16"):
+        Exp(x.bfloat16(), bits, seed)
 
 
 def test_errors_say_the_rule():

@@ -1,5 +1,7 @@
 """On a GPU: the CPU's bytes, torch's current stream, and whole models."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch import nn
 
 import satchel
 from satchel._ops import ops
-from satchel.kept import SlopeCode
+from satchel.kept import Code, Exp, Mask, SlopeCode
 
 pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() and satchel.cuda_compiled()), reason="needs a GPU and CUDA kernels")
 
@@ -25,6 +27,40 @@ def test_bytes_are_the_cpus(spec, dtype):
         assert torch.equal(satchel.unpack(cpu).nan_to_num(), satchel.unpack(gpu).cpu().nan_to_num())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_with_gaps_have_the_cpus_bytes(dtype):
+    """Parts of each row of a wider tensor, read where they lie; those that no kernel reads so are copied."""
+    whole = torch.randn(4, 5, 3, 8, 64).to(dtype)
+    rows = whole.view(20, 1536)
+    gpu = whole.cuda()
+    for part in (lambda w, r: w[:, :, 1], lambda w, r: w[:, :, 2].transpose(1, 2), lambda w, r: r[:, 512:1024], lambda w, r: r[:, 8:24],
+                 lambda w, r: r[3:7, 16:], lambda w, r: r[:, :8], lambda w, r: w[:, :, :, 3], lambda w, r: r[:, 1:9], lambda w, r: r[:, 8:20]):
+        a, b = part(whole, rows), part(gpu, gpu.view(20, 1536))
+        for bits in range(1, 9):
+            cpu, cuda = Code(a, bits, torch.tensor([5])), Code(b, bits, torch.tensor([5], device="cuda"))
+            assert torch.equal(cpu.bytes, cuda.bytes.cpu()), (a.shape, a.stride(), bits)
+            assert torch.equal(cpu.restore(), cuda.restore().cpu()) and cpu.restore().stride() == cuda.restore().stride()
+
+
+@pytest.mark.parametrize("backend", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
+def test_packed_attention_copies_nothing(backend):
+    """q, k and v are parts of one tensor: they are packed where they lie, and come back in an order in which no gradient is copied."""
+    x = torch.randn(2, 64, 3 * 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def copies(context):
+        found = []
+        for _ in range(2):
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            with torch.profiler.profile(activities=activities) as profile, context, torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, backend)):
+                q, k, v = (y.view(2, 64, 4, -1).transpose(1, 2) for y in (x * 1).split(256, 2))
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 64, 256)
+                torch.autograd.grad(y.float().square().sum(), x)
+            found = [event.name for event in profile.events() if event.name in ("aten::copy_", "aten::clone")]
+        return len(found)
+
+    assert copies(satchel.packing(min_bytes=0)) <= copies(contextlib.nullcontext())
+
+
 @pytest.mark.parametrize("spec", ["exact", "blockwise"])
 def test_projections_are_near_the_cpus(spec):
     x = torch.randn(256, 128)
@@ -35,10 +71,15 @@ def test_projections_are_near_the_cpus(spec):
 
 def test_masks_and_integers():
     x = torch.randn(1003)
-    for value in (x, x.bfloat16(), x > 0):
+    for value in (x, x.bfloat16(), x > 0, (x > 0)[3:], (x > 0)[:5]):
         assert torch.equal(ops.pack_mask(value), ops.pack_mask(value.cuda()).cpu())
+    assert torch.equal(ops.pack_mask((x > 0).cuda()[3:]).cpu(), ops.pack_mask((x > 0)[3:]))
     bits = ops.pack_mask(x.cuda())
-    assert torch.equal(ops.unpack_mask(bits, [1003], [1], torch.bfloat16).cpu(), (x > 0).bfloat16())
+    for dtype in (torch.bool, torch.float32, torch.bfloat16, torch.float16):
+        assert torch.equal(ops.unpack_mask(bits, [1003], [1], dtype).cpu(), (x > 0).to(dtype))
+        assert torch.equal(Mask(x.cuda(), dtype).restore().cpu(), (x > 0).to(dtype))
+    inside = Mask(x.cuda(), torch.bfloat16, 0.5, -float("inf")).restore().cpu()
+    assert torch.equal(inside, torch.where(x > 0, 0.5, -float("inf")).bfloat16())
     n = torch.randint(0, 12544, (1003,))
     codes = ops.narrow(n.cuda(), 0, 12543)
     assert torch.equal(codes.cpu(), ops.narrow(n, 0, 12543)) and torch.equal(ops.widen(codes, [1003], [1], 0, 14).cpu(), n)
@@ -52,6 +93,15 @@ def test_slopes_are_near_the_cpus(kind, dtype, bits):
     x = (torch.randn(64, 1003) * 2).to(dtype)
     cpu, gpu = (SlopeCode(x.to(d), kind, bits, torch.tensor([9], device=d)).restore().cpu() for d in ("cpu", "cuda"))
     assert (cpu != gpu).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_powers_are_near_the_cpus(bits):
+    for shape in ((64, 1003), (32, 65), (3, 5), (256, 4096)):
+        x = torch.log_softmax(3 * torch.randn(shape), -1)
+        x[0, 0] = -float("inf")
+        cpu, gpu = (Exp(x.to(d), bits, torch.tensor([9], device=d)).restore().exp().cpu() for d in ("cpu", "cuda"))
+        assert ((cpu - gpu).abs() > 1e-6).float().mean() < 1e-3
 
 
 def test_another_stream():

@@ -1,20 +1,24 @@
 """packing() and attach(): what is packed, what must stay exact, and that models stay what they are."""
 
+import collections
 import contextlib
 import copy
 import gc
 import io
 import json
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import satchel
-from satchel import _step
+from satchel import _ops, _step
 from satchel import kept as forms
 from satchel._ops import ops
 
@@ -454,7 +458,7 @@ def test_what_is_looked_up_once_is_right_for_each_save():
     p, metered = satchel.packing(seed=1, min_bytes=1024), satchel.packing(seed=1, min_bytes=1024, meter=True)
     for number, (*args, expected, casts) in enumerate(steps):
         got = gradient(p, *args)
-        for cache in (_step._fields_of, _step._way, forms._like, forms.packed_strides, forms.code_numbers):
+        for cache in (_step._fields_of, _step._way, forms.code_layout, forms._plain_layout, forms.packed_strides, forms.code_numbers):
             cache.cache_clear()
         afresh = satchel.packing(seed=1, min_bytes=1024)
         for _ in range(number):  # its steps are numbered too
@@ -466,14 +470,204 @@ def test_what_is_looked_up_once_is_right_for_each_save():
         assert sum(line.kept == "cast again" for line in lines) == casts, number
 
 
-def test_strides_are_those_of_the_op():
+def test_bytes_and_strides_are_those_of_a_clone():
+    """clone() keeps the order of memory and leaves gaps out, and the op packs what has none as it lies."""
     x, seed = torch.randn(4, 6, 8), torch.zeros(1, dtype=torch.int64)
     layouts = [x, x.mT, x.permute(2, 0, 1), x[:, ::2], x[..., 1:], x[:0], x[:, :1], x[:1].permute(1, 0, 2), x[:, :1].mT, x[0, 0, 0],
-               x.view(2, 2, 6, 8).transpose(1, 2), x.split(2, 2)[0].transpose(0, 1)]  # fmt: skip
+               x.view(2, 2, 6, 8).transpose(1, 2), x.split(2, 2)[0].transpose(0, 1), x.flatten().unfold(0, 3, 1)]  # fmt: skip
     for t in layouts:
-        numbers = list(forms.code_numbers(8))
-        expected = t.stride() if t.is_contiguous() else tuple(ops.packed_strides(t, numbers))
+        numbers, clone = list(forms.code_numbers(8)), t.clone()
         code = forms.Code(t, 8, seed)
-        assert torch.equal(code.bytes, ops.pack(t, seed, None, 1, numbers))
-        assert forms.packed_strides(tuple(t.shape), t.stride()) == code.restore().stride() == expected, (t.shape, t.stride())
-        assert torch.equal(code.restore(), ops.unpack(code.bytes, t.shape, expected, t.dtype, numbers))
+        assert torch.equal(code.bytes, ops.pack(clone, seed, None, 1, numbers)), (t.shape, t.stride())
+        assert forms.packed_strides(tuple(t.shape), t.stride()) == code.restore().stride() == clone.stride(), (t.shape, t.stride())
+        assert torch.equal(code.restore(), ops.unpack(code.bytes, t.shape, clone.stride(), t.dtype, numbers))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_with_gaps_are_packed_where_they_lie(dtype):
+    """Parts of each row of a wider tensor: the bytes of a copy, without one."""
+    whole, seed = torch.randn(4, 5, 3, 8, 64).to(dtype), torch.tensor([5])
+    rows = whole.view(20, 1536)
+    parts = [whole[:, :, 1], whole[:, :, 2].transpose(1, 2), rows[:, 512:1024], rows[:, 8:24], rows[3:7, 16:], rows[:1, 8:], rows[:, :8], whole[:, :, :, 3]]
+    for t in parts:
+        for bits in (1, 2, 3, 4, 8):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                code = forms.Code(t, bits, seed)
+            assert "aten::copy_" not in {event.name for event in profile.events()}, (t.shape, t.stride())
+            assert torch.equal(code.bytes, forms.Code(t.clone(), bits, seed).bytes), (t.shape, t.stride(), bits)
+    for t in (rows[:, 1:9], rows[:, 8:20], whole[:, :, 1, ::2], rows.flatten()[4:]):  # not at multiples of 8 values, or of 16 bytes
+        assert torch.equal(forms.Code(t, 4, seed).bytes, forms.Code(t.clone(), 4, seed).bytes), (t.shape, t.stride())
+
+
+class Passes(TorchDispatchMode):
+    """Counts ops that read or write `large` values or more, but for views."""
+
+    def __init__(self, large):
+        super().__init__()
+        self.large, self.found = large, collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name, tensors = func.overloadpacket.__name__, [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+        if not name.startswith("empty") and not func.is_view and any(t.numel() >= self.large for t in tensors):
+            self.found[name] += 1
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, d=256, heads=4):
+        super().__init__()
+        self.heads, self.n1, self.n2 = heads, nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv, self.o, self.up, self.down = nn.Linear(d, 3 * d), nn.Linear(d, d), nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(self.n1(x)).split(d, 2))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d))
+        return x + self.down(F.gelu(self.up(self.n2(x))))
+
+
+def added_passes(forward, leaves):
+    """What packing adds to torch's own passes over large tensors, in forward and in backward."""
+    found = []
+    packing = satchel.packing(min_bytes=1024)
+    for context in (packing, packing, contextlib.nullcontext()):  # twice: tables are made first
+        passes = Passes(4096), Passes(4096)
+        with context, passes[0]:
+            loss = forward()
+        with passes[1]:
+            torch.autograd.grad(loss, leaves)
+        found.append(passes)
+    return tuple(dict(packed.found - plain.found) for packed, plain in zip(*found[1:]))
+
+
+def test_packing_adds_no_pass_of_torchs_own():
+    """Each field of a transformer is one op there and one back; the layer behind attention reads attention's code."""
+    block, x = Block(), torch.randn(2, 16, 256)
+    forth, back = added_passes(lambda: block(x).sum(), list(block.parameters()))
+    assert forth == {"pack_by_id": 9, "pack_slope": 1} and back == {"unpack_by_id": 10, "unpack_table_by_id": 1}, (forth, back)
+
+
+@pytest.mark.parametrize(
+    "name, forth, back",
+    [
+        ("relu", {"pack_mask": 1}, {"unpack_table_by_id": 1}),
+        ("relu6", {"hardtanh_backward": 1, "pack_mask": 1}, {"unpack_table_by_id": 1}),
+        ("hardsigmoid", {"hardsigmoid_backward": 1, "pack_mask": 1}, {"unpack_table_by_id": 1}),
+        ("silu", {"pack_slope": 1}, {"unpack_table_by_id": 1}),
+        ("elu", {"elu_backward": 1, "pack_by_id": 1}, {"unpack_by_id": 1, "clamp_": 1, "log_": 1}),
+        ("softplus", {"softplus_backward": 1, "pack_by_id": 1}, {"unpack_by_id": 1, "logit_": 1}),
+        ("tanh", {"tanh_backward": 1, "pack_by_id": 1}, {"unpack_by_id": 1, "rsub": 1, "clamp_": 1, "sqrt_": 1}),
+    ],
+)
+def test_passes_of_activations(name, forth, back):
+    x = torch.randn(64, 64, requires_grad=True)
+    assert added_passes(lambda: getattr(F, name)(x * 1).sum(), [x]) == (forth, back)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_passes_of_norms(dtype):
+    x, norm = torch.randn(64, 64, dtype=dtype, requires_grad=True), nn.BatchNorm1d(64, dtype=dtype)
+    assert added_passes(lambda: norm(x * 1).sum(), [x]) == ({"addcmul": 1, "pack_by_id": 1}, {"unpack_by_id": 1, "addcmul": 1})
+
+
+def attention_node(out):
+    while not type(out).__name__.startswith("ScaledDotProduct"):
+        out = out.next_functions[0][0]
+    return out
+
+
+def test_attention_gets_the_strides_that_a_clone_has():
+    """Else its gradients come in another order, and each is copied on its way to the layer before."""
+    x = torch.randn(2, 16, 3 * 64, requires_grad=True)
+    q, k, v = (y.view(2, 16, 4, -1).transpose(1, 2) for y in (x * 1).split(64, 2))
+    with satchel.packing(min_bytes=0):
+        out = F.scaled_dot_product_attention(q, k, v)
+    node = attention_node(out.grad_fn)
+    with torch.no_grad():
+        for name, t in (("query", q), ("key", k), ("value", v)):
+            assert getattr(node, "_saved_" + name).stride() == t.clone().stride() != t.contiguous().stride(), name
+
+
+def test_a_layer_reads_the_code_of_the_result_before_it():
+    """In attention's bits; its own gradient and attention's are right in the mean, again with retain_graph, and nothing stays behind."""
+    block, x, weights = Block(64, 2), torch.randn(2, 16, 64), torch.randn(2, 16, 64)
+
+    def loss(context):
+        with context:
+            return (block(x) * weights).sum()
+
+    p = satchel.packing("2/4/8", min_bytes=1024, meter=True)
+    first = loss(p)
+    lines = {f"{line.node}.{line.field}": line for line in p.meter.lines if line.field == "output"}
+    (output,) = lines.values()
+    reader = p.meter.lines[p.meter.lines.index(output) + 1 :]
+    reader = next(line for line in reader if line.field == "mat1")
+    assert (output.kept, reader.kept, reader.after) == ("4 bits", "4 bits", 0) and output.after > 0
+    (code,) = (o for o in gc.get_objects() if type(o) is forms.Reread)
+    code = weakref.ref(code.code)
+    parameters = [block.o.weight, block.qkv.weight]
+    once, again = (torch.autograd.grad(first, parameters, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, once, again)) and code() is not None
+    del first
+    assert code() is None
+
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(contextlib.nullcontext()), parameters)])
+    draws = []
+    for seed in range(100):
+        found = torch.autograd.grad(loss(satchel.packing("2/4/8", min_bytes=1024, seed=seed)), parameters)
+        draws.append(torch.cat([g.flatten() for g in found]) - exact)
+    one, mean = torch.stack(draws).square().sum(1).mean().sqrt(), torch.stack(draws).mean(0).norm()
+    assert 0.8 < float(10 * mean / one) < 1.3  # 1/√100 of one draw's error, as in test_unbiased.py
+
+
+def test_a_factor_and_a_layer_do_not_share_a_draw():
+    """x·(x·W): W's gradient is a product of both reads of x, which must be draws apart."""
+    x, layer, w = torch.randn(64, 64), nn.Linear(64, 64, bias=False), nn.Parameter(torch.randn(64, 64))
+    with satchel.packing("4/4/8", meter=True) as p:
+        h = torch.sigmoid(layer(x))
+        h * torch.mm(h, w)
+    lines = [line for line in p.meter.lines if (line.node, line.field) in (("MmBackward0", "self"), ("MulBackward0", "self"))]
+    assert sum(line.after > 0 for line in lines) == len(lines) == 3, p.meter.table()
+
+
+def test_layouts_are_forgotten():
+    """The ops know a layout for as long as a code or a cache holds it."""
+    x, seed = torch.randn(3, 77), torch.tensor([1])
+    code = forms.Code(x, 3, seed)
+    number = code.like.id
+    for cache in (forms.code_layout, forms._plain_layout):
+        cache.cache_clear()
+    gc.collect()
+    assert torch.equal(code.restore(), forms.Code(x, 3, seed).restore()) and number in _ops._layouts
+    forms.code_layout.cache_clear()
+    del code
+    gc.collect()
+    assert number not in _ops._layouts
+    with pytest.raises(RuntimeError, match=r"\[unpack_by_id\] layout must be a number that layout_id\(\) gave, got"):
+        ops.unpack_by_id(torch.zeros(8, dtype=torch.uint8), number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("f", [F.hardswish, F.elu, F.celu, F.selu, F.softplus, torch.sigmoid, torch.tanh, lambda x: F.softplus(x, 3, 5), lambda x: F.elu(x, 2)])
+def test_slopes_are_float32_whatever_the_type(f, dtype):
+    """Torch's own gradient of 1, not rounded to the type; and the value that is given back has the slope."""
+    x = (3 * torch.randn(64, 64)).to(dtype).requires_grad_()
+    y = f(x * 1)
+    node = y.grad_fn
+    name = type(node).__name__
+    pair = forms.slope_of(node, name, dtype)
+    saved = getattr(node, "_saved_result" if hasattr(node, "_saved_result") else "_saved_self").detach()
+    number = pair[0](saved)
+
+    def slope(v):
+        """The slope in float64 at a saved value, which is the result of tanh and sigmoid."""
+        v = v.double()
+        if name in ("TanhBackward0", "SigmoidBackward0"):
+            return 1 - v * v if name[0] == "T" else v * (1 - v)
+        v.requires_grad_()
+        return torch.autograd.grad(f(v).sum(), v)[0]
+
+    assert number.dtype is torch.float32 and (number - slope(saved)).abs().max() < 2e-6
+    back = pair[1](number.clone())
+    assert (slope(back.clamp(-1e4, 1e4)) - number).abs().max() < 2e-6

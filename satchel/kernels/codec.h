@@ -16,6 +16,12 @@ struct BlockCode {
   LevelTable levels;  // holds the bits
 };
 
+/// Fewer than 2^35 values in rows of `width` that start `pitch` values apart: a part of each row of a wider tensor. Both are multiples of
+/// 8, and the first row's address is one of 16 bytes. Width 0: no gaps.
+struct RowsWithGaps {
+  int64_t width = 0, pitch = 0;
+};
+
 /// The off plane of a side code (core/off_plane.h). A grid may be a part of the tensor's: the plane is the whole tensor's.
 struct OffPlane {
   uint8_t* bytes = nullptr;  // null: off values decode to their channel's mean

@@ -39,6 +39,40 @@ inline void check_seed(const Tensor& seed, const Tensor& x, const char* op) {
   if (!same_device(seed, x)) fail(op, "seed must be on the tensor's device");
 }
 
+/// Do the strides put every value on its own place of a gapless stretch of memory?
+template <class Sizes>
+bool is_gapless(const Sizes& shape, const Sizes& strides) {
+  size_t left = 0;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] == 0) return true;
+    if (shape[d] > 1) ++left;
+  }
+  for (int64_t expected = 1; left > 0; --left) {
+    size_t d = 0;
+    while (d < shape.size() && (shape[d] == 1 || strides[d] != expected)) ++d;
+    if (d == shape.size()) return false;
+    expected *= shape[d];  // grows, so that no dimension is found twice
+  }
+  return true;
+}
+inline bool is_dense(const Tensor& x) { return x.is_contiguous() || is_gapless(x.sizes(), x.strides()); }
+
+/// log2 of a table's size, 1 to 8.
+inline int table_bits(const Tensor& table, const Tensor& x, const char* op) {
+  int bits = 0;
+  while (bits < 8 && int64_t{1} << bits < table.numel()) ++bits;
+  if (bits == 0 || table.numel() != int64_t{1} << bits) fail(op, "a table must hold 2^1 to 2^8 values", table.numel());
+  if (table.scalar_type() != ScalarType::Float || !table.is_contiguous()) fail(op, "a table must be one line of float32");
+  if (!same_device(table, x)) fail(op, "a table must be on the tensor's device");
+  return bits;
+}
+
+/// Throws unless the ops themselves can code this.
+inline void check_coded(const CodecLayout& layout, const char* op) {
+  if (layout.projected) fail(op, "this op takes no projection; satchel.pack() does");
+  if (layout.coding == Coding::keep) fail(op, "this op codes; satchel.pack() keeps tensors as they are");
+}
+
 /// torch calls CUDA's way where any tensor is there.
 inline void check_cuda(const Tensor& x, const char* op) {
   if (!x.is_cuda()) fail(op, "all tensors must be on one device, got some on CUDA and one on the CPU");

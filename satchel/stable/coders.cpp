@@ -3,11 +3,13 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
 
 #include "satchel/kernels/cuda/low_pass_last.h"
+#include "satchel/kernels/slope.h"
 #include "satchel/tensor/chunks.h"
 
 namespace satchel::stable {
@@ -55,6 +57,32 @@ void encode_block(const BlockCode& code, Source x, uint64_t seed, const Parts& t
   };
   encode_in_chunks(code.grid, measure,
                    [&](int64_t first, int64_t last) { kernels.encode(code, x, seed, to.headers, to.codes, first, last); });
+}
+
+/// Values that make(buffer, first, last) puts into a buffer, a chunk at a time, which stays in the core's cache.
+template <class Make>
+void encode_made(const BlockCode& code, DType type, uint64_t seed, const Parts& to, const Make& make) {
+  const CpuKernels& kernels = best_cpu_kernel();
+  const int64_t values = code.grid.values;
+  for_chunks(values, chunk_of(quantum_of(code.grid)), [&](int64_t first, int64_t last) {
+    const auto buffer = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>((last - first) * size_of(type)));
+    make(buffer.get(), first, last);
+    const Source chunk{buffer.get(), type, first};
+    kernels.measure(code, chunk, to.headers, code.grid.block_of(first), last == values ? code.grid.blocks() : code.grid.block_of(last));
+    kernels.encode(code, chunk, seed, to.headers, to.codes, first, last);
+  });
+}
+
+void encode_rows(const BlockCode& code, Source x, RowsWithGaps rows, uint64_t seed, const Parts& to) {
+  const int64_t size = size_of(x.type);
+  encode_made(code, x.type, seed, to, [&](uint8_t* buffer, int64_t first, int64_t last) {
+    for (int64_t i = first, count = 0; i < last; i += count) {
+      const int64_t row = i / rows.width, column = i % rows.width;
+      count = std::min(rows.width - column, last - i);
+      const auto* from = static_cast<const uint8_t*>(x.data) + (row * rows.pitch + column) * size;
+      std::memcpy(buffer + (i - first) * size, from, static_cast<size_t>(count * size));
+    }
+  });
 }
 
 /// Mean of every channel's off values. The stretches that are summed depend on sizes, not on the number of threads.
@@ -130,11 +158,11 @@ void decode_low_pass(const CodecLayout& layout, const Parts& from, Target x) {
   });
 }
 
-void encode_on_cuda(const CodecLayout& layout, const void* x, const Tensor& seed, const Parts& to, const Tensor& bytes,
+void encode_on_cuda(const CodecLayout& layout, const void* x, const Tensor& seed, const Parts& to, const Tensor& bytes, RowsWithGaps rows,
                     cuda::StreamHandle stream) {
   const uint64_t* number = seed_pointer(seed);
   if (layout.coding == Coding::block) {
-    cuda::encode(layout.block, x, layout.type, number, to.codes, to.headers, stream);
+    cuda::encode(layout.block, x, layout.type, number, to.codes, to.headers, stream, rows);
   } else if (layout.coding == Coding::side) {
     const SideCode code = side_code_of(layout, to);
     const Tensor scratch = scratch_of(bytes, cuda::side_scratch_bytes(code));
@@ -171,19 +199,40 @@ void decode_blocks(const CodecLayout& layout, const Parts& from, void* x) {
              [&](int64_t first, int64_t last) { kernels.decode(layout.block, from.codes, from.headers, target, first, last); });
 }
 
+void zero(const Tensor& bytes, int64_t from, int64_t to) {
+  if (from >= to) return;
+  if (!bytes.is_cuda()) {
+    std::memset(static_cast<uint8_t*>(bytes.data_ptr()) + from, 0, static_cast<size_t>(to - from));
+    return;
+  }
+  Tensor part = torch::stable::narrow(const_cast<Tensor&>(bytes), 0, from, to - from);
+  torch::stable::zero_(part);
+}
+
 }  // namespace
 
-void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const Tensor& bytes, const Place& place) {
+void zero_gaps(const CodecLayout& layout, const Tensor& bytes) {
+  const bool side = layout.coding == Coding::side;
+  const int bits = side ? layout.side.table.bits : layout.block.levels.bits;
+  const HeaderType header = side ? layout.side.header : layout.block.header;
+  zero(bytes, code_bytes(layout.values, bits), layout.at.headers);
+  zero(bytes, layout.at.headers + grid_of(layout).blocks() * header_bytes(header), layout.at.means);
+  if (layout.off_plane) zero(bytes, layout.at.plane, layout.at.total);
+}
+
+void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const Tensor& bytes, const Place& place, RowsWithGaps rows) {
   Parts to = parts_of(layout, bytes);
   const bool own_means = layout.coding == Coding::low_pass && layout.part == Part::high;  // the means are made, but not kept
   const Tensor means = own_means ? scratch_of(bytes, layout.maps.maps * layout.maps.windows() * 2) : bytes;
   if (own_means) to.means = static_cast<uint16_t*>(means.data_ptr());
-  if (place.cuda()) return encode_on_cuda(layout, x, seed, to, bytes, place.stream());
+  if (place.cuda()) return encode_on_cuda(layout, x, seed, to, bytes, rows, place.stream());
   const Source source{x, layout.type};
   const uint64_t number = *seed_pointer(seed);
   switch (layout.coding) {
     case Coding::keep: break;
-    case Coding::block: return encode_block(layout.block, source, number, to);
+    case Coding::block:
+      if (rows.width > 0) return encode_rows(layout.block, source, rows, number, to);
+      return encode_block(layout.block, source, number, to);
     case Coding::side: return encode_side(side_code_of(layout, to), source, number, to);
     case Coding::low_pass: return encode_low_pass(layout, source, number, to);
   }
@@ -204,6 +253,32 @@ void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place
   } else {
     decode_blocks(layout, from, x);
   }
+}
+
+void encode_exp(const CodecLayout& layout, const float* x, const Tensor& seed, const Tensor& bytes, const Place& place) {
+  const Parts to = parts_of(layout, bytes);
+  if (place.cuda()) return cuda::encode_exp(layout.block, x, seed_pointer(seed), to.codes, to.headers, place.stream());
+  encode_made(layout.block, DType::f32, *seed_pointer(seed), to, [&](uint8_t* buffer, int64_t first, int64_t last) {
+    std::transform(x + first, x + last, reinterpret_cast<float*>(buffer), [](float v) { return std::exp(v); });
+  });
+}
+
+void decode_log(const CodecLayout& layout, const Tensor& bytes, float* x, const Place& place) {
+  const Parts from = parts_of(layout, bytes);
+  if (place.cuda()) return cuda::decode_log(layout.block, from.codes, from.headers, x, place.stream());
+  const CpuKernels& kernels = best_cpu_kernel();
+  for_chunks(layout.values, kChunk, [&](int64_t first, int64_t last) {
+    kernels.decode(layout.block, from.codes, from.headers, {x, DType::f32}, first, last);
+    std::transform(x + first, x + last, x + first, [](float v) { return std::log(v); });
+  });
+}
+
+void decode_table(const Tensor& codes, const Tensor& table, int bits, int64_t values, void* x, DType type, const Place& place) {
+  if (values == 0) return;
+  const auto* from = static_cast<const uint8_t*>(codes.const_data_ptr());
+  const auto* numbers = static_cast<const float*>(table.const_data_ptr());
+  if (place.cuda()) return cuda::table_decode(from, values, bits, numbers, x, type, place.stream());
+  for_chunks(values, kChunk, [&](int64_t first, int64_t last) { table_decode(from, bits, numbers, x, type, first, last); });
 }
 
 SideCode bound_side_code(const CodecLayout& layout, const Tensor& bytes) { return side_code_of(layout, parts_of(layout, bytes)); }

@@ -7,7 +7,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <cstring>
 #include <optional>
 #include <string>
 #include <variant>
@@ -25,17 +24,6 @@ namespace {
 template <class List>
 Numbers vector_of(const List& list) {
   return {list.begin(), list.end()};
-}
-
-/// Do the strides put every value on its own place of a gapless stretch of memory?
-bool is_dense(const Tensor& x) {
-  if (x.is_contiguous()) return true;
-  try {
-    check_strides(vector_of(x.sizes()), vector_of(x.strides()), "pack");
-  } catch (const Error&) {
-    return false;
-  }
-  return true;
 }
 
 bool is_in_shape_order(const Numbers& shape, const Numbers& strides) {
@@ -65,31 +53,6 @@ bool keeps_order(const Tensor& x, const CodecSpec& spec) {
   if (is_low_pass(spec)) return is_channels_last(x);
   if (spec.block < 0) return false;
   return !spec.per_sample || x.dim() == 0 || x.size(0) <= 1 || x.stride(0) == x.numel() / x.size(0);
-}
-
-void zero(const Tensor& bytes, int64_t from, int64_t to) {
-  if (from >= to) return;
-  if (!bytes.is_cuda()) {
-    std::memset(static_cast<uint8_t*>(bytes.data_ptr()) + from, 0, static_cast<size_t>(to - from));
-    return;
-  }
-  Tensor part = torch::stable::narrow(const_cast<Tensor&>(bytes), 0, from, to - from);
-  torch::stable::zero_(part);
-}
-
-/// Zeros between the parts, so that equal tensors have equal bytes; encoders set bits of the off plane.
-void zero_gaps(const CodecLayout& layout, const Tensor& bytes) {
-  const bool side = layout.coding == Coding::side;
-  const int bits = side ? layout.side.table.bits : layout.block.levels.bits;
-  const HeaderType header = side ? layout.side.header : layout.block.header;
-  zero(bytes, code_bytes(layout.values, bits), layout.at.headers);
-  zero(bytes, layout.at.headers + grid_of(layout).blocks() * header_bytes(header), layout.at.means);
-  if (layout.off_plane) zero(bytes, layout.at.plane, layout.at.total);
-}
-
-void check_coded(const CodecLayout& layout, const char* op) {
-  if (layout.projected) fail(op, "this op takes no projection; satchel.pack() does");
-  if (layout.coding == Coding::keep) fail(op, "this op codes; satchel.pack() keeps tensors as they are");
 }
 
 Tensor pack(const Tensor& x, const Tensor& seed, const std::optional<Tensor>& channels, int64_t inner, const Numbers& numbers) {
@@ -140,29 +103,36 @@ Tensor unpack(const Tensor& given, const Numbers& shape, const Numbers& strides,
   return out;
 }
 
-/// Values of one line in parts of whole bytes on all threads.
-template <class Run>
-void for_all(int64_t values, const Run& run) {
-  for_chunks(values, kChunk, run);
+void mask_flags(const uint8_t* flags, int64_t values, uint8_t* mask, const Place& place) {
+  if (place.cuda()) return cuda::mask_flags(flags, values, mask, place.stream());
+  for_chunks(values, kChunk, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; i += 8) {
+      uint32_t bits = 0;
+      for (int64_t j = 0; j < std::min<int64_t>(8, last - i); ++j) bits |= (flags[i + j] != 0 ? 1u : 0u) << j;
+      mask[i / 8] = static_cast<uint8_t>(bits);
+    }
+  });
 }
 
 /// x > 0, one bit a value, in the order of x's memory where that has no gap.
 Tensor pack_mask(const Tensor& x) {
   constexpr const char* op = "pack_mask";
   const bool flags = x.scalar_type() == ScalarType::Bool;
-  const DType type = flags ? DType::f16 : dtype_of(x.scalar_type(), op);
+  const DType type = flags ? DType::f32 : dtype_of(x.scalar_type(), op);
   const Place place(x, op);
   const Tensor dense = is_dense(x) ? x : torch::stable::contiguous(x);
-  const Tensor line = aligned(flags ? torch::stable::to(dense, ScalarType::Half) : dense);
+  const Tensor line = flags ? dense : aligned(dense);
   const int64_t values = x.numel();
   const Tensor bits = new_bytes(x, ceil_div(values, 8));
   if (values == 0) return bits;
   auto* to = static_cast<uint8_t*>(bits.data_ptr());
-  if (place.cuda()) {
+  if (flags) {
+    mask_flags(static_cast<const uint8_t*>(line.const_data_ptr()), values, to, place);
+  } else if (place.cuda()) {
     cuda::mask(line.const_data_ptr(), type, values, to, place.stream());
   } else {
     const Source source{line.const_data_ptr(), type};
-    for_all(values, [&](int64_t first, int64_t last) { best_cpu_kernel().mask(source, to, first, last); });
+    for_chunks(values, kChunk, [&](int64_t first, int64_t last) { best_cpu_kernel().mask(source, to, first, last); });
   }
   return bits;
 }
@@ -181,7 +151,7 @@ Tensor unpack_mask(const Tensor& given, const Numbers& shape, const Numbers& str
     if (place.cuda()) {
       cuda::unmask(from, values, to, place.stream());
     } else {
-      for_all(values, [&](int64_t first, int64_t last) {
+      for_chunks(values, kChunk, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) to[i] = from[i / 8] >> (i % 8) & 1;
       });
     }
@@ -203,7 +173,7 @@ Tensor narrow(const Tensor& x, int64_t least, int64_t most) {
   if (place.cuda()) {
     cuda::narrow(data, x.numel(), least, bits, codes, place.stream());
   } else {
-    for_all(x.numel(), [&](int64_t first, int64_t last) { satchel::narrow(data, least, bits, codes, first, last); });
+    for_chunks(x.numel(), kChunk, [&](int64_t first, int64_t last) { satchel::narrow(data, least, bits, codes, first, last); });
   }
   return bytes;
 }
@@ -222,19 +192,10 @@ Tensor widen(const Tensor& bytes, const Numbers& shape, const Numbers& strides, 
   if (place.cuda()) {
     cuda::widen(codes, values, least, static_cast<int>(bits), data, place.stream());
   } else {
-    for_all(values, [&](int64_t first, int64_t last) { satchel::widen(codes, least, static_cast<int>(bits), data, first, last); });
+    for_chunks(values, kChunk,
+               [&](int64_t first, int64_t last) { satchel::widen(codes, least, static_cast<int>(bits), data, first, last); });
   }
   return out;
-}
-
-/// log2 of a table's size, 1 to 8.
-int table_bits(const Tensor& table, const Tensor& x, const char* op) {
-  int bits = 0;
-  while (bits < 8 && int64_t{1} << bits < table.numel()) ++bits;
-  if (bits == 0 || table.numel() != int64_t{1} << bits) fail(op, "a table must hold 2^1 to 2^8 values", table.numel());
-  if (table.scalar_type() != ScalarType::Float || !table.is_contiguous()) fail(op, "a table must be one line of float32");
-  if (!same_device(table, x)) fail(op, "a table must be on the tensor's device");
-  return bits;
 }
 
 /// The slopes of an activation at x, each as its place among the levels, in the order of x's memory where that has no gap.
@@ -256,7 +217,7 @@ Tensor pack_slope(const Tensor& x, const Tensor& seed, const Tensor& levels, int
   if (place.cuda()) {
     cuda::slope_encode(which, line.const_data_ptr(), type, values, table, bits, number, codes, place.stream());
   } else {
-    for_all(values, [&](int64_t first, int64_t last) {
+    for_chunks(values, kChunk, [&](int64_t first, int64_t last) {
       slope_encode(which, line.const_data_ptr(), type, table, bits, *number, codes, first, last);
     });
   }
@@ -273,14 +234,7 @@ Tensor unpack_table(const Tensor& given, const Tensor& table, const Numbers& sha
   check_bytes(given, code_bytes(values, bits), op);
   const Place place(given, op);
   const Tensor out = empty_strided(given, shape, strides, dtype);
-  if (values == 0) return out;
-  const auto* codes = static_cast<const uint8_t*>(given.const_data_ptr());
-  const auto* from = static_cast<const float*>(table.const_data_ptr());
-  if (place.cuda()) {
-    cuda::table_decode(codes, values, bits, from, out.data_ptr(), type, place.stream());
-  } else {
-    for_all(values, [&](int64_t first, int64_t last) { table_decode(codes, bits, from, out.data_ptr(), type, first, last); });
-  }
+  decode_table(given, table, bits, values, out.data_ptr(), type, place);
   return out;
 }
 

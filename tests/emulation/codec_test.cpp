@@ -59,6 +59,69 @@ TEST(EmulatedCodec, BlocksAreTheScalarKernels) {
   }
 }
 
+TEST(EmulatedCodec, RowsWithGapsAreTheScalarKernels) {
+  Random random(65);
+  const int64_t blocks[] = {8, 16, 64, 100, 256, 256, 256, 512, 1024, 2048}, widths[] = {8, 24, 64, 256, 264, 768};
+  for (int trial = 0; trial < 400; ++trial) {
+    const int64_t width = random.pick(widths), gap = 8 * (1 + random.below(40)), rows = 1 + random.below(20), length = rows * width;
+    const int64_t block = random.pick(blocks);
+    const DType in = random.pick(kTypes);
+    const BlockCode code = {grid_of(length, block, 0), random.one_in(2) ? HeaderType::bf16 : HeaderType::f32,
+                            random.one_in(4) ? Rounding::nearest : Rounding::stochastic,
+                            levels_of(1 + trial % 8, random.one_in(2) ? Levels::even : Levels::optimal, block)};
+    SCOPED_TRACE(describe(code, in) + ", rows of " + std::to_string(width) + ", " + std::to_string(gap) + " apart");
+    const Bytes x = as_type(mixed_values(length, random), in);
+    const int64_t row = width * size_of(in), pitch = (width + gap) * size_of(in);
+    Placed source(rows * pitch - gap * size_of(in), 0);
+    std::memset(source.data(), 0x7f, static_cast<size_t>(rows * pitch - gap * size_of(in)));  // what is not part of a row is large
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(source.data() + r * pitch, x.data() + r * row, static_cast<size_t>(row));
+    const uint64_t seed = random.bits();
+    const Coded truth = encode(kScalar, code, x, in, seed);
+    const Coded own = coded(
+        code, [](void*) {},
+        [&](void* headers, uint8_t* codes) {
+          cuda::encode(code, source.data(), in, &seed, codes, headers, nullptr, {width, width + gap});
+        });
+    ASSERT_EQ(own.headers, truth.headers);
+    ASSERT_EQ(own.codes, truth.codes);
+  }
+}
+
+// exp and log are the CPU's here. They differ from CUDA's in their last bits.
+TEST(EmulatedCodec, PowersAreTheScalarKernelsOfPowers) {
+  Random random(66);
+  for (int bits = 1; bits <= 8; ++bits) {
+    for (const int64_t block : kBlocks) {
+      for (const int64_t length : kLengths) {
+        const BlockCode code = {grid_of(length, block, 0), HeaderType::f32, Rounding::stochastic,
+                                levels_of(bits, random.one_in(2) ? Levels::even : Levels::optimal, block)};
+        SCOPED_TRACE(describe(code, DType::f32));
+        Floats x = mixed_values(length, random);
+        for (float& v : x) v = -std::abs(v);
+        if (random.one_in(10)) x[static_cast<size_t>(random.below(length))] = random.one_in(2) ? NAN : -INFINITY;
+        Floats powers;
+        for (const float v : x) powers.push_back(std::exp(v));
+        const uint64_t seed = random.bits();
+        const Coded truth = encode(kScalar, code, as_type(powers, DType::f32), DType::f32, seed);
+        Placed source(as_type(x, DType::f32), shift_of(DType::f32, random));
+        const auto* from = reinterpret_cast<const float*>(source.data());
+        const Coded own = coded(
+            code, [](void*) {}, [&](void* headers, uint8_t* codes) { cuda::encode_exp(code, from, &seed, codes, headers, nullptr); });
+        ASSERT_EQ(own.headers, truth.headers);
+        ASSERT_EQ(own.codes, truth.codes);
+        Placed target(length * 4, shift_of(DType::f32, random));
+        cuda::decode_log(code, own.codes.data(), own.headers.data(), reinterpret_cast<float*>(target.data()), nullptr);
+        ASSERT_TRUE(target.memory.intact());
+        const Bytes decoded = decode(kScalar, code, truth, DType::f32);
+        for (int64_t i = 0; i < length; ++i) {
+          const float expected = std::log(load(decoded.data(), DType::f32, i)), found = load(target.data(), DType::f32, i);
+          ASSERT_TRUE(found == expected || (std::isnan(found) && std::isnan(expected))) << found << " for " << expected << " at " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(EmulatedCodec, SidesAreTheScalarKernels) {
   Random random(62);
   const int64_t blocks[] = {49, 100, 256, 256, 256, 1000};
@@ -117,6 +180,19 @@ TEST(EmulatedCodec, MasksAndNarrowIntegers) {
       cuda::unmask(own.data(), length, flags.data(), nullptr);
       for (int64_t i = 0; i < length; ++i) ASSERT_EQ(flags[static_cast<size_t>(i)], truth[static_cast<size_t>(i / 8)] >> (i % 8) & 1);
     }
+    Placed flags(length, random.one_in(2) ? 3 : 0), back(length, random.one_in(2) ? 3 : 0);
+    Floats numbers;
+    for (int64_t i = 0; i < length; ++i) {
+      flags.data()[i] = static_cast<uint8_t>(random.one_in(2) ? 0 : 1 + random.below(255));  // true is whatever is not 0
+      numbers.push_back(flags.data()[i]);
+    }
+    Bytes truth(static_cast<size_t>(code_bytes(length, 1))), own = truth;
+    kScalar.mask({numbers.data(), DType::f32}, truth.data(), 0, length);
+    cuda::mask_flags(flags.data(), length, own.data(), nullptr);
+    ASSERT_EQ(own, truth) << length;
+    cuda::unmask(own.data(), length, back.data(), nullptr);
+    ASSERT_TRUE(back.memory.intact());
+    for (int64_t i = 0; i < length; ++i) ASSERT_EQ(back.data()[i], flags.data()[i] != 0) << i;
     for (const int bits : {1, 3, 8, 13, 32}) {
       std::vector<int64_t> x, back(static_cast<size_t>(length));
       for (int64_t i = 0; i < length; ++i) x.push_back(-5 + random.below(int64_t{1} << bits));
@@ -139,8 +215,8 @@ int64_t apart(const Bytes& a, const Bytes& b, int bits, int64_t values) {
   return count;
 }
 
-// erf, exp and tanh are the CPU's here and differ from CUDA's in their last bits, as they do from the library's own: of slopes that close to a
-// threshold one in thousands takes the level beside it. At 8 bits a last bit is 2^−16 of a level.
+// erf, exp and tanh are the CPU's here and differ from CUDA's in their last bits, as they do from the library's own: of slopes that close
+// to a threshold one in thousands takes the level beside it. At 8 bits a last bit is 2^−16 of a level.
 TEST(EmulatedCodec, SlopesAreTheCpus) {
   Random random(64);
   for (const SlopeOf of : {SlopeOf::gelu, SlopeOf::gelu_tanh, SlopeOf::silu, SlopeOf::mish}) {

@@ -18,7 +18,7 @@ __device__ inline float level_at(uint32_t code, const LevelTable& levels, const 
 constexpr int kQuads = 4;  // a thread writes so many quads, 128 bytes apart over the warp
 
 /// Four neighbouring values a thread and step, so that a warp writes 512 contiguous bytes of fp32. Blocks are multiples of 4.
-template <int bits, DType type>
+template <int bits, DType type, bool log>
 __global__ void __launch_bounds__(kThreads)
     decode_quads(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int shift) {
   __shared__ float table[16];
@@ -40,25 +40,10 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < 4; ++j) {
       const float level = level_at<bits>(four >> (bits * j) & ((1u << bits) - 1), code.levels, table);
       v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
+      if constexpr (log) v[j] = logf(v[j]);
     }
     store4<type>(x, quad * 4, v);
   }
-}
-
-/// Eight codes from bit 8·bits·group on.
-template <int bits>
-__device__ inline uint64_t load_eight(const uint8_t* codes, int64_t group) {
-  if constexpr (bits == 1) return __ldg(codes + group);
-  if constexpr (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(codes) + group);
-  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint32_t*>(codes) + group);
-  if constexpr (bits == 8) {
-    const uint2 w = __ldg(reinterpret_cast<const uint2*>(codes) + group);
-    return w.x | static_cast<uint64_t>(w.y) << 32;
-  }
-  uint64_t eight = 0;
-#pragma unroll
-  for (int k = 0; k < bits; ++k) eight |= static_cast<uint64_t>(__ldg(codes + group * bits + k)) << (8 * k);
-  return eight;
 }
 
 /// Low and step are 0 or so large that no value is subnormal, and every value is far from the end of any type: nothing is to be flushed or
@@ -115,21 +100,19 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Any values: one a thread.
-template <DType type>
+template <DType type, bool log>
 __global__ void __launch_bounds__(kThreads)
     decode_any(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int64_t first) {
   const int64_t i = first + thread_index();
   if (i >= code.grid.values) return;
   const Header h = load_header(headers, code.header, code.grid.block_of(i));
-  store(x, type, i, value_of(get_code(codes, code.levels.bits, i), h, code.levels));
+  const float v = value_of(get_code(codes, code.levels.bits, i), h, code.levels);
+  store(x, type, i, log ? logf(v) : v);
 }
 
-}  // namespace
-
-void decode(const BlockCode& code, const uint8_t* codes, const void* headers, void* x, DType type, StreamHandle stream) {
+template <DType type, bool log>
+void decode_typed(const BlockCode& code, const uint8_t* codes, const void* headers, void* x, cudaStream_t s) {
   const Grid& grid = code.grid;
-  if (grid.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int64_t quads = grid.is_straight() && grid.block % 4 == 0 && is_aligned(x) && is_aligned(codes, code_alignment(code.levels.bits))
                             ? grid.values / 4
                             : 0;
@@ -137,25 +120,34 @@ void decode(const BlockCode& code, const uint8_t* codes, const void* headers, vo
   for (int k = 0; k < 40; ++k) shift = grid.block == int64_t{4} << k ? k : shift;
   const bool eights = quads > 1 && shift > 0 && type != DType::f32 && is_aligned(codes, 8);
   const int64_t whole = eights ? quads / 2 * 8 : quads * 4;
-  with_type(type, [&](auto t) {
-    if (quads > 0) {
-      with_bits(code.levels.bits, [&](auto bits) {
-        if constexpr (t() != DType::f32) {
-          if (eights) {
-            const unsigned blocks = blocks_for(ceil_div(whole / 8, kQuads * 32) * 32);
-            decode_eights<bits(), t()><<<blocks, kThreads, 0, s>>>(code, codes, headers, x, shift - 1);
-            return;
-          }
+  if (quads > 0) {
+    with_bits(code.levels.bits, [&](auto bits) {
+      if constexpr (type != DType::f32) {
+        if (eights) {
+          const unsigned blocks = blocks_for(ceil_div(whole / 8, kQuads * 32) * 32);
+          decode_eights<bits(), type><<<blocks, kThreads, 0, s>>>(code, codes, headers, x, shift - 1);
+          return;
         }
-        decode_quads<bits(), t()><<<blocks_for(ceil_div(quads, kQuads * 32) * 32), kThreads, 0, s>>>(code, codes, headers, x, shift);
-      });
-      check_launch("decode");
-    }
-    if (const int64_t left = grid.values - whole; left > 0) {
-      decode_any<t()><<<blocks_for(left), kThreads, 0, s>>>(code, codes, headers, x, whole);
-      check_launch("decode");
-    }
-  });
+      }
+      decode_quads<bits(), type, log><<<blocks_for(ceil_div(quads, kQuads * 32) * 32), kThreads, 0, s>>>(code, codes, headers, x, shift);
+    });
+    check_launch("decode");
+  }
+  if (const int64_t left = grid.values - whole; left > 0) {
+    decode_any<type, log><<<blocks_for(left), kThreads, 0, s>>>(code, codes, headers, x, whole);
+    check_launch("decode");
+  }
+}
+
+}  // namespace
+
+void decode(const BlockCode& code, const uint8_t* codes, const void* headers, void* x, DType type, StreamHandle stream) {
+  if (code.grid.values == 0) return;
+  with_type(type, [&](auto t) { decode_typed<t(), false>(code, codes, headers, x, static_cast<cudaStream_t>(stream)); });
+}
+
+void decode_log(const BlockCode& code, const uint8_t* codes, const void* headers, float* x, StreamHandle stream) {
+  if (code.grid.values > 0) decode_typed<DType::f32, true>(code, codes, headers, x, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace satchel::cuda

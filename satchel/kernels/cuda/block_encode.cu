@@ -11,10 +11,25 @@ struct Args {
   const uint64_t* seed;
   uint8_t* codes;
   void* headers;
+  int64_t row = 0, gap = 0;  // values a row, and between two rows; gap 0: there are none
 };
 
+/// Where the 8 values of a group stand in x, or value i: rows are whole groups. Below 2^35 values 32 bits serve to divide.
+__device__ inline int64_t group_at(const Args& a, int64_t group) {
+  if (a.gap == 0) return group * 8;
+  return group * 8 + static_cast<uint32_t>(group) / static_cast<uint32_t>(a.row / 8) * a.gap;
+}
+__device__ inline int64_t value_at(const Args& a, int64_t i) { return a.gap == 0 ? i : i + quotient(i, a.row) * a.gap; }
+
+/// Value i, or the power of it that is coded.
+template <DType type, bool exp>
+__device__ inline float coded_value(const Args& a, int64_t i) {
+  const float v = load(a.x, type, value_at(a, i));
+  return exp ? expf(v) : v;
+}
+
 /// Teams of 2^lanes_log threads code one whole block each: G = 8 · lanes · chunks values.
-template <int bits, bool even, DType type, int chunks>
+template <int bits, bool even, DType type, int chunks, bool exp>
 __global__ void __launch_bounds__(kThreads) encode_teams(const __grid_constant__ Args a, int lanes_log, int64_t blocks) {
   const int lanes = 1 << lanes_log, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
   const int64_t block = thread_index() >> lanes_log;
@@ -25,9 +40,13 @@ __global__ void __launch_bounds__(kThreads) encode_teams(const __grid_constant__
   Words noise[chunks];
   Extremes e;
 #pragma unroll
-  for (int c = 0; c < chunks; ++c) load8<type>(a.x, (first + c * lanes) * 8, v[c]);
+  for (int c = 0; c < chunks; ++c) load8<type>(a.x, group_at(a, first + c * lanes), v[c]);
 #pragma unroll
   for (int c = 0; c < chunks; ++c) noise[c] = group_noise(seed, a.code.rounding, first + c * lanes);  // while the values are on their way
+  if constexpr (exp) {
+#pragma unroll
+    for (int i = 0; i < chunks * 8; ++i) v[i / 8][i % 8] = expf(v[i / 8][i % 8]);
+  }
 #pragma unroll
   for (int c = 0; c < chunks; ++c) e.add8(v[c]);
   e.reduce(lanes);
@@ -49,7 +68,7 @@ __global__ void __launch_bounds__(1024) encode_wide(const __grid_constant__ Args
   const UniformSeed seed(a.seed);
   float v[8];
   Extremes e;
-  if (active) load8<type>(a.x, group * 8, v);
+  if (active) load8<type>(a.x, group_at(a, group), v);
   const Words noise = group_noise(seed, a.code.rounding, group);
   if (active) e.add8(v);
   const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, block, pairs, &ruler);
@@ -57,13 +76,13 @@ __global__ void __launch_bounds__(1024) encode_wide(const __grid_constant__ Args
 }
 
 /// Headers of any blocks from `first` on: one thread block a block of values.
-template <DType type>
+template <DType type, bool exp>
 __global__ void __launch_bounds__(kThreads) measure_any(const __grid_constant__ Args a, int64_t first) {
   __shared__ float2 shared[kThreads / 32];
   for (int64_t b = first + blockIdx.x; b < a.code.grid.blocks(); b += gridDim.x) {
     const int64_t end = a.code.grid.end(b);
     Extremes e;
-    for (int64_t i = a.code.grid.begin(b) + threadIdx.x; i < end; i += kThreads) e.add(load(a.x, type, i));
+    for (int64_t i = a.code.grid.begin(b) + threadIdx.x; i < end; i += kThreads) e.add(coded_value<type, exp>(a, i));
     __syncthreads();  // the last turn's numbers have been read
     e.reduce_block(shared);
     if (threadIdx.x == 0) store_header(a.headers, a.code.header, b, e.header((1 << a.code.levels.bits) - 1, a.code.header));
@@ -71,19 +90,19 @@ __global__ void __launch_bounds__(kThreads) measure_any(const __grid_constant__ 
 }
 
 /// Headers of short blocks from `first` on: one warp a block of values.
-template <DType type>
+template <DType type, bool exp>
 __global__ void __launch_bounds__(kThreads) measure_short(const __grid_constant__ Args a, int64_t first) {
   const int64_t b = first + thread_index() / 32;
   if (b >= a.code.grid.blocks()) return;
   const int64_t end = a.code.grid.end(b);
   Extremes e;
-  for (int64_t i = a.code.grid.begin(b) + threadIdx.x % 32; i < end; i += 32) e.add(load(a.x, type, i));
+  for (int64_t i = a.code.grid.begin(b) + threadIdx.x % 32; i < end; i += 32) e.add(coded_value<type, exp>(a, i));
   e.reduce(32);
   if (threadIdx.x % 32 == 0) store_header(a.headers, a.code.header, b, e.header((1 << a.code.levels.bits) - 1, a.code.header));
 }
 
 /// Codes of any groups of 8 values: they may lie in several blocks.
-template <DType type>
+template <DType type, bool exp>
 __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ Args a, int64_t first_group) {
   const int64_t group = first_group + thread_index(), first = group * 8, n = a.code.grid.values;
   const UniformSeed seed(a.seed);
@@ -103,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ A
       ruler = make_ruler(h);
     }
     if (is_poisoned(h)) continue;
-    const float y16 = position(load(a.x, type, first + j), ruler);
+    const float y16 = position(coded_value<type, exp>(a, first + j), ruler);
     eight |= static_cast<uint64_t>(code_of(y16, a.code.levels, noise_of(noise, j))) << (bits * j);
   }
   const int64_t bytes = ceil_div(count * bits, 8);
@@ -127,56 +146,65 @@ int team_lanes(int64_t block, bool common, int& chunks) {
 }
 
 /// Blocks from `first` on, whatever their size; `first` starts a group of 8 values.
-template <DType type>
+template <DType type, bool exp>
 void encode_rest(const Args& a, int64_t first, cudaStream_t stream) {
   const int64_t blocks = a.code.grid.blocks() - first, start = a.code.grid.begin(first), most = 1 << 20;
   if (blocks <= 0) return;
   if (a.code.grid.block <= 512)
-    measure_short<type><<<blocks_for(blocks * 32), kThreads, 0, stream>>>(a, first);
+    measure_short<type, exp><<<blocks_for(blocks * 32), kThreads, 0, stream>>>(a, first);
   else
-    measure_any<type><<<static_cast<unsigned>(blocks < most ? blocks : most), kThreads, 0, stream>>>(a, first);
+    measure_any<type, exp><<<static_cast<unsigned>(blocks < most ? blocks : most), kThreads, 0, stream>>>(a, first);
   check_launch("encode");
-  encode_any<type><<<blocks_for(ceil_div(a.code.grid.values - start, 8)), kThreads, 0, stream>>>(a, start / 8);
+  encode_any<type, exp><<<blocks_for(ceil_div(a.code.grid.values - start, 8)), kThreads, 0, stream>>>(a, start / 8);
   check_launch("encode");
 }
 
-template <DType type>
+/// Of powers blocks of 16 to 512 values have a kernel that reads x once.
+template <DType type, bool exp>
 void encode_typed(const Args& a, cudaStream_t stream) {
   const Grid& grid = a.code.grid;
   const int64_t whole = grid.values / grid.block;
   const LevelTable& levels = a.code.levels;
   const bool fits = whole > 0 && is_aligned(a.x) && grid.is_straight() && has_kernels(type, levels.bits, levels.even);
   int chunks = 1;
-  const int lanes = fits ? team_lanes(grid.block, is_common(levels.bits, levels.even), chunks) : 0;
-  const bool wide = fits && lanes == 0 && grid.block % 8 == 0 && grid.block > 256 && grid.block <= 8192;
-  if (lanes == 0 && !wide) return encode_rest<type>(a, 0, stream);
+  const int lanes = fits ? team_lanes(grid.block, !exp && is_common(levels.bits, levels.even), chunks) : 0;
+  const bool wide = fits && !exp && lanes == 0 && grid.block % 8 == 0 && grid.block > 256 && grid.block <= 8192;
+  if (lanes == 0 && !wide) return encode_rest<type, exp>(a, 0, stream);
   with_levels(levels, [&](auto bits, auto even) {
     if constexpr (has_kernels(type, bits(), even())) {
       const unsigned teams = blocks_for(whole * lanes);
-      if (wide) {
+      if constexpr (exp) {
+        encode_teams<bits(), even(), type, 2, true><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+      } else if (wide) {
         const unsigned threads = static_cast<unsigned>(ceil_div(grid.block, 256) * 32);
         encode_wide<bits(), even(), type><<<grid_size(whole), threads, 0, stream>>>(a, static_cast<int>(grid.block / 8));
       } else if (chunks == 2) {
-        encode_teams<bits(), even(), type, 2><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+        encode_teams<bits(), even(), type, 2, false><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
       } else if constexpr (is_common(bits(), even())) {
         if (chunks == 1)
-          encode_teams<bits(), even(), type, 1><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+          encode_teams<bits(), even(), type, 1, false><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
         else
-          encode_teams<bits(), even(), type, 4><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+          encode_teams<bits(), even(), type, 4, false><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
       }
     }
   });
   check_launch("encode");
-  encode_rest<type>(a, whole, stream);
+  encode_rest<type, exp>(a, whole, stream);
 }
 
 }  // namespace
 
 bool compiled() { return true; }
 
-void encode(const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle stream) {
+void encode(const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle stream,
+            RowsWithGaps rows) {
   if (code.grid.values == 0) return;
-  with_type(type, [&](auto t) { encode_typed<t()>({code, x, seed, codes, headers}, static_cast<cudaStream_t>(stream)); });
+  const Args args{code, x, seed, codes, headers, rows.width, rows.width == 0 ? 0 : rows.pitch - rows.width};
+  with_type(type, [&](auto t) { encode_typed<t(), false>(args, static_cast<cudaStream_t>(stream)); });
+}
+
+void encode_exp(const BlockCode& code, const float* x, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle stream) {
+  if (code.grid.values > 0) encode_typed<DType::f32, true>({code, x, seed, codes, headers}, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace satchel::cuda

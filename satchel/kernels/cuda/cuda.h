@@ -16,8 +16,13 @@ using StreamHandle = void*;
 /// Was this library built with CUDA kernels?
 bool compiled();
 
-void encode(const BlockCode&, const void* x, DType, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle);
+/// `rows`: how x lies where it has gaps. The codes are those of the values one after the other.
+void encode(const BlockCode&, const void* x, DType, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle,
+            RowsWithGaps rows = {});
 void decode(const BlockCode&, const uint8_t* codes, const void* headers, void* x, DType, StreamHandle);
+/// The same of exp(x), and log() of what decode() gives; float32. Not to the bit what the CPU gives: exp and log differ in their last bits.
+void encode_exp(const BlockCode&, const float* x, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle);
+void decode_log(const BlockCode&, const uint8_t* codes, const void* headers, float* x, StreamHandle);
 
 /// Also writes the channels' off means where the table has a single off code; `channels` is null for the relu form.
 /// `scratch` holds side_scratch_bytes(code) bytes.
@@ -29,7 +34,9 @@ void side_decode(const SideCode&, const uint8_t* codes, const Channel* channels,
 void side_decode_extra(const SideCode&, const ExtraBitView&, const uint8_t* codes, const void* headers, int64_t first, int64_t last,
                        void* x, DType, StreamHandle);
 
+/// One bit a value, 1 where x > 0 or where a flag is not 0.
 void mask(const void* x, DType, int64_t values, uint8_t* mask, StreamHandle);
+void mask_flags(const uint8_t* flags, int64_t values, uint8_t* mask, StreamHandle);
 void unmask(const uint8_t* mask, int64_t values, uint8_t* flags, StreamHandle);
 
 /// Low-pass split and block code in one; `scratch` holds low_pass_scratch_bytes(…) bytes (0 where the fused kernel serves).

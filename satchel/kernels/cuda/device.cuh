@@ -126,6 +126,22 @@ __device__ inline uint32_t load_four(const uint8_t* codes, int64_t quad) {
   return quad * bits % 2 != 0 ? word >> 4 : word;
 }
 
+/// Eight codes from bit 8·bits·group on, of an address that is a multiple of 8.
+template <int bits>
+__device__ inline uint64_t load_eight(const uint8_t* codes, int64_t group) {
+  if constexpr (bits == 1) return __ldg(codes + group);
+  if constexpr (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(codes) + group);
+  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint32_t*>(codes) + group);
+  if constexpr (bits == 8) {
+    const uint2 w = __ldg(reinterpret_cast<const uint2*>(codes) + group);
+    return w.x | static_cast<uint64_t>(w.y) << 32;
+  }
+  uint64_t eight = 0;
+#pragma unroll
+  for (int k = 0; k < bits; ++k) eight |= static_cast<uint64_t>(__ldg(codes + group * bits + k)) << (8 * k);
+  return eight;
+}
+
 /// noise_group() of core/noise.h; `key` gives the two keys of a round.
 template <class F>
 __device__ inline Words noise_of_group(Stream stream, uint64_t group, F&& key) {

@@ -16,9 +16,39 @@ __global__ void __launch_bounds__(kThreads) mask_groups(const void* x, int64_t v
   mask[group] = static_cast<uint8_t>(bits);
 }
 
-__global__ void __launch_bounds__(kThreads) unmask_values(const uint8_t* mask, int64_t values, uint8_t* flags) {
-  const int64_t i = thread_index();
-  if (i < values) flags[i] = mask[i / 8] >> (i % 8) & 1;
+/// Four bits as four bytes of 0 or 1, and four bytes that are 0 or not as bits: the factors move bit j to bit 8·j, and bit 8·j to bit 28 +
+/// j; no two of their products meet.
+__device__ inline uint32_t bytes_of(uint32_t four) { return four * 0x00204081u & 0x01010101u; }
+__device__ inline uint32_t bits_of_bytes(uint32_t four) {
+  four |= four >> 4;  // bit 0 of a byte becomes the or of its eight
+  four |= four >> 2;
+  four |= four >> 1;
+  return (four & 0x01010101u) * 0x10204080u >> 28;
+}
+
+/// Eight flags a thread; `whole`: the flags' address is a multiple of 8 bytes.
+__global__ void __launch_bounds__(kThreads) mask_flags_of(const uint8_t* flags, int64_t values, uint8_t* mask, bool whole) {
+  const int64_t group = thread_index();
+  if (group * 8 >= values) return;
+  uint32_t bits = 0;
+  if (whole && group * 8 + 8 <= values) {
+    const uint2 eight = __ldg(reinterpret_cast<const uint2*>(flags) + group);
+    bits = bits_of_bytes(eight.x) | bits_of_bytes(eight.y) << 4;
+  } else {
+    for (int j = 0; j < 8 && group * 8 + j < values; ++j) bits |= (flags[group * 8 + j] != 0 ? 1u : 0u) << j;
+  }
+  mask[group] = static_cast<uint8_t>(bits);
+}
+
+__global__ void __launch_bounds__(kThreads) unmask_values(const uint8_t* mask, int64_t values, uint8_t* flags, bool whole) {
+  const int64_t group = thread_index();
+  if (group * 8 >= values) return;
+  const uint32_t bits = mask[group];
+  if (whole && group * 8 + 8 <= values) {
+    *reinterpret_cast<uint2*>(flags + group * 8) = make_uint2(bytes_of(bits & 15u), bytes_of(bits >> 4));
+    return;
+  }
+  for (int j = 0; j < 8 && group * 8 + j < values; ++j) flags[group * 8 + j] = bits >> j & 1;
 }
 
 /// Byte k of a group of 8 values, a byte a thread.
@@ -67,9 +97,17 @@ void mask(const void* x, DType type, int64_t values, uint8_t* mask, StreamHandle
   check_launch("mask");
 }
 
+void mask_flags(const uint8_t* flags, int64_t values, uint8_t* mask, StreamHandle stream) {
+  if (values == 0) return;
+  const unsigned blocks = blocks_for(ceil_div(values, 8));
+  mask_flags_of<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(flags, values, mask, is_aligned(flags, 8));
+  check_launch("mask");
+}
+
 void unmask(const uint8_t* mask, int64_t values, uint8_t* flags, StreamHandle stream) {
   if (values == 0) return;
-  unmask_values<<<blocks_for(values), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(mask, values, flags);
+  const unsigned blocks = blocks_for(ceil_div(values, 8));
+  unmask_values<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(mask, values, flags, is_aligned(flags, 8));
   check_launch("unmask");
 }
 

@@ -19,8 +19,10 @@ namespace {
 
 bool compiled() { return false; }
 
-void encode(const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, StreamHandle) { missing("encode"); }
+void encode(const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, StreamHandle, RowsWithGaps) { missing("encode"); }
 void decode(const BlockCode&, const uint8_t*, const void*, void*, DType, StreamHandle) { missing("decode"); }
+void encode_exp(const BlockCode&, const float*, const uint64_t*, uint8_t*, void*, StreamHandle) { missing("encode"); }
+void decode_log(const BlockCode&, const uint8_t*, const void*, float*, StreamHandle) { missing("decode"); }
 int64_t side_scratch_bytes(const SideCode&) { missing("side_encode"); }
 void side_encode(const SideCode&, const void*, DType, Channel*, const uint64_t*, uint8_t*, void*, void*, StreamHandle) {
   missing("side_encode");
@@ -30,6 +32,7 @@ void side_decode_extra(const SideCode&, const ExtraBitView&, const uint8_t*, con
   missing("side_decode");
 }
 void mask(const void*, DType, int64_t, uint8_t*, StreamHandle) { missing("mask"); }
+void mask_flags(const uint8_t*, int64_t, uint8_t*, StreamHandle) { missing("mask"); }
 void unmask(const uint8_t*, int64_t, uint8_t*, StreamHandle) { missing("unmask"); }
 int64_t low_pass_scratch_bytes(const LowPassShape&, const BlockCode&, const void*) { missing("low_pass"); }
 void low_pass_encode(const LowPassShape&, const BlockCode&, const void*, DType, const uint64_t*, uint8_t*, void*, uint16_t*, void*,

@@ -1,6 +1,7 @@
 // Codes of slopes: a thread takes 8 values at a time, noise comes from device memory's seed, the levels stand in shared memory.
 #include "satchel/kernels/cuda/device.cuh"
 #include "satchel/kernels/cuda/smooth.cuh"
+#include "satchel/kernels/cuda/values.cuh"
 #include "satchel/kernels/dispatch.h"
 #include "satchel/kernels/slope.h"
 
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Eight values a thread; `vector`: x stands at a multiple of 16 bytes, and the codes at one of 8.
 template <DType type, int bits>
 __global__ void __launch_bounds__(kThreads) decode_table(const uint8_t* codes, int64_t values, const float* table, void* x, bool vector) {
   __shared__ float shared[1 << bits];
@@ -82,19 +84,14 @@ __global__ void __launch_bounds__(kThreads) decode_table(const uint8_t* codes, i
   __syncthreads();
   const int64_t first = thread_index() * 8;
   if (first >= values) return;
-  const int count = static_cast<int>(values - first < 8 ? values - first : 8);
-  const int bytes = (count * bits + 7) / 8;
-  uint64_t eight = 0;
-  for (int k = 0; k < bytes; ++k) eight |= static_cast<uint64_t>(__ldg(codes + first / 8 * bits + k)) << (8 * k);
-  float v[2][4];
+  if (vector && values - first >= 8) {
+    const uint64_t eight = load_eight<bits>(codes, first / 8);
+    float v[8];
 #pragma unroll
-  for (int j = 0; j < 8; ++j) v[j / 4][j % 4] = shared[eight >> (j * bits) & ((1u << bits) - 1)];
-  if (vector && count == 8) {
-    store4<type>(x, first, v[0]);
-    store4<type>(x, first + 4, v[1]);
-    return;
+    for (int j = 0; j < 8; ++j) v[j] = shared[eight >> (j * bits) & ((1u << bits) - 1)];
+    return write8<type, true>(x, first, v);
   }
-  for (int j = 0; j < count; ++j) store(x, type, first + j, v[j / 4][j % 4]);
+  for (int j = 0; j < 8 && first + j < values; ++j) store(x, type, first + j, shared[get_code(codes, bits, first + j)]);
 }
 
 }  // namespace
@@ -125,7 +122,8 @@ void table_decode(const uint8_t* codes, int64_t values, int bits, const float* t
   const unsigned blocks = blocks_for(ceil_div(values, 8));
   with_type(type, [&](auto t) {
     with_bits(bits, [&](auto b) {
-      decode_table<t(), b()><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(codes, values, table, x, is_aligned(x));
+      const bool vector = is_aligned(x) && is_aligned(codes, 8);
+      decode_table<t(), b()><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(codes, values, table, x, vector);
     });
   });
   check_launch("table_decode");
