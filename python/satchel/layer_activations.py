@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -58,6 +59,14 @@ def _fused_norm_act(
     return (y.copy_(z) if inplace and not over else z), Save(code, bytes_, 1, slope=0.0, layer=norm.call.name)
 
 
+def _hooks_of(y: Tensor) -> dict[int, Any]:
+    """Where hooks on y's gradient will stand, if any come: register_hook() makes this only with the first."""
+    if y._backward_hooks is None:
+        y._backward_hooks = collections.OrderedDict()
+        y.grad_fn._register_hook_dict(y)  # type: ignore[union-attr]
+    return y._backward_hooks
+
+
 class _NormAct(Function):
     """The activation of a norm's output y, and the norm's own gradient: x, γ and β get theirs from here unless somebody holds y."""
 
@@ -77,6 +86,7 @@ class _NormAct(Function):
             z = _activated(y, slope, inplace)
         made.append(save)
         ctx.call, ctx.output = call, (lambda: None) if inplace else norm.output
+        ctx.hooks = {} if inplace else _hooks_of(y)
         ctx.like = tuple(None if t is None else (t.shape, t.dtype) for t in (x, w, b))
         keep(ctx, call.name, save, norm.rstd, kinds=("statistics",))
         if inplace:
@@ -87,7 +97,7 @@ class _NormAct(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         save, rstd = kept(ctx)
         call, needs = ctx.call, ctx.needs_input_grad
-        if needs[0] and ctx.output() is not None:  # whoever holds y may ask for its gradient: the norm's node gets it
+        if needs[0] and (ctx.output() is not None or ctx.hooks):  # whoever holds y may ask for its gradient: the norm's node gets it
             return save.gated(g), *(None,) * 7
         if save.fused and call.kind == "batch":
             dx = torch.empty_strided(save.code.shape, save.code.strides, dtype=g.dtype, device=g.device).copy_(g)

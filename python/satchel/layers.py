@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -21,6 +22,7 @@ __all__ = ["CLASSES", "TORCH", "Layer"]
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _DEVICES = ("cpu", "cuda")
+_PROXY = torch._C._TorchDispatchModeKey.PROXY  # make_fx
 
 
 def _is_plain(t: Tensor | None) -> bool:
@@ -31,9 +33,10 @@ def _is_plain(t: Tensor | None) -> bool:
 
 
 def _is_ours(*tensors: Tensor | None) -> bool:
-    """Tensors that the ops take, outside of torch's compilers and of forward-mode differentiation."""
-    traces = torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
-    return not traces and all(_is_plain(t) for t in tensors)
+    """Tensors that the ops take, outside of torch's compilers, of torch.func and of forward-mode differentiation."""
+    traces = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._get_dispatch_mode(_PROXY) is not None
+    transforms = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return not traces and not transforms and all(_is_plain(t) for t in tensors)
 
 
 def _types_fit(x: Tensor, w: Tensor) -> bool:
@@ -41,22 +44,37 @@ def _types_fit(x: Tensor, w: Tensor) -> bool:
     return x.dtype is w.dtype or torch.is_autocast_enabled(x.device.type)
 
 
+def _refused(by: str) -> RuntimeError:
+    return RuntimeError(f"[convert] {by} takes torch's own layers, got a converted one; call satchel.revert(model) first")
+
+
 class Layer:
     """What all converted layers have: a method, a name in reports, and the class that revert() gives back."""
 
     satchel_method: str
     satchel_name: str
+    satchel_base: type  # torch's
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise _refused("torch.jit.script")
 
     def _records(self, x: Any, *weights: Tensor | None) -> bool:
         """Is there something to keep? Where not, torch's own forward runs: it keeps nothing either, or this is no case of ours."""
-        waiting.settle(x)
-        if not torch.is_grad_enabled() or not isinstance(x, Tensor) or x.numel() == 0:
+        _take(x)
+        if not torch.is_grad_enabled() or not isinstance(x, Tensor) or torch.jit.is_tracing() or x.numel() == 0:
             return False
         return any(t is not None and t.requires_grad for t in (x, *weights)) and _is_ours(x, *weights)
 
     def extra_repr(self) -> str:
         text = super().extra_repr()  # type: ignore[misc]
         return f"{text}, method={self.satchel_method!r}" if text else f"method={self.satchel_method!r}"
+
+
+def _take(x: Any) -> None:
+    """What every layer does first with what it is given."""
+    waiting.settle(x)
+    if isinstance(x, torch.fx.Proxy):
+        raise _refused("torch.fx")
 
 
 def _unpacked(layer: Any, base: Any, x: Tensor) -> Tensor:
@@ -70,12 +88,14 @@ def _unpacked(layer: Any, base: Any, x: Tensor) -> Tensor:
 
 class _BatchNorm(Layer):
     def forward(self: Any, x: Tensor) -> Tensor:
-        base = TORCH[type(self)]
-        waiting.catch_up(self)
+        base = self.satchel_base
+        for t in (self.running_mean, self.running_var):
+            waiting.settle(t)  # statistics move in the order of the calls
         training = self.training or self.running_mean is None
         momentum = self.momentum
-        few = isinstance(x, Tensor) and x.dim() > 1 and training and x.numel() // max(x.shape[1], 1) < 2
-        if few or not self._records(x, self.weight, self.bias) or not all(_is_plain(t) for t in (self.running_mean, self.running_var)):
+        if not self._records(x, self.weight, self.bias) or not all(_is_plain(t) for t in (self.running_mean, self.running_var)):
+            return _unpacked(self, base, x)
+        if training and x.dim() > 1 and x.numel() // x.shape[1] < 2:
             return _unpacked(self, base, x)
         self._check_input_dim(x)
         if any(t is not None and t.shape != (x.shape[1],) for t in (self.weight, self.bias, self.running_mean, self.running_var)):
@@ -89,7 +109,7 @@ class _BatchNorm(Layer):
         wide = all(t is not None and t.dtype is torch.float32 for t in (self.weight, self.bias, *(running if updates else ())))
         if training and wide:
             moving: Any = running if updates else None
-            made = waiting.batch_norm(self, x, self.weight, self.bias, moving, (self.satchel_method, self.satchel_name, self.eps, momentum or 0.0))
+            made = waiting.batch_norm(x, self.weight, self.bias, moving, (self.satchel_method, self.satchel_name, self.eps, momentum or 0.0))
             if made is not None:
                 return made
         if x.dim() == 3 and not x.is_contiguous():
@@ -197,7 +217,7 @@ class Dropout(Layer, nn.Dropout):
     """nn.Dropout; its mask is redrawn from a seed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        waiting.settle(x)
+        _take(x)
         drops = self.training and 0 < self.p < 1 and round(self.p * 65536) < 65536 and isinstance(x, Tensor) and x.numel() > 0
         # Without gradients too: what checkpointing runs without them, and again with them, is dropped alike.
         if not drops or not _is_ours(x) or (torch.is_grad_enabled() and not _may_change(x, self.inplace)):
@@ -220,7 +240,7 @@ class Linear(Layer, nn.Linear):
 
 class _Conv(Layer):
     def forward(self: Any, x: Tensor) -> Tensor:
-        base, dims = TORCH[type(self)], len(self.kernel_size)
+        base, dims = self.satchel_base, len(self.kernel_size)
         fits = self._records(x, self.weight, self.bias) and x.dim() == dims + 2 and x.shape[1] == self.in_channels
         fits = fits and _types_fit(x, self.weight)
         sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
@@ -310,3 +330,5 @@ CLASSES: dict[type, type] = {
     if base.__module__.startswith("torch.nn.modules.") and base.__name__ == ours.__name__
 }  # fmt: skip
 TORCH = {ours: base for base, ours in CLASSES.items()}
+for _ours, _base in TORCH.items():
+    _ours.satchel_base = _base  # type: ignore[attr-defined]
