@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, NoReturn
@@ -145,6 +146,18 @@ class LayerNorm(Layer, nn.LayerNorm):
         return norms.norm(_precise(x).contiguous(), self.weight, self.bias, call)
 
 
+class RMSNorm(Layer, nn.RMSNorm):
+    """nn.RMSNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.normalized_shape
+        if not self._records(x, self.weight) or tuple(x.shape[-len(shape) :]) != tuple(shape):
+            return _unpacked(self, nn.RMSNorm, x)
+        eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
+        call = norms.NormCall("layer", self.satchel_method, self.satchel_name, eps, dims=len(shape), centred=False)
+        return norms.norm(x.contiguous(), self.weight, None, call)
+
+
 class GroupNorm(Layer, nn.GroupNorm):
     """nn.GroupNorm."""
 
@@ -193,6 +206,16 @@ class LeakyReLU(Layer, nn.LeakyReLU):
         if not self._records(x) or not _may_change(x, self.inplace) or not math.isfinite(slope) or slope <= 0:
             return _unpacked(self, nn.LeakyReLU, x)
         return activations.activation(x, self.satchel_method, self.satchel_name, slope, self.inplace)
+
+
+class ELU(Layer, nn.ELU):
+    """nn.ELU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = float(self.alpha)
+        if not self._records(x) or not _may_change(x, self.inplace) or not math.isfinite(alpha) or alpha < 0:
+            return _unpacked(self, nn.ELU, x)
+        return activations.elu(x, self.satchel_method, self.satchel_name, alpha, self.inplace)
 
 
 class GELU(Layer, nn.GELU):
@@ -255,6 +278,22 @@ class _Conv(Layer):
         return functions.conv(x, self.weight, self.bias, self.satchel_method, self.satchel_name, call)
 
 
+class _ConvTranspose(Layer):
+    def forward(self: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        base, dims = self.satchel_base, len(self.kernel_size)
+        fits = self._records(x, self.weight, self.bias) and x.dim() == dims + 2 and x.shape[1] == self.in_channels
+        fits = fits and _types_fit(x, self.weight) and self.padding_mode == "zeros"
+        sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
+        found = _conv_call(*(tuple(s) if isinstance(s, list) else s for s in sizes), self.groups, "zeros") if fits else None
+        if found is None:
+            flush_deferred()
+            return base.forward(self, x, output_size)
+        # torch's own choice among the sizes that the stride leaves.
+        more = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        call = dataclasses.replace(found[0], transposed=True, output_padding=tuple(more))
+        return functions.conv(x, self.weight, self.bias, self.satchel_method, self.satchel_name, call)
+
+
 @functools.lru_cache(maxsize=1024)
 def _conv_call(kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int, mode: str) -> tuple[functions.ConvCall, list[int]] | None:
     """The call, and the least sizes that it takes; None for what torch does itself."""
@@ -284,48 +323,123 @@ class Conv3d(_Conv, nn.Conv3d):
     """nn.Conv3d."""
 
 
+class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
+    """nn.ConvTranspose1d."""
+
+
+class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
+    """nn.ConvTranspose2d."""
+
+
+class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
+    """nn.ConvTranspose3d."""
+
+
 # ---- pools ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _pair(n: Any) -> tuple[int, int]:
-    return (n, n) if isinstance(n, int) else (tuple(n) * 2)[:2]
+def _spread(n: Any, dims: int) -> tuple[int, ...]:
+    """One number a spatial dimension."""
+    return (n,) * dims if isinstance(n, int) else (tuple(n) * dims)[:dims]
 
 
-class MaxPool2d(Layer, nn.MaxPool2d):
-    """nn.MaxPool2d; keeps where in its window each maximum stood."""
+class _MaxPool(Layer):
+    """Keeps where in its window each maximum stood."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._records(x) or x.dim() != 4 or self.return_indices:
-            return _unpacked(self, nn.MaxPool2d, x)
-        k = _pair(self.kernel_size)
-        s = k if self.stride is None else _pair(self.stride)
-        window = (k, s, _pair(self.padding), _pair(self.dilation), self.ceil_mode)
-        return functions.max_pool2d(x, self.satchel_method, self.satchel_name, *window)
+    dims: int
 
-
-class AvgPool2d(Layer, nn.AvgPool2d):
-    """nn.AvgPool2d; keeps sizes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._records(x) or x.dim() != 4:
-            return _unpacked(self, nn.AvgPool2d, x)
-        k, s = _pair(self.kernel_size), _pair(self.kernel_size if self.stride is None else self.stride)
-        return functions.avg_pool2d(x, k, s, _pair(self.padding), self.ceil_mode, self.count_include_pad, self.divisor_override)
+    def forward(self: Any, x: Tensor) -> Any:
+        dims = self.dims
+        if not self._records(x) or x.dim() != dims + 2 or self.return_indices:
+            return _unpacked(self, self.satchel_base, x)
+        stride = self.kernel_size if self.stride is None else self.stride
+        window = tuple(_spread(n, dims) for n in (self.kernel_size, stride, self.padding, self.dilation))
+        return functions.max_pool(x, self.satchel_method, self.satchel_name, window, self.ceil_mode)
 
 
-class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
-    """nn.AdaptiveAvgPool2d; keeps sizes. torch itself does so where the output is 1×1."""
+class MaxPool1d(_MaxPool, nn.MaxPool1d):
+    """nn.MaxPool1d."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._records(x) or x.dim() != 4 or self.output_size in (1, (1, 1), [1, 1]):
-            return _unpacked(self, nn.AdaptiveAvgPool2d, x)
-        return functions.adaptive_avg_pool2d(x, self.output_size)
+    dims = 1
+
+
+class MaxPool2d(_MaxPool, nn.MaxPool2d):
+    """nn.MaxPool2d."""
+
+    dims = 2
+
+
+class MaxPool3d(_MaxPool, nn.MaxPool3d):
+    """nn.MaxPool3d."""
+
+    dims = 3
+
+
+class _AvgPool(Layer):
+    """Keeps sizes."""
+
+    dims: int
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not self._records(x) or x.dim() != self.dims + 2:
+            return _unpacked(self, self.satchel_base, x)
+        stride = self.kernel_size if self.stride is None else self.stride
+        window = (_spread(n, self.dims) for n in (self.kernel_size, stride, self.padding))
+        return functions.avg_pool(x, *window, self.ceil_mode, self.count_include_pad, getattr(self, "divisor_override", None))
+
+
+class AvgPool1d(_AvgPool, nn.AvgPool1d):
+    """nn.AvgPool1d."""
+
+    dims = 1
+
+
+class AvgPool2d(_AvgPool, nn.AvgPool2d):
+    """nn.AvgPool2d."""
+
+    dims = 2
+
+
+class AvgPool3d(_AvgPool, nn.AvgPool3d):
+    """nn.AvgPool3d."""
+
+    dims = 3
+
+
+class _AdaptiveAvgPool(Layer):
+    """Keeps sizes. torch itself does so where one number a channel is left."""
+
+    dims: int
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not self._records(x) or x.dim() != self.dims + 2 or all(n == 1 for n in _spread(self.output_size, self.dims)):
+            return _unpacked(self, self.satchel_base, x)
+        return functions.adaptive_avg_pool(x, self.output_size)
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvgPool, nn.AdaptiveAvgPool1d):
+    """nn.AdaptiveAvgPool1d."""
+
+    dims = 1
+
+
+class AdaptiveAvgPool2d(_AdaptiveAvgPool, nn.AdaptiveAvgPool2d):
+    """nn.AdaptiveAvgPool2d."""
+
+    dims = 2
+
+
+class AdaptiveAvgPool3d(_AdaptiveAvgPool, nn.AdaptiveAvgPool3d):
+    """nn.AdaptiveAvgPool3d."""
+
+    dims = 3
 
 
 CLASSES: dict[type, type] = {
     base: ours
-    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, ReLU, ReLU6, LeakyReLU, GELU, SiLU, Dropout, Linear, Conv1d,
-                 Conv2d, Conv3d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d)
+    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, RMSNorm, GroupNorm, ReLU, ReLU6, LeakyReLU, ELU, GELU, SiLU, Dropout,
+                 Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, MaxPool1d, MaxPool2d, MaxPool3d,
+                 AvgPool1d, AvgPool2d, AvgPool3d, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d)
     for base in ours.__mro__
     if base.__module__.startswith("torch.nn.modules.") and base.__name__ == ours.__name__
 }  # fmt: skip
