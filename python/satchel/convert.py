@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ._ops import ops
+from .layer_waiting import settle
 from .layers import CLASSES, TORCH, Layer
 from .shared import flush_deferred
 
@@ -28,7 +29,9 @@ def convert(model: nn.Module, method: str = "satchel", *, exclude: Iterable[str]
     """The model itself, its layers changed in place to those that share one save.
 
     method: as the C++ library reads it ("satchel", "satchel,bits=3", "satchel,bits=32" for exact saves, "int8"); "fp32" reverts.
-    exclude: patterns (fnmatch) of module paths that stay as they are: torch's, or as an earlier convert() left them.
+    exclude: patterns (fnmatch) of module paths that are torch's afterwards, whatever an earlier convert() made of them.
+
+    Called again, it gives every layer the new method. Parts may have methods of their own: convert(model), then convert(model.head, …).
 
     >>> model = satchel.convert(torchvision.models.resnet50())
     >>> loss = F.cross_entropy(model(x), y)
@@ -51,7 +54,11 @@ def convert(model: nn.Module, method: str = "satchel", *, exclude: Iterable[str]
     for pattern in exclude:
         if not any(fnmatch.fnmatchcase(path, pattern) for path, _ in model.named_modules()):
             warnings.warn(f"[convert] exclude must match a module's path, got {pattern!r}", RuntimeWarning, stacklevel=2)
-    chosen = [(path, m) for path, m in model.named_modules() if not any(fnmatch.fnmatchcase(path, pattern) for pattern in exclude)]
+    chosen: list[tuple[str, nn.Module]] = []
+    left: list[tuple[str, nn.Module]] = []
+    for path, module in model.named_modules():
+        is_left = any(fnmatch.fnmatchcase(path, pattern) for pattern in exclude)
+        (left if is_left else chosen).append((path, module))
     for path, module in chosen:
         if getattr(module, "cls_to_become", None) in CLASSES:  # it would become torch's at its first batch
             raise ValueError(f"[convert] layers must be initialised: run one batch first, got {type(module).__name__} at {path!r}")
@@ -61,6 +68,10 @@ def convert(model: nn.Module, method: str = "satchel", *, exclude: Iterable[str]
             module.__class__ = ours
         if isinstance(module, Layer):
             module.satchel_method, module.satchel_name = method, path
+    for _, module in left:
+        _revert(module)
+    if not exclude and not any(isinstance(module, Layer) for _, module in chosen):
+        warnings.warn("[convert] model must have layers of torch.nn that Satchel knows, got none", RuntimeWarning, stacklevel=2)
     return model
 
 
@@ -69,11 +80,23 @@ def revert(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"[revert] model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
-        base = TORCH.get(type(module))
-        if base is not None:
-            module.__class__ = base
-            del module.satchel_method, module.satchel_name
+        _revert(module)
     return model
+
+
+def _revert(module: nn.Module) -> None:
+    """The module alone, not those inside."""
+    if isinstance(module, Layer):
+        module.__class__ = _torchs(type(module))
+        del module.satchel_method, module.satchel_name
+
+
+def _torchs(ours: type) -> type:
+    """torch's class for one of ours, or for one that torch has derived from ours: parametrizations and FSDP make such."""
+    if ours in TORCH:
+        return TORCH[ours]
+    bases = tuple(_torchs(base) if issubclass(base, Layer) else base for base in ours.__bases__)
+    return type(ours.__name__, bases, {name: value for name, value in ours.__dict__.items() if name not in ("__dict__", "__weakref__")})
 
 
 # ---- what is kept --------------------------------------------------------------------------------------------------------------------
@@ -116,6 +139,7 @@ def saved(output: Tensor) -> Saved:
     if not isinstance(output, Tensor):
         raise ValueError(f"[saved] output must be a tensor, got {type(output).__name__}")
     flush_deferred()
+    settle(output)
     lines: list[SavedLine] = []
     seen: set[int] = set()
     nodes, stack = set(), [output.grad_fn]

@@ -50,8 +50,8 @@ class Diagnosis:
         return self.table()
 
     def to_json(self) -> str:
-        # NaN is no JSON number.
-        rows = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in dataclasses.asdict(f).items()} for f in self.findings]
+        # NaN and infinity are no JSON numbers.
+        rows = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in dataclasses.asdict(f).items()} for f in self.findings]
         return json.dumps({"draws": self.draws, "findings": rows})
 
     def to_pandas(self) -> Any:
@@ -67,19 +67,31 @@ def _ratio(f: Finding) -> float:
 
 @contextlib.contextmanager
 def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Buffers (running statistics), gradients and torch's generators are afterwards what they were; dropout draws the same in every call."""
-    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    """Buffers (running statistics), modes, gradients and torch's generators are afterwards what they were; dropout draws the same in every
+    call."""
+    values = [(b, b.detach().clone()) for b in model.buffers()]
+    modules = [(module, dict(module._buffers), module.training) for module in model.modules()]
     gradients = {name: p.grad for name, p in model.named_parameters()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         try:
             yield
         finally:
+            for module, buffers, training in modules:
+                module._buffers.clear()
+                module._buffers.update(buffers)  # a forward may have made others
+                module.training = training
             with torch.no_grad():
-                for name, b in model.named_buffers():
-                    b.copy_(buffers[name])
+                for b, before in values:
+                    b.copy_(before)
             for name, p in model.named_parameters():
                 p.grad = gradients[name]
+
+
+def _real(g: Tensor) -> Tensor:
+    """A gradient in real numbers, all of them."""
+    g = g.to_dense() if g.layout is not torch.strided else g
+    return (torch.view_as_real(g) if g.is_complex() else g).float()
 
 
 def _halves(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -95,8 +107,9 @@ def _halves(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = None, draws: int = 16, **options: Any) -> Diagnosis:
     """Compares each parameter's gradient under packing with the exact one, over several draws of the rounding.
 
-    inputs: one batch. loss(*inputs) gives a number; without it the model's own output is that number. options: packing()'s (bits, min_bytes,
-    include, exclude). The model, its gradients and torch's generators are afterwards as they were.
+    inputs: one batch. loss(*inputs) gives a number; without it the model's own output is that number. options: packing()'s (bits, budget,
+    min_bytes, include, exclude); under a budget a step that chooses the bits comes before the draws. The model, its gradients and torch's
+    generators are afterwards as they were.
 
     >>> print(satchel.doctor(model, images, labels, loss=lambda x, y: F.cross_entropy(model(x), y)))
     """
@@ -118,11 +131,15 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
             raise ValueError(f"[doctor] parameters must have values, got {name!r} {'on meta' if p.is_meta else 'of a lazy layer'}")
     if options.get("seed") is not None:
         raise ValueError(f"[doctor] seed is doctor's own: every draw has another, got {options['seed']!r}")
+    try:
+        packs = packing(**{"model": model, **options, "seed": 0})
+    except TypeError:
+        raise ValueError(f"[doctor] options must be packing()'s, got {sorted(options)}") from None
     call = model if loss is None else loss
     device = named[0][1].device
 
     def gradients(batch: tuple[Any, ...], context: Any = None) -> list[Tensor]:
-        with _untouched(model, device):
+        with torch.inference_mode(False), _untouched(model, device):
             with torch.enable_grad(), contextlib.nullcontext() if context is None else context:
                 value = call(*batch)
             if not isinstance(value, Tensor) or value.numel() != 1:
@@ -132,14 +149,21 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
                 got = "one without a gradient" if value.is_floating_point() else str(value.dtype)
                 raise ValueError(f"[doctor] loss must be a real number that depends on the parameters, got {got}")
             made = torch.autograd.grad(value.float(), [p for _, p in named], allow_unused=True)
-        return [torch.zeros_like(p, dtype=torch.float32) if g is None else g.detach().float() for g, (_, p) in zip(made, named)]
+        return [_real(torch.zeros_like(p) if g is None else g.detach()) for g, (_, p) in zip(made, named)]
 
     exact = gradients(inputs)
+    for (name, _), g in zip(named, exact):
+        if not bool(torch.isfinite(g).all()):
+            raise ValueError(f"[doctor] loss must have finite gradients, got others for {name!r}")
+    if not any(bool(g.any()) for g in exact):
+        raise ValueError("[doctor] loss must depend on the model's parameters, got gradients of zero for all of them")
+    if packs.budget is not None:
+        gradients(inputs, packs)  # from the second step on each field has bits of its own
     halves = [gradients(half) for half in _halves(inputs)]
     means = [torch.zeros_like(g) for g in exact]
     squares, products = ([torch.zeros((), device=g.device) for g in exact] for _ in range(2))
-    for draw in range(draws):
-        for i, g in enumerate(gradients(inputs, packing(**{"model": model, **options, "seed": draw}))):
+    for _ in range(draws):
+        for i, g in enumerate(gradients(inputs, packs)):
             off = g - exact[i]
             means[i] += off / draws
             squares[i] += off.square().sum() / draws

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -18,7 +19,7 @@ from .shared import (
     Code, Save, affine_like, claim, dense_strides, drawn_seed, find_save, flush_deferred, fresh_seed, in_order, keeps, link, link_of, pack,
 )  # fmt: skip
 
-__all__ = ["activation", "dropout", "relu6", "smooth"]
+__all__ = ["activation", "dropout", "elu", "relu6", "smooth"]
 
 
 def _activated(x: Tensor, slope: float, inplace: bool) -> Tensor:
@@ -58,6 +59,14 @@ def _fused_norm_act(
     return (y.copy_(z) if inplace and not over else z), Save(code, bytes_, 1, slope=0.0, layer=norm.call.name)
 
 
+def _hooks_of(y: Tensor) -> dict[int, Any]:
+    """Where hooks on y's gradient will stand, if any come: register_hook() makes this only with the first."""
+    if y._backward_hooks is None:
+        y._backward_hooks = collections.OrderedDict()
+        y.grad_fn._register_hook_dict(y)  # type: ignore[union-attr]
+    return y._backward_hooks
+
+
 class _NormAct(Function):
     """The activation of a norm's output y, and the norm's own gradient: x, γ and β get theirs from here unless somebody holds y."""
 
@@ -77,6 +86,7 @@ class _NormAct(Function):
             z = _activated(y, slope, inplace)
         made.append(save)
         ctx.call, ctx.output = call, (lambda: None) if inplace else norm.output
+        ctx.hooks = {} if inplace else _hooks_of(y)
         ctx.like = tuple(None if t is None else (t.shape, t.dtype) for t in (x, w, b))
         keep(ctx, call.name, save, norm.rstd, kinds=("statistics",))
         if inplace:
@@ -87,7 +97,7 @@ class _NormAct(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         save, rstd = kept(ctx)
         call, needs = ctx.call, ctx.needs_input_grad
-        if needs[0] and ctx.output() is not None:  # whoever holds y may ask for its gradient: the norm's node gets it
+        if needs[0] and (ctx.output() is not None or ctx.hooks):  # whoever holds y may ask for its gradient: the norm's node gets it
             return save.gated(g), *(None,) * 7
         if save.fused and call.kind == "batch":
             dx = torch.empty_strided(save.code.shape, save.code.strides, dtype=g.dtype, device=g.device).copy_(g)
@@ -124,6 +134,44 @@ class _Act(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         (save,) = kept(ctx)
         return save.gated(g), *(None,) * 5
+
+
+class _ELU(Function):
+    """Keeps its result, and which values are on. Its derivative is 1 there, and the result + α elsewhere: linear in the code."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, method: str, name: str, alpha: float, inplace: bool, made: list[Save]) -> Tensor:
+        z = F.elu(x, alpha, inplace)
+        image = x.dim() > 3
+        width = x.shape[1] if image else x.shape[-1] if x.dim() > 0 else 1
+        # The first is the code: "shared", or "activation" where each function keeps its own.
+        kind, keep_ = next(iter(keeps(method, "epilogue", "none", "elu", False, image, width).items()))
+        threshold = (torch.ones(1, device=x.device), torch.zeros(1, device=x.device))  # one channel: on above 0
+        kept_ = z.detach().clone() if keep_.numbers[0] > 8 else z.detach()  # z may be changed, as in torch
+        bytes_, code = pack(in_order(kept_, dense_strides(z)), keep_.numbers, fresh_seed(x.device), *threshold, dim=-1)
+        save = Save(code, bytes_, mask=None if code.side else forms.Mask(z, x.dtype).bits, alpha=alpha, kind=kind, layer=name)
+        if kind == "shared":
+            made.append(save)
+        keep(ctx, name, save)
+        if inplace:
+            ctx.mark_dirty(x)
+        return z
+
+    @backward
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (save,) = kept(ctx)
+        by = save.values().add(save.alpha)
+        on = ops.unpack_mask(save.on, save.code.shape, save.code.strides, torch.bool)
+        return by.masked_fill_(on, 1).mul_(g).to(g.dtype), *(None,) * 5
+
+
+def elu(x: Tensor, method: str, name: str, alpha: float, inplace: bool) -> Tensor:
+    flush_deferred()
+    made: list[Save] = []
+    z = _ELU.apply(x, method, name, alpha, inplace, made)
+    if made and shares(method):
+        link(z, lambda _: made[0])
+    return z
 
 
 class _ReLU6(Function):

@@ -36,6 +36,7 @@ class NormCall:
     training: bool = True  # statistics of the batch; else the running ones
     dims: int = 1
     groups: int = 1
+    centred: bool = True  # of layer: else RMSNorm, whose mean is taken for 0
 
     @property
     def dim(self) -> int:
@@ -65,10 +66,12 @@ class NormCall:
             return t.repeat_interleave(x.shape[1] // self.groups, 1).view(*x.shape[:2], *(1,) * (x.dim() - 2))
         return t if self.kind == "layer" else affine_like(t, x.shape, 1)
 
-    def normalised(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    def normalised(self, x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
+        if mean is None:
+            return torch.mul(x.detach().float(), rstd)
         return torch.sub(x.detach(), self.beside(mean, x)).float().mul_(self.beside(rstd, x))
 
-    def coded(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Save:
+    def coded(self, x: Tensor, mean: Tensor | None, rstd: Tensor) -> Save:
         """A code of x̂ that the norm alone keeps."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             bytes_, code = pack(self.normalised(x, mean, rstd), self.keeps(x)["norm"].numbers, fresh_seed(x.device))
@@ -81,8 +84,11 @@ class NormCall:
 
 def _forward_norm(
     call: NormCall, x: Tensor, w: Tensor | None, b: Tensor | None, running: tuple[Any, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, mean, rstd), statistics in float32."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(y, mean, rstd), statistics in float32; no mean of a norm that is not centred."""
+    if not call.centred:
+        squares = x.float().square().mean(tuple(range(-call.dims, 0)), keepdim=True)
+        return torch.rms_norm(x, x.shape[-call.dims :], w, call.eps), None, squares.add_(call.eps).rsqrt_()
     if call.kind == "batch":
         y, mean, rstd = torch.native_batch_norm(x, w, b, *running, call.eps)  # type: ignore[call-arg, arg-type]  # running has four
         if not call.training:
@@ -111,6 +117,27 @@ def _batch_back(call: NormCall, g: Tensor, x: Tensor, rstd: Tensor, gamma: Tenso
     return [dx, along, g.sum(axes, dtype=torch.float32) if wants[2] else None]
 
 
+def _rms_back(
+    call: NormCall, g: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor | None, wants: tuple[bool, ...], coded: bool
+) -> list[Tensor | None]:
+    axes, rows = tuple(range(-call.dims, 0)), (-1, *x.shape[-call.dims :])
+    sums = [(g * x).view(rows).sum(0) if wants[1] else None, None]
+    if not wants[0]:
+        return [None, *sums]
+    own = g if gamma is None else g * gamma.view(x.shape[-call.dims :])
+    along = (own * x).mean(axes, keepdim=True)
+    if coded:  # as in norm_back()
+        own = own * _shortened(call, x, call.span(x), rstd, axes).add_(1)
+    return [torch.addcmul(own, x, along, value=-1).mul_(rstd), *sums]
+
+
+def _shortened(call: NormCall, values: Tensor, span: int, rstd: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """What x̂·mean(g·x̂) has too much of g: the codes' variance over the number of values (docs/theory.md 8). The mean of exact x̂² is
+    1 − eps·rstd²; what the codes' is above that is their variance."""
+    variance = values.square().mean(axes, keepdim=call.kind == "layer").sub_(1).add_(rstd.square(), alpha=call.eps)
+    return variance.div_(span)
+
+
 def norm_back(
     call: NormCall, g: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor | None, wants: tuple[bool, ...], coded: bool
 ) -> list[Tensor | None]:
@@ -119,6 +146,8 @@ def norm_back(
     if call.kind == "batch":
         return _batch_back(call, g, x, rstd, gamma, wants)
     g, x, gamma = g.float().contiguous(), x.float().contiguous(), None if gamma is None else gamma.float()
+    if not call.centred:
+        return _rms_back(call, g, x, rstd, gamma, wants, coded)
     zero, one = torch.zeros_like(rstd), torch.ones_like(rstd)
     if call.kind == "layer":
         shape = x.shape[-call.dims :]
@@ -130,10 +159,9 @@ def norm_back(
         values, axes = x.view(x.shape[0], call.groups, -1), (2,)
     if not wants[0]:
         return made
-    if coded:  # x̂·mean(g·x̂) has too much of g by the codes' variance over the number of values (docs/theory.md 8)
-        variance = values.square().mean(axes, keepdim=call.kind == "layer").sub_(1).add_(rstd.square(), alpha=call.eps)
+    if coded:
         own = g if gamma is None else g * affine_like(gamma, g.shape, call.dim)
-        made[0] = torch.addcmul(made[0], own, call.beside(variance.div_(call.span(x)), x))
+        made[0] = torch.addcmul(made[0], own, call.beside(_shortened(call, values, call.span(x), rstd, axes), x))
     made[0] = made[0].mul_(call.beside(rstd, x))
     return made
 
@@ -146,7 +174,7 @@ def _values_of(save: Save) -> tuple[Tensor, bool]:
 class Deferred:
     """What a norm's node knows: what it was called with, until it has a code of its own or an activation has claimed it."""
 
-    def __init__(self, call: NormCall, x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, rstd: Tensor) -> None:
+    def __init__(self, call: NormCall, x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor | None, rstd: Tensor) -> None:
         self.call, self.mean, self.rstd = call, mean, rstd
         self.x: Tensor | None = x
         self.w, self.b = w, b
@@ -217,9 +245,9 @@ class _Norm(Function):
     def forward(
         ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, call: NormCall, running: tuple[Any, ...], saves: bool, made: list[Any]
     ) -> Tensor:
-        y, *statistics = _forward_norm(call, x, w, b, running)
-        save = call.coded(x, *statistics) if saves and call.reads(x, w) else None
-        made.extend([*statistics, save])
+        y, mean, rstd = _forward_norm(call, x, w, b, running)
+        save = call.coded(x, mean, rstd) if saves and call.reads(x, w) else None
+        made.extend([mean, rstd, save])
         ctx.types = tuple(None if t is None else t.dtype for t in (x, w, b))
         keep(ctx, call.name, save, w)
         return y

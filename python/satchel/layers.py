@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -21,6 +23,7 @@ __all__ = ["CLASSES", "TORCH", "Layer"]
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _DEVICES = ("cpu", "cuda")
+_PROXY = torch._C._TorchDispatchModeKey.PROXY  # make_fx
 
 
 def _is_plain(t: Tensor | None) -> bool:
@@ -31,9 +34,10 @@ def _is_plain(t: Tensor | None) -> bool:
 
 
 def _is_ours(*tensors: Tensor | None) -> bool:
-    """Tensors that the ops take, outside of torch's compilers and of forward-mode differentiation."""
-    traces = torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
-    return not traces and all(_is_plain(t) for t in tensors)
+    """Tensors that the ops take, outside of torch's compilers, of torch.func and of forward-mode differentiation."""
+    traces = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._get_dispatch_mode(_PROXY) is not None
+    transforms = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return not traces and not transforms and all(_is_plain(t) for t in tensors)
 
 
 def _types_fit(x: Tensor, w: Tensor) -> bool:
@@ -41,22 +45,37 @@ def _types_fit(x: Tensor, w: Tensor) -> bool:
     return x.dtype is w.dtype or torch.is_autocast_enabled(x.device.type)
 
 
+def _refused(by: str) -> RuntimeError:
+    return RuntimeError(f"[convert] {by} takes torch's own layers, got a converted one; call satchel.revert(model) first")
+
+
 class Layer:
     """What all converted layers have: a method, a name in reports, and the class that revert() gives back."""
 
     satchel_method: str
     satchel_name: str
+    satchel_base: type  # torch's
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise _refused("torch.jit.script")
 
     def _records(self, x: Any, *weights: Tensor | None) -> bool:
         """Is there something to keep? Where not, torch's own forward runs: it keeps nothing either, or this is no case of ours."""
-        waiting.settle(x)
-        if not torch.is_grad_enabled() or not isinstance(x, Tensor) or x.numel() == 0:
+        _take(x)
+        if not torch.is_grad_enabled() or not isinstance(x, Tensor) or torch.jit.is_tracing() or x.numel() == 0:
             return False
         return any(t is not None and t.requires_grad for t in (x, *weights)) and _is_ours(x, *weights)
 
     def extra_repr(self) -> str:
         text = super().extra_repr()  # type: ignore[misc]
         return f"{text}, method={self.satchel_method!r}" if text else f"method={self.satchel_method!r}"
+
+
+def _take(x: Any) -> None:
+    """What every layer does first with what it is given."""
+    waiting.settle(x)
+    if isinstance(x, torch.fx.Proxy):
+        raise _refused("torch.fx")
 
 
 def _unpacked(layer: Any, base: Any, x: Tensor) -> Tensor:
@@ -70,12 +89,14 @@ def _unpacked(layer: Any, base: Any, x: Tensor) -> Tensor:
 
 class _BatchNorm(Layer):
     def forward(self: Any, x: Tensor) -> Tensor:
-        base = TORCH[type(self)]
-        waiting.catch_up(self)
+        base = self.satchel_base
+        for t in (self.running_mean, self.running_var):
+            waiting.settle(t)  # statistics move in the order of the calls
         training = self.training or self.running_mean is None
         momentum = self.momentum
-        few = isinstance(x, Tensor) and x.dim() > 1 and training and x.numel() // max(x.shape[1], 1) < 2
-        if few or not self._records(x, self.weight, self.bias) or not all(_is_plain(t) for t in (self.running_mean, self.running_var)):
+        if not self._records(x, self.weight, self.bias) or not all(_is_plain(t) for t in (self.running_mean, self.running_var)):
+            return _unpacked(self, base, x)
+        if training and x.dim() > 1 and x.numel() // x.shape[1] < 2:
             return _unpacked(self, base, x)
         self._check_input_dim(x)
         if any(t is not None and t.shape != (x.shape[1],) for t in (self.weight, self.bias, self.running_mean, self.running_var)):
@@ -89,7 +110,7 @@ class _BatchNorm(Layer):
         wide = all(t is not None and t.dtype is torch.float32 for t in (self.weight, self.bias, *(running if updates else ())))
         if training and wide:
             moving: Any = running if updates else None
-            made = waiting.batch_norm(self, x, self.weight, self.bias, moving, (self.satchel_method, self.satchel_name, self.eps, momentum or 0.0))
+            made = waiting.batch_norm(x, self.weight, self.bias, moving, (self.satchel_method, self.satchel_name, self.eps, momentum or 0.0))
             if made is not None:
                 return made
         if x.dim() == 3 and not x.is_contiguous():
@@ -123,6 +144,18 @@ class LayerNorm(Layer, nn.LayerNorm):
             return _unpacked(self, nn.LayerNorm, x)
         call = norms.NormCall("layer", self.satchel_method, self.satchel_name, self.eps, dims=len(shape))
         return norms.norm(_precise(x).contiguous(), self.weight, self.bias, call)
+
+
+class RMSNorm(Layer, nn.RMSNorm):
+    """nn.RMSNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.normalized_shape
+        if not self._records(x, self.weight) or tuple(x.shape[-len(shape) :]) != tuple(shape):
+            return _unpacked(self, nn.RMSNorm, x)
+        eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
+        call = norms.NormCall("layer", self.satchel_method, self.satchel_name, eps, dims=len(shape), centred=False)
+        return norms.norm(x.contiguous(), self.weight, None, call)
 
 
 class GroupNorm(Layer, nn.GroupNorm):
@@ -175,6 +208,16 @@ class LeakyReLU(Layer, nn.LeakyReLU):
         return activations.activation(x, self.satchel_method, self.satchel_name, slope, self.inplace)
 
 
+class ELU(Layer, nn.ELU):
+    """nn.ELU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = float(self.alpha)
+        if not self._records(x) or not _may_change(x, self.inplace) or not math.isfinite(alpha) or alpha < 0:
+            return _unpacked(self, nn.ELU, x)
+        return activations.elu(x, self.satchel_method, self.satchel_name, alpha, self.inplace)
+
+
 class GELU(Layer, nn.GELU):
     """nn.GELU."""
 
@@ -197,7 +240,7 @@ class Dropout(Layer, nn.Dropout):
     """nn.Dropout; its mask is redrawn from a seed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        waiting.settle(x)
+        _take(x)
         drops = self.training and 0 < self.p < 1 and round(self.p * 65536) < 65536 and isinstance(x, Tensor) and x.numel() > 0
         # Without gradients too: what checkpointing runs without them, and again with them, is dropped alike.
         if not drops or not _is_ours(x) or (torch.is_grad_enabled() and not _may_change(x, self.inplace)):
@@ -220,7 +263,7 @@ class Linear(Layer, nn.Linear):
 
 class _Conv(Layer):
     def forward(self: Any, x: Tensor) -> Tensor:
-        base, dims = TORCH[type(self)], len(self.kernel_size)
+        base, dims = self.satchel_base, len(self.kernel_size)
         fits = self._records(x, self.weight, self.bias) and x.dim() == dims + 2 and x.shape[1] == self.in_channels
         fits = fits and _types_fit(x, self.weight)
         sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
@@ -232,6 +275,22 @@ class _Conv(Layer):
             x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
         if any(n < m for n, m in zip(x.shape[2:], least)):
             return _unpacked(self, base, x)
+        return functions.conv(x, self.weight, self.bias, self.satchel_method, self.satchel_name, call)
+
+
+class _ConvTranspose(Layer):
+    def forward(self: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        base, dims = self.satchel_base, len(self.kernel_size)
+        fits = self._records(x, self.weight, self.bias) and x.dim() == dims + 2 and x.shape[1] == self.in_channels
+        fits = fits and _types_fit(x, self.weight) and self.padding_mode == "zeros"
+        sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
+        found = _conv_call(*(tuple(s) if isinstance(s, list) else s for s in sizes), self.groups, "zeros") if fits else None
+        if found is None:
+            flush_deferred()
+            return base.forward(self, x, output_size)
+        # torch's own choice among the sizes that the stride leaves.
+        more = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        call = dataclasses.replace(found[0], transposed=True, output_padding=tuple(more))
         return functions.conv(x, self.weight, self.bias, self.satchel_method, self.satchel_name, call)
 
 
@@ -264,49 +323,126 @@ class Conv3d(_Conv, nn.Conv3d):
     """nn.Conv3d."""
 
 
+class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
+    """nn.ConvTranspose1d."""
+
+
+class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
+    """nn.ConvTranspose2d."""
+
+
+class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
+    """nn.ConvTranspose3d."""
+
+
 # ---- pools ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _pair(n: Any) -> tuple[int, int]:
-    return (n, n) if isinstance(n, int) else (tuple(n) * 2)[:2]
+def _spread(n: Any, dims: int) -> tuple[int, ...]:
+    """One number a spatial dimension."""
+    return (n,) * dims if isinstance(n, int) else (tuple(n) * dims)[:dims]
 
 
-class MaxPool2d(Layer, nn.MaxPool2d):
-    """nn.MaxPool2d; keeps where in its window each maximum stood."""
+class _MaxPool(Layer):
+    """Keeps where in its window each maximum stood."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._records(x) or x.dim() != 4 or self.return_indices:
-            return _unpacked(self, nn.MaxPool2d, x)
-        k = _pair(self.kernel_size)
-        s = k if self.stride is None else _pair(self.stride)
-        window = (k, s, _pair(self.padding), _pair(self.dilation), self.ceil_mode)
-        return functions.max_pool2d(x, self.satchel_method, self.satchel_name, *window)
+    dims: int
 
-
-class AvgPool2d(Layer, nn.AvgPool2d):
-    """nn.AvgPool2d; keeps sizes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._records(x) or x.dim() != 4:
-            return _unpacked(self, nn.AvgPool2d, x)
-        k, s = _pair(self.kernel_size), _pair(self.kernel_size if self.stride is None else self.stride)
-        return functions.avg_pool2d(x, k, s, _pair(self.padding), self.ceil_mode, self.count_include_pad, self.divisor_override)
+    def forward(self: Any, x: Tensor) -> Any:
+        dims = self.dims
+        if not self._records(x) or x.dim() != dims + 2 or self.return_indices:
+            return _unpacked(self, self.satchel_base, x)
+        stride = self.kernel_size if self.stride is None else self.stride
+        window = tuple(_spread(n, dims) for n in (self.kernel_size, stride, self.padding, self.dilation))
+        return functions.max_pool(x, self.satchel_method, self.satchel_name, window, self.ceil_mode)
 
 
-class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
-    """nn.AdaptiveAvgPool2d; keeps sizes. torch itself does so where the output is 1×1."""
+class MaxPool1d(_MaxPool, nn.MaxPool1d):
+    """nn.MaxPool1d."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._records(x) or x.dim() != 4 or self.output_size in (1, (1, 1), [1, 1]):
-            return _unpacked(self, nn.AdaptiveAvgPool2d, x)
-        return functions.adaptive_avg_pool2d(x, self.output_size)
+    dims = 1
+
+
+class MaxPool2d(_MaxPool, nn.MaxPool2d):
+    """nn.MaxPool2d."""
+
+    dims = 2
+
+
+class MaxPool3d(_MaxPool, nn.MaxPool3d):
+    """nn.MaxPool3d."""
+
+    dims = 3
+
+
+class _AvgPool(Layer):
+    """Keeps sizes."""
+
+    dims: int
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not self._records(x) or x.dim() != self.dims + 2:
+            return _unpacked(self, self.satchel_base, x)
+        stride = self.kernel_size if self.stride is None else self.stride
+        window = (_spread(n, self.dims) for n in (self.kernel_size, stride, self.padding))
+        return functions.avg_pool(x, *window, self.ceil_mode, self.count_include_pad, getattr(self, "divisor_override", None))
+
+
+class AvgPool1d(_AvgPool, nn.AvgPool1d):
+    """nn.AvgPool1d."""
+
+    dims = 1
+
+
+class AvgPool2d(_AvgPool, nn.AvgPool2d):
+    """nn.AvgPool2d."""
+
+    dims = 2
+
+
+class AvgPool3d(_AvgPool, nn.AvgPool3d):
+    """nn.AvgPool3d."""
+
+    dims = 3
+
+
+class _AdaptiveAvgPool(Layer):
+    """Keeps sizes. torch itself does so where one number a channel is left."""
+
+    dims: int
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not self._records(x) or x.dim() != self.dims + 2 or all(n == 1 for n in _spread(self.output_size, self.dims)):
+            return _unpacked(self, self.satchel_base, x)
+        return functions.adaptive_avg_pool(x, self.output_size)
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvgPool, nn.AdaptiveAvgPool1d):
+    """nn.AdaptiveAvgPool1d."""
+
+    dims = 1
+
+
+class AdaptiveAvgPool2d(_AdaptiveAvgPool, nn.AdaptiveAvgPool2d):
+    """nn.AdaptiveAvgPool2d."""
+
+    dims = 2
+
+
+class AdaptiveAvgPool3d(_AdaptiveAvgPool, nn.AdaptiveAvgPool3d):
+    """nn.AdaptiveAvgPool3d."""
+
+    dims = 3
 
 
 CLASSES: dict[type, type] = {
     base: ours
-    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, ReLU, ReLU6, LeakyReLU, GELU, SiLU, Dropout, Linear, Conv1d,
-                 Conv2d, Conv3d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d)
+    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, RMSNorm, GroupNorm, ReLU, ReLU6, LeakyReLU, ELU, GELU, SiLU, Dropout,
+                 Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, MaxPool1d, MaxPool2d, MaxPool3d,
+                 AvgPool1d, AvgPool2d, AvgPool3d, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d)
     for base in ours.__mro__
     if base.__module__.startswith("torch.nn.modules.") and base.__name__ == ours.__name__
 }  # fmt: skip
 TORCH = {ours: base for base, ours in CLASSES.items()}
+for _ours, _base in TORCH.items():
+    _ours.satchel_base = _base  # type: ignore[attr-defined]

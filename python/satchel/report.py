@@ -42,9 +42,11 @@ def _named(meters: Any) -> list[tuple[str, Meter]]:
     for (_, given), (_, meter) in zip(pairs, found):
         if not isinstance(meter, Meter):
             raise ValueError(f"[report] meters must be a meter or a packing with one, a list or a dict of them, got {type(given).__name__}")
-    if not found or not any(m.lines for _, m in found):  # type: ignore[union-attr]
-        raise ValueError("[report] a meter must have seen a step, got none with lines; use packing(meter=True)")
-    return [(name, m) for name, m in found if m is not None and m.lines]
+    empty = [name for name, m in found if not m.lines]  # type: ignore[union-attr]
+    if not found or empty:
+        which = f"{empty[0]!r} without lines" if empty and empty[0] else "none with lines"
+        raise ValueError(f"[report] a meter must have seen a step, got {which}; use packing(meter=True)")
+    return [(name, m) for name, m in found if m is not None]
 
 
 def _ratio(before: int, after: int) -> str:
@@ -117,7 +119,7 @@ def report(meters: Any, path: str | os.PathLike[str], title: str = "What was sav
     """
     from . import __version__
 
-    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or not str(path):
         raise ValueError(f"[report] path must be a file's name, got {path!r}")
     if not isinstance(title, str):
         raise ValueError(f"[report] title must be text, got {title!r}")
@@ -138,7 +140,9 @@ def report(meters: Any, path: str | os.PathLike[str], title: str = "What was sav
     )
     target = pathlib.Path(path)
     try:
-        target.write_text(page, encoding="utf-8")
+        target.write_bytes(page.encode("utf-8", "xmlcharrefreplace"))  # names may hold halves of characters
+    except UnicodeError:
+        raise ValueError(f"[report] path must be a file's name, got {path!r}") from None
     except OSError as error:
         raise type(error)(error.errno, f"[report] path must be a file that can be written: {error.strerror}, got {str(target)!r}") from None
     return target

@@ -30,7 +30,7 @@ __all__ = [
 _KINDS = ("input", "aggregate", "norm", "activation", "shared", "derivative", "mask", "affine", "statistics", "dropout", "seed")
 _ROLES = {"weight_input": 0, "epilogue": 3, "derivative": 4}
 _NORMS = {"none": 0, "batch": 1, "layer": 2}
-_ACTIVATIONS = {"none": 0, "relu": 1, "leaky_relu": 2}
+_ACTIVATIONS = {"none": 0, "relu": 1, "leaky_relu": 2, "elu": 3}
 _SIDE, _RELU_SIDE = 6, 2  # the number of a spec that tells the side code; its value for a ReLU's
 ONE_SIDED = (1, 4)  # its values for off values as their mean, or sampled
 _EXACT = 32  # bits
@@ -202,6 +202,7 @@ class Save:
     seed: Tensor | None = None  # of the dropout
     dropout: float = 0.0
     slope: float = 1.0  # of the activation's off side: 1 for none
+    alpha: float | None = None  # of an ELU, whose result the values are
     kind: str = "shared"  # in reports; else norm or input: of one function alone
     layer: str = ""  # whose it is
 
@@ -217,7 +218,7 @@ class Save:
 
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> Save:
         bytes_, mask, gamma, beta, seed = tensors
-        return Save(self.code, bytes_, self.dim, mask, gamma, beta, seed, self.dropout, self.slope, self.kind, self.layer)
+        return Save(self.code, bytes_, self.dim, mask, gamma, beta, seed, self.dropout, self.slope, self.alpha, self.kind, self.layer)
 
     def without_tensors(self) -> Save:
         """What a node may hold beside saved tensors, which torch frees after backward."""
@@ -231,7 +232,7 @@ class Save:
         """γ and β of the forward pass, float32, one a channel."""
         if self.gamma is not None and self.beta is not None:
             return self.gamma, self.beta
-        if self.code.channels == 0:
+        if self.code.channels == 0 or self.alpha is not None:
             return None
         start = layout(tuple(self.code.shape), torch.float32, self.code.channels, self.code.inner, self.code.numbers)["channel_table"]
         table = self.bytes[start : start + 16 * self.code.channels].clone().view(torch.float32).view(-1, 4)

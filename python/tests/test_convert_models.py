@@ -103,6 +103,16 @@ def test_errors(call, text):
         call()
 
 
+def test_a_model_without_layers_is_told():
+    with pytest.warns(RuntimeWarning, match=r"\[convert\] model must have layers of torch.nn that Satchel knows, got none"):
+        satchel.convert(nn.Sequential(nn.Tanh()))
+
+
+def test_saved_counts_a_result_that_waits():
+    model = satchel.convert(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)).to(memory_format=torch.channels_last))
+    assert ("1", "norm") in kinds(model(torch.randn(16, 3, 16, 16).contiguous(memory_format=torch.channels_last)))
+
+
 @pytest.mark.parametrize("method", ["int8", "actnn,adaptive=no", "satchel,bits=3", "gact", "satchel,side=none"])
 def test_other_methods(method):
     torch.manual_seed(1)
@@ -174,6 +184,31 @@ def test_models_of_16_bits(dtype):
     expected = flat(model, x).float()
     made = flat(satchel.convert(model, EXACT), x)
     assert made.dtype is dtype and F.cosine_similarity(made.float(), expected, 0) > 0.99  # 8 bits, rounded in other places
+
+
+@pytest.mark.parametrize("how", ["bf16", "f16", "autocast"])
+def test_other_layers_of_16_bits(how):
+    layers = [nn.ConvTranspose2d(4, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ELU(), nn.MaxPool2d(2), nn.ConvTranspose2d(8, 8, 1), nn.RMSNorm(8),
+              nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(128, 16), nn.RMSNorm(16), nn.ELU(), nn.Unflatten(1, (4, 4)), nn.MaxPool1d(2),
+              nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(1)]  # fmt: skip
+    torch.manual_seed(0)
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "autocast": torch.float32}[how]
+    model, x = nn.Sequential(*layers).to(dtype), torch.randn(16, 4, 8, 8).to(dtype)
+
+    def run(m):
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            out = m(x)
+        loss = (out.float() * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum()
+        grads = torch.autograd.grad(loss, list(m.parameters()))
+        assert all(g.dtype is dtype for g in grads)
+        return out, torch.cat([g.float().flatten() for g in grads])
+
+    out, expected = run(model)
+    ours, made = run(satchel.convert(model, EXACT))
+    assert ours.dtype is out.dtype and torch.equal(ours, out)
+    assert F.cosine_similarity(made, expected, 0) > 0.999
+    satchel.convert(model)
+    assert F.cosine_similarity(sum(run(model)[1] for _ in range(24)), expected, 0) > 0.97  # 2 bits, of so few values
 
 
 def test_second_backward():

@@ -75,7 +75,57 @@ def test_text_json_and_a_batch_without_halves():
     ("loss must be one number", lambda m: satchel.doctor(m, torch.ones(4, 64))),
     ("seed is doctor's own", lambda m: satchel.doctor(m, torch.ones(4, 64), seed=3)),
     ("must have parameters", lambda m: satchel.doctor(nn.ReLU(), torch.ones(4, 64))),
+    ("options must be packing", lambda m: satchel.doctor(m, torch.ones(4, 64), bit=3)),
+    ("loss must have finite gradients, got others for '0.weight'", lambda m: satchel.doctor(m, torch.ones(4, 64), loss=lambda x: m(x).sum() * float("nan"))),
+    ("loss must depend on the model's parameters", lambda m: satchel.doctor(m, torch.ones(4, 64), loss=lambda x: m(x).sum() * 0)),
+    ("loss must depend on the model's parameters", lambda m: satchel.doctor(m, torch.ones(4, 64), loss=lambda x, other=net(): other(x).sum())),
 ])
 def test_bad_input(rule, call):
     with pytest.raises(ValueError, match=rf"\[doctor\].*{rule}"):
         call(net())
+
+
+def test_what_a_forward_makes_of_the_model_is_undone():
+    class Careless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x):
+            self.seen = torch.cat([self.seen, self.seen])
+            self.register_buffer("last", x)
+            self.eval()
+            return self.linear(x).square().mean()
+
+    model = Careless()
+    seen = model.seen
+    satchel.doctor(model, torch.randn(64, 64), draws=2)
+    assert model.seen is seen and list(dict(model.named_buffers())) == ["seen"] and model.training
+
+
+def test_a_budgets_bits_are_those_of_training():
+    """A first step has even bits; the draws come after it."""
+    model = net()
+    x, y = torch.randn(256, 64), torch.randint(0, 10, (256,))
+    loss = lambda x, y: F.cross_entropy(model(x), y)  # noqa: E731
+    even = satchel.doctor(model, x, y, loss=loss, bits="3/4/8", min_bytes=1024, draws=8)
+    with satchel.packing("3/4/8", min_bytes=1024, meter=True) as packing:
+        loss(x, y)
+    chosen = satchel.doctor(model, x, y, loss=loss, budget=packing.meter.after, min_bytes=1024, draws=8)
+    squares = [sum((f.error * f.norm) ** 2 for f in found.findings) for found in (even, chosen)]
+    assert squares[1] < 0.8 * squares[0], squares
+
+
+def test_modes_and_types_that_are_not_the_usual():
+    model, x = net(), torch.randn(64, 64)
+    with torch.inference_mode():
+        assert len(satchel.doctor(model, torch.randn(8, 64), loss=lambda _: model(x).square().mean(), draws=2).findings) == 8
+    complex_ = nn.Linear(64, 8, dtype=torch.complex64)
+    z = torch.randn(8, 64, dtype=torch.complex64)
+    found = satchel.doctor(complex_, z, loss=lambda z: complex_(z).abs().sum(), draws=2)
+    exact = torch.autograd.grad(complex_(z).abs().sum(), complex_.weight)[0]
+    assert math.isclose({f.parameter: f for f in found.findings}["weight"].norm, float(exact.norm()), rel_tol=1e-5), "both parts count"
+    sparse = nn.Sequential(nn.Embedding(20, 16, sparse=True), nn.Flatten(), nn.Linear(64, 8))
+    found = satchel.doctor(sparse, torch.randint(0, 20, (64, 4)), loss=lambda i: sparse(i).square().mean(), draws=2)
+    assert {f.parameter for f in found.findings} == {"0.weight", "2.weight", "2.bias"}

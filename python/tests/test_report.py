@@ -94,7 +94,18 @@ def test_what_cannot_be_reported(tmp_path):
             satchel.report(wrong, tmp_path / "page.html")
     with pytest.raises(ValueError, match=r"\[report\] a meter must have seen a step"):
         satchel.report(satchel.packing(meter=True), tmp_path / "page.html")
+    seen, _ = metered()
+    with pytest.raises(ValueError, match=r"\[report\] a meter must have seen a step, got 'b' without lines"):
+        satchel.report({"a": seen, "b": satchel.packing(meter=True)}, tmp_path / "page.html")
+    for path in ("", b"page.html", None, "a\0b", "\ud800.html"):
+        with pytest.raises(ValueError, match=r"\[report\] path must be a file's name"):
+            satchel.report(seen, path)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_halves_of_characters(tmp_path):
+    seen, _ = metered()
+    assert "&#55296;" in satchel.report({"\ud800": seen, "b": seen}, tmp_path / "page.html", title="\ud800").read_text(encoding="utf-8")
 
 
 def test_timeline():
