@@ -216,7 +216,7 @@ Bytes laid_out(const Coded& c, const Layout& at) {
 TEST(EmulatedEpilogue, NormAddKeepsTheScalarKernelsBytes) {
   Random random(72);
   const int64_t counts[] = {1, 3, 8, 40, 64, 100, 128, 256, 396, 512};
-  for (int trial = 0; trial < 120; ++trial) {
+  for (int trial = 0; trial < 600; ++trial) {
     const bool tame = trial % 2 == 0, alone = trial % 5 == 4, usual = trial % 4 < 2;  // usual: the leanest kernels
     const DType type = kTypes[trial % 3];
     Shape shape = {0, random.pick(counts)};
