@@ -18,7 +18,9 @@ add_custom_command(OUTPUT ${translated}
 add_executable(test_emulation EXCLUDE_FROM_ALL ${translated}
   tests/emulation/codec_test.cpp
   tests/emulation/emulator.cpp
-  tests/emulation/epilogue_test.cpp)
+  tests/emulation/epilogue_test.cpp
+  tests/emulation/norm_block_test.cpp
+  tests/emulation/row_norm_test.cpp)
 target_include_directories(test_emulation BEFORE PRIVATE "${emulated}" "${emulation}")
 target_compile_options(test_emulation PRIVATE -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter)
 target_link_libraries(test_emulation PRIVATE satchel_core satchel_test_support GTest::gtest GTest::gtest_main satchel_flags)
