@@ -20,6 +20,7 @@ add_executable(test_emulation EXCLUDE_FROM_ALL ${translated}
   tests/emulation/emulator.cpp
   tests/emulation/epilogue_test.cpp
   tests/emulation/norm_block_test.cpp
+  tests/emulation/pool_test.cpp
   tests/emulation/row_norm_test.cpp)
 target_include_directories(test_emulation BEFORE PRIVATE "${emulated}" "${emulation}")
 target_compile_options(test_emulation PRIVATE -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter)
