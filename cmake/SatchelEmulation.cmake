@@ -3,8 +3,8 @@
 set(emulated "${PROJECT_BINARY_DIR}/emulated")
 set(emulation "${PROJECT_SOURCE_DIR}/tests/emulation")
 file(GLOB kernel_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/satchel/kernels/cuda/*.cuh")
-set(kernels block_decode block_encode chain column_moments epilogue_backward epilogue_forward epilogue_forward_act narrow pool row_norm_backward
-  row_norm_forward side_decode side_encode slope)
+set(kernels block_decode block_encode chain column_moments epilogue_backward epilogue_forward epilogue_forward_act loss narrow norm_rows per_sample
+  per_sample_allocate pool row_norm_backward row_norm_forward side_decode side_encode slope sparse)
 set(kernel_sources ${kernels})
 list(TRANSFORM kernel_sources PREPEND "${PROJECT_SOURCE_DIR}/satchel/kernels/cuda/")
 list(TRANSFORM kernel_sources APPEND ".cu")
@@ -19,9 +19,13 @@ add_executable(test_emulation EXCLUDE_FROM_ALL ${translated}
   tests/emulation/codec_test.cpp
   tests/emulation/emulator.cpp
   tests/emulation/epilogue_test.cpp
+  tests/emulation/loss_test.cpp
   tests/emulation/norm_block_test.cpp
+  tests/emulation/per_sample_test.cpp
   tests/emulation/pool_test.cpp
-  tests/emulation/row_norm_test.cpp)
+  tests/emulation/row_norm_test.cpp
+  tests/emulation/sparse_test.cpp)
 target_include_directories(test_emulation BEFORE PRIVATE "${emulated}" "${emulation}")
-target_compile_options(test_emulation PRIVATE -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter)
+target_compile_options(test_emulation PRIVATE -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter
+  -Wno-maybe-uninitialized)
 target_link_libraries(test_emulation PRIVATE satchel_core satchel_test_support GTest::gtest GTest::gtest_main satchel_flags)

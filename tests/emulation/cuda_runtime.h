@@ -107,6 +107,12 @@ template <class T>
 void __stcs(T* p, const T& v) { *p = v; }
 template <class T>
 T __shfl_sync(uint32_t mask, T v, int from) { return ::emulation::shuffled(mask, v, static_cast<unsigned>(from)); }
+/// `width` lanes, a power of two, are a warp of their own.
+template <class T>
+T __shfl_sync(uint32_t mask, T v, int from, int width) {
+  const unsigned within = static_cast<unsigned>(width) - 1;
+  return ::emulation::shuffled(mask, v, (::emulation::lane() & ~within) | (static_cast<unsigned>(from) & within));
+}
 template <class T>
 T __shfl_xor_sync(uint32_t mask, T v, int with) { return ::emulation::shuffled(mask, v, ::emulation::lane() ^ static_cast<unsigned>(with)); }
 template <class T>

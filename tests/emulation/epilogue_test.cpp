@@ -68,7 +68,7 @@ Floats chained_back(const Chain& c, const Bytes& g, DType type, const Bytes& on,
   return out;
 }
 
-constexpr int64_t kChannels[] = {1, 3, 7, 8, 16, 40, 64, 100, 128, 256, 512, 528, 1024};
+constexpr int64_t kChannels[] = {1, 3, 7, 8, 16, 40, 64, 100, 130, 250, 128, 256, 512, 528, 1024};
 
 TEST(EmulatedEpilogue, NormActKeepsTheScalarKernelsBytes) {
   Random random(71);
@@ -215,7 +215,7 @@ Bytes laid_out(const Coded& c, const Layout& at) {
 
 TEST(EmulatedEpilogue, NormAddKeepsTheScalarKernelsBytes) {
   Random random(72);
-  const int64_t counts[] = {1, 3, 8, 40, 64, 100, 128, 256, 396, 512};
+  const int64_t counts[] = {1, 3, 8, 40, 64, 100, 130, 250, 128, 256, 396, 512};
   for (int trial = 0; trial < 600; ++trial) {
     const bool tame = trial % 2 == 0, alone = trial % 5 == 4, usual = trial % 4 < 2;  // usual: the leanest kernels
     const DType type = kTypes[trial % 3];

@@ -23,7 +23,7 @@ Bytes laid_out(const Coded& c, const Layout& at) {
 
 TEST(EmulatedEpilogue, NormBlockKeepsTheScalarKernelsBytes) {
   Random random(73);
-  const int64_t counts[] = {1, 3, 8, 40, 64, 100, 128, 256, 396, 512}, blocks[] = {128, 256, 512, 1024};
+  const int64_t counts[] = {1, 3, 8, 40, 64, 100, 130, 250, 128, 256, 396, 512}, blocks[] = {128, 256, 512, 1024};
   for (int trial = 0; trial < 360; ++trial) {
     const bool tame = trial % 2 == 0;
     const DType type = kTypes[trial % 3];
@@ -103,7 +103,7 @@ void expect_ranges(Placed& memory, const std::vector<F32Header>& truth) {
 
 TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
   Random random(74);
-  const int64_t counts[] = {1, 3, 8, 40, 64, 100, 128, 256, 384, 512};
+  const int64_t counts[] = {1, 3, 8, 40, 64, 100, 130, 250, 128, 256, 384, 512};
   for (int trial = 0; trial < 360; ++trial) {
     const bool tame = trial % 2 == 0, own_bits = trial % 4 >= 2;
     const DType type = kTypes[trial % 3];

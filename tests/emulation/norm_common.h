@@ -45,9 +45,12 @@ struct Norm {
   int64_t values() const { return rows * channels; }
   size_t at(Random& random) const { return static_cast<size_t>(random.below(values())); }
 
-  /// NaN and infinity at a few places.
+  /// NaN and infinity at a few places, or in the last block alone, which may be broken.
   void poison(Random& random) {
-    for (const float v : {NAN, INFINITY, -INFINITY}) put(x, type, random.below(values()), v);
+    if (random.one_in(2))
+      put(x, type, values() - 1, NAN);
+    else
+      for (const float v : {NAN, INFINITY, -INFINITY}) put(x, type, random.below(values()), v);
     normalise();
   }
 
