@@ -242,6 +242,7 @@ TEST(EmulatedEpilogue, NormAddKeepsTheScalarKernelsBytes) {
 
     // The truth.
     Bytes skip = gradient(n, type, random);
+    for (int64_t i = 0; trial % 7 < 2 && i < n / 2; ++i) put(skip, type, i, load(skip.data(), type, i) + 9);  // blocks that all pass
     if (random.one_in(6)) put(skip, type, random.below(n), random.one_in(2) ? NAN : -INFINITY);
     Floats z;
     for (int64_t i = 0; i < n; ++i) {
