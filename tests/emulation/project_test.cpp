@@ -1,5 +1,5 @@
 // The random projection and its code, emulated on the CPU: sums in double, and the scalar kernel's bytes of what was made.
-#include "satchel/kernels/cuda/cuda.h"
+#include "satchel/kernels/cuda/project_product.h"
 #include "tests/emulation/common.h"
 
 namespace satchel::test {
@@ -58,6 +58,56 @@ TEST(EmulatedProject, ProductAndCode) {
     std::copy(coded_z.codes.begin(), coded_z.codes.end(), expected.begin());
     std::copy(coded_z.headers.begin(), coded_z.headers.end(), expected.begin() + at.headers);
     ASSERT_EQ(bytes.bytes(), expected) << describe(code, type) << (fused ? ", fused" : "");
+  }
+}
+
+TEST(EmulatedProject, ProductFromTheCodes) {
+  Random random(112);
+  for (int trial = 0; trial < 60; ++trial) {
+    const int64_t lengths[] = {1, 7, 64, 500, 2001}, counts[] = {4, 40, 100, 128, 300};
+    Projection p;
+    p.width = trial % 2 == 0 ? 16 : 32, p.rows = random.pick(lengths), p.columns = 8 * p.width + static_cast<int>(random.below(3)), p.per_matrix = p.rows;
+    const int64_t n = p.rows * p.width, columns = random.pick(counts), blocks[] = {p.width, 64, 256, 1024};
+    const DType type = kTypes[trial % 3];
+    const BlockCode code = {grid_of(n, random.pick(blocks)), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16, Rounding::stochastic,
+                            levels_of(2, random.one_in(2) ? Levels::even : Levels::optimal, 256)};
+    SCOPED_TRACE(describe(code, type) + ", " + std::to_string(p.width) + " wide, " + std::to_string(columns) + " columns");
+    ASSERT_TRUE(cuda::project_product_fits(p, code, columns));
+    Floats z, v, signs(static_cast<size_t>(p.columns) * static_cast<size_t>(p.width));
+    for (int64_t i = 0; i < n; ++i) z.push_back(random.normal());
+    const bool poisoned = random.one_in(5);
+    if (poisoned) z[static_cast<size_t>(random.below(n))] = NAN;
+    for (int64_t i = 0; i < p.rows * columns; ++i) v.push_back(random.normal());
+    const Bytes g = stored(v, type);
+    const uint64_t seed = random.bits();
+    draw_projection(p, seed, signs.data(), 0, 1);
+    const Coded coded_z = encode(kScalar, code, as_type(z, DType::f32), DType::f32, seed);
+    const Floats decoded = floats_of(decode(kScalar, code, coded_z, DType::f32), DType::f32);
+    Placed codes(coded_z.codes), headers(coded_z.headers), from(g), out(4 * p.columns * columns), scratch(cuda::project_product_scratch_bytes(p, columns));
+    cuda::project_product(p, code, codes.data(), headers.data(), &seed, from.data(), type, columns, out.floats(), scratch.data(), nullptr);
+    ASSERT_TRUE(out.intact() && scratch.intact());
+    std::vector<double> inner(static_cast<size_t>(p.width * columns)), sizes = inner;
+    for (int64_t r = 0; r < p.rows; ++r) {
+      for (int64_t k = 0; k < p.width; ++k) {
+        for (int64_t c = 0; c < columns; ++c) {
+          const double term = static_cast<double>(decoded[static_cast<size_t>(r * p.width + k)]) * load(g.data(), type, r * columns + c);
+          inner[static_cast<size_t>(k * columns + c)] += term, sizes[static_cast<size_t>(k * columns + c)] += std::abs(term);
+        }
+      }
+    }
+    // At worst all rows one after the other in float32, then the width, the parts and two products.
+    const double depth = static_cast<double>(p.rows + p.width + 40);
+    for (int64_t d = 0; d < p.columns; ++d) {
+      for (int64_t c = 0; c < columns; ++c) {
+        double sum = 0, size = 0;
+        for (int64_t k = 0; k < p.width; ++k) {
+          const double sign = signs[static_cast<size_t>(d * p.width + k)];
+          sum += sign * inner[static_cast<size_t>(k * columns + c)], size += std::abs(sign) * sizes[static_cast<size_t>(k * columns + c)];
+        }
+        const float found = out.floats()[d * columns + c];
+        ASSERT_TRUE(is_near(found, sum, depth * kUnit * size)) << d << ", " << c << ": " << found << ", not " << sum;
+      }
+    }
   }
 }
 
