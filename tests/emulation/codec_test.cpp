@@ -1,32 +1,13 @@
 // The CUDA kernels of codes, emulated on the CPU: bytes and values of the scalar kernel, whatever sizes, types and addresses.
-#include <cmath>
-
 #include "satchel/kernels/cuda/cuda.h"
 #include "satchel/kernels/slope.h"
-#include "tests/kernels/side_common.h"
+#include "tests/emulation/common.h"
 
 namespace satchel::test {
 namespace {
 
 constexpr int64_t kBlocks[] = {1, 7, 8, 16, 49, 64, 100, 128, 256, 512, 1000, 1024, 2048, 10000};
 constexpr int64_t kLengths[] = {1, 7, 8, 9, 255, 256, 257, 1000, 4097, 10007};
-
-/// The bytes on a multiple of 16, or not, and a guard behind them.
-struct Placed {
-  Guarded memory;
-  int64_t shift;
-  Placed(const Bytes& x, int64_t shift) : memory(static_cast<int64_t>(x.size()) + shift), shift(shift) {
-    if (!x.empty()) std::memcpy(data(), x.data(), x.size());
-  }
-  Placed(int64_t bytes, int64_t shift) : memory(bytes + shift), shift(shift) {}
-  uint8_t* data() { return memory.data() + shift; }
-  Bytes bytes() const {
-    const Bytes all = memory.bytes();
-    return Bytes(all.begin() + shift, all.end());
-  }
-};
-
-int64_t shift_of(DType type, Random& random) { return random.one_in(3) ? size_of(type) : 0; }
 
 TEST(EmulatedCodec, BlocksAreTheScalarKernels) {
   Random random(61);

@@ -1,6 +1,6 @@
 // What the kernels use of CUDA, for the CPU: the types, the functions, and the PTX instructions, which translate.py turns into calls. A thread
 // is a fiber (emulator.cpp), a block's threads take turns, and blocks run one after the other. Not emulated: time, memory that is not
-// coherent, races. Tensor cores and asynchronous copies are not there.
+// coherent, races. Of the tensor cores' products one is there; asynchronous copies are not.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@
 #define __grid_constant__
 #define __shared__ static  // one block runs at a time
 #define __launch_bounds__(...)
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 #define __builtin_assume(x) static_cast<void>(0)
 #define __isGlobal(p) true
 
@@ -107,6 +107,12 @@ template <class T>
 void __stcs(T* p, const T& v) { *p = v; }
 template <class T>
 T __shfl_sync(uint32_t mask, T v, int from) { return ::emulation::shuffled(mask, v, static_cast<unsigned>(from)); }
+/// `width` lanes, a power of two, are a warp of their own.
+template <class T>
+T __shfl_sync(uint32_t mask, T v, int from, int width) {
+  const unsigned within = static_cast<unsigned>(width) - 1;
+  return ::emulation::shuffled(mask, v, (::emulation::lane() & ~within) | (static_cast<unsigned>(from) & within));
+}
 template <class T>
 T __shfl_xor_sync(uint32_t mask, T v, int with) { return ::emulation::shuffled(mask, v, ::emulation::lane() ^ static_cast<unsigned>(with)); }
 template <class T>
@@ -235,6 +241,27 @@ void each_bf16(uint32_t& c, uint32_t a, uint32_t b, const F& f) {
 }
 inline void min_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a, b, min_NaN_f32); }
 inline void max_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a, b, max_NaN_f32); }
+
+inline void ld_global_nc_v4_f32(float& a, float& b, float& c, float& d, const float* from) { a = from[0], b = from[1], c = from[2], d = from[3]; }
+
+/// C += A·B of 16 × 16 and 16 × 8 numbers, spread over the warp as PTX has it; a sum is made number after number in float32, where the tensor
+/// core's own order and rounding are not known.
+inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                               uint32_t b0, uint32_t b1) {
+  const auto both = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
+  uint64_t upper[32], lower[32], columns[32];  // two words each; what gather() gives lasts until the next but one
+  std::memcpy(upper, gather(~0u, both(a0, a2)), sizeof upper);
+  std::memcpy(lower, gather(~0u, both(a1, a3)), sizeof lower);
+  std::memcpy(columns, gather(~0u, both(b0, b1)), sizeof columns);
+  const auto at = [](const uint64_t* words, unsigned line, unsigned k) {  // number k of 16 of a row of A or a column of B
+    return float_of_bf16(static_cast<uint32_t>(words[line * 4 + k % 8 / 2] >> (k / 8 * 32 + k % 2 * 16)) & 0xffffu);
+  };
+  const unsigned row = lane() / 4, column = lane() % 4 * 2;
+  float* const c[4] = {&c0, &c1, &c2, &c3};
+  for (unsigned i = 0; i < 4; ++i) {
+    for (unsigned k = 0; k < 16; ++k) *c[i] += at(i < 2 ? upper : lower, row, k) * at(columns, column + i % 2, k);
+  }
+}
 
 }  // namespace emulation
 

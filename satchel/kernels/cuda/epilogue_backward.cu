@@ -179,9 +179,9 @@ struct FourValues {
 /// sum may have 3 bits. `alone`: there is no sum, and all pass.
 template <int bits, bool wide, bool alone = false>
 struct BlocksAndReluForm : Defaults {
-  static constexpr bool kBatch = bits == 2 && !wide, kSkip = true;
-  static constexpr int kSumsResident = kBatch ? 4 : 3;
-  static constexpr int64_t kSumsBlocks = kBatch ? kManyBlocks : kFewBlocks;
+  static constexpr bool kLean = bits == 2 && !wide, kBatch = kLean && !alone, kSkip = true;
+  static constexpr int kSumsResident = kLean ? 4 : 3;
+  static constexpr int64_t kSumsBlocks = kLean ? kManyBlocks : kFewBlocks;
   struct Tables {
     float level[kMaxLevels];  // 16 banks, no conflicts
   };

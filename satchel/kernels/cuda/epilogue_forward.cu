@@ -32,6 +32,7 @@ struct Forward {
   NormAddCode add = {};
   Wide wide = {{}, {}};
   uint32_t first = 0, last = static_cast<uint32_t>(values / kBlock);  // whole blocks that are coded
+  bool broken = values % kBlock != 0;                                 // … and the last, broken one
 };
 
 /// What a warp needs at every step.
@@ -355,7 +356,7 @@ __global__ void __launch_bounds__(kWarps * 32, kStepWalk<end, optimal2>.each) en
   }
   if constexpr (has_form(end) || optimal2) {  // one warp of all meets the last, broken block
     const uint32_t block = walk.step(walk.count);
-    if (block != a.last || block != a.values / kBlock || a.values % kBlock == 0) return;
+    if (!a.broken || block != a.last) return;
     const int64_t first = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
     x = read8_until<type, true>(a.pass.x, first, a.values);
     if constexpr (adds(end)) skip = read8_until<type, true>(a.pass.skip, first, a.values);
@@ -546,6 +547,7 @@ void norm_encode(const NormAddCode& code, const NormPass& pass, StreamHandle str
     a.pass.x = static_cast<const uint8_t*>(pass.x) - begin * size_of(pass.type);
     a.first = static_cast<uint32_t>(begin / kBlock);
     a.last = static_cast<uint32_t>(end / kBlock);
+    a.broken = end % kBlock != 0;
   }
   if (code.alone)
     launch<End::norm, true>(a, stream);

@@ -8,7 +8,7 @@
 
 namespace satchel::cuda {
 
-/// Fits: one matrix of independent signs, 16 or 32 wide, codes of 2 bits in straight blocks of a power of two (8 at least), and g
+/// Fits: one matrix of independent signs, 16 or 32 wide, codes of 2 bits in straight blocks of a power of two (a row of Z at least), and g
 /// whose columns are a multiple of 4 (width 16) or 2 (width 32).
 bool project_product_fits(const Projection&, const BlockCode&, int64_t columns);
 int64_t project_product_scratch_bytes(const Projection&, int64_t columns);
