@@ -9,7 +9,7 @@ the error of the mean gradient of 64 draws by (one draw's error/√64), dropout 
 .8 and 1.3. One JSON line a model goes to FILE (build/architectures.jsonl); a second run skips models that stand there and passed.
 --table prints the file as a table and runs nothing.
 
---small: narrow, shallow forms of the models and small inputs, for a CPU. --inductor no: the compiled way runs the pass and torch's
+--small: narrow, shallow forms of the models and small inputs, for a CPU. --inductor no: the compiled way runs satchel.compile()'s passes and torch's
 partitioner, and both halves of the graph op by op: it checks the same codes, without the minute that Inductor takes a model on a CPU.
 """
 import argparse
@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import satchel
+from satchel.graph_layers import LayerPass
 
 DRAWS = 64
 LEAST, MOST = 0.8, 1.3
@@ -353,7 +354,7 @@ class Run:
 
 
 def op_by_op(pack):
-    """A backend of torch.compile: the pass, torch's partitioner, and both halves run op by op."""
+    """A backend of torch.compile: satchel.compile()'s two passes, torch's partitioner, and both halves run op by op."""
     import torch._inductor.lowering  # a decomposition of max pools reads it
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
@@ -369,7 +370,15 @@ def op_by_op(pack):
     def run(module, inputs):
         return make_boxed_func(module.forward)
 
-    return aot_autograd(fw_compiler=run, bw_compiler=run, inference_compiler=run, partition_fn=partition, decompositions=select_decomp_table())
+    whole = aot_autograd(fw_compiler=run, bw_compiler=run, inference_compiler=run, partition_fn=partition, decompositions=select_decomp_table())
+
+    def backend(module, inputs):
+        if pack is not None:
+            LayerPass(pack.bits, pack.min_bytes, pack.choice)(module.graph)
+            module.recompile()
+        return whole(module, inputs)
+
+    return backend
 
 
 def saved_bytes(loss, task, batch):
