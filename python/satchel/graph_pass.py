@@ -173,10 +173,11 @@ class _Rewrite:
             if n.op == "call_function" and any(i in self.tangent for i in n.all_input_nodes):
                 self.tangent.add(n)
         self.places = {n: i for i, n in enumerate(nodes)}
+        for n in nodes:  # in order, so that none asks far back
+            self.is_input(n), self.name(n)
         nodes = self.join_factors(nodes)
         nodes = self.read_normed(nodes)
         self.find_kept(nodes)
-        self.make_again(nodes)
         self.keep_codes(nodes)
         self.find_scales(nodes)
         edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
@@ -210,6 +211,7 @@ class _Rewrite:
             if not n.users:
                 self.graph.erase_node(n)
         self.number_seeds()
+        self.make_again()
         self.graph.lint()
 
     def join_factors(self, nodes: list[fx.Node]) -> list[fx.Node]:
@@ -271,19 +273,21 @@ class _Rewrite:
                 return x, scale
         return None
 
-    def make_again(self, nodes: list[fx.Node]) -> None:
+    def make_again(self) -> None:
         """What backward reads and is quickly made of parameters, buffers and the batch, which are in memory anyway: casts, causal masks, positions.
-        Not of buffers that forward writes."""
+        What is made of those that forward writes is kept: torch's partitioner would make it again of the new values."""
+        nodes, lasting = list(self.graph.nodes), dict[fx.Node, bool]()
         written = {n.args[0] for n in nodes if n.target == aten.copy_.default}
-        lasting: dict[fx.Node, bool] = {}
+        results = [desc for n in nodes if n.op == "output" for desc in n.meta.get("desc", ())]
+        names = [repr(desc.mutated_input) for desc in results if hasattr(desc, "mutated_input")]
         for n in nodes:
-            lasting[n] = n not in written and self.is_input(n) and all(lasting[i] for i in n.all_input_nodes)
-        stack = [i for n in nodes if n in self.tangent for i in n.all_input_nodes if lasting[i]]
+            lasting[n] = n not in written and repr(n.meta.get("desc")) not in names and self.is_input(n) and all(lasting[i] for i in n.all_input_nodes)
+        stack = [i for n in nodes if n in self.tangent or n.meta.get("recompute") is _AGAIN for i in n.all_input_nodes if self.is_input(i)]
         while stack:
             n = stack.pop()
             if n.op == "call_function" and "recompute" not in n.meta:
-                n.meta["recompute"] = _AGAIN
-                stack.extend(n.all_input_nodes)
+                n.meta["recompute"] = _AGAIN if lasting[n] else _SAVE
+                stack.extend(n.all_input_nodes if lasting[n] else ())
 
     def keep_codes(self, nodes: list[fx.Node]) -> None:
         """What the ops of graph_layers.py write for backward."""
@@ -348,9 +352,10 @@ class _Rewrite:
             return f"its type is {str(val.dtype).removeprefix('torch.')}"
         if not _has_sizes(source := self.source(value)[0]) or not _has_sizes(value):
             return "its size is decided by the data"
-        if n.target == aten.mul.Tensor and _values(val) * _FEW <= _values(n.meta["val"]):
+        least = min(_values(val), _values(source.meta["val"]))  # an expanded value is coded once
+        if n.target == aten.mul.Tensor and least * _FEW <= _values(n.meta["val"]):
             return "a statistic"
-        if _bytes(val) < max(1, self.options.min_bytes):
+        if least * val.element_size() < max(1, self.options.min_bytes):
             return "smaller than min_bytes"
         if self.options.choice and not self.options.choice.wants(n, source):
             return "not chosen"
@@ -360,6 +365,8 @@ class _Rewrite:
         """What backward gets exactly from somewhere is in memory: no reader needs a code of it, nor of what is quickly made of it."""
         found = [(n, value, why) for n in nodes for place, value in self.reads(n) if (why := self.refusal(n, place, value)) not in (None, _HELD)]
         self.kept = {_whole(value): True for _, value, _ in found}
+        for n in nodes:  # in order, so that none asks far back
+            self.is_kept(n)
         for n, value, why in found:
             self.leave(n, value, why)
 
@@ -371,11 +378,11 @@ class _Rewrite:
 
     def leave(self, n: fx.Node, value: fx.Node, why: str | None) -> None:
         """A line of the report for what stays exact."""
-        val, whole = value.meta["val"], _whole(value)
-        if whole in self.exact or not _has_sizes(value) or _bytes(val) < self.options.min_bytes:
+        whole = _whole(value)
+        if whole in self.exact or not _has_sizes(whole) or _bytes(val := whole.meta["val"]) < self.options.min_bytes:
             return
         dtype = str(val.dtype).removeprefix("torch.")
-        self.exact[whole] = Exact(value.name, str(whole.target), str(n.target), tuple(val.shape), dtype, _bytes(val), why or "")
+        self.exact[whole] = Exact(whole.name, str(whole.target), str(n.target), tuple(val.shape), dtype, _bytes(val), why or "")
 
     def is_input(self, n: fx.Node) -> bool:
         """A parameter, the batch, or something that is quickly made of these alone, as a causal mask: the partitioner makes it anew."""
@@ -389,7 +396,7 @@ class _Rewrite:
 
     def source(self, n: fx.Node) -> tuple[fx.Node, list[tuple[fx.Node, int]]]:
         """The value of which n is a view, a cast or an affine map with exact coefficients, and the way back: one code serves a norm and the
-        linear layer behind it."""
+        linear layer behind it, and all heads that share a key."""
         chain = []
         while n not in self.stops and (k := self.below(n)) is not None:
             chain.append((n, k))
@@ -441,7 +448,7 @@ class _Rewrite:
         inner, outer = value.meta["val"], n.meta["val"]
         if not _has_sizes(value) or not _has_sizes(n) or inner.dtype not in (*_FLOATS, torch.bool):
             return None
-        return k if statically_known_true(inner.numel() == outer.numel()) else None
+        return k if n.target == aten.expand.default or statically_known_true(inner.numel() == outer.numel()) else None
 
     def normed_row(self, n: fx.Node) -> int | None:
         """0 where n is x − mean, 0 or 1 where it is that times 1/σ, of whole blocks that lie within one row: a code of x has the same noise,
@@ -739,10 +746,10 @@ def _arg(n: fx.Node, k: int) -> fx.Node:
 
 
 def _whole(n: fx.Node) -> fx.Node:
-    """What n shows all values of, in another shape or order."""
+    """What n shows all values of, in another shape or order, or several times."""
     while n.op == "call_function" and n.target in _VIEWS and isinstance(n.args[0], fx.Node) and _has_sizes(n) and _has_sizes(n.args[0]):
         inner, outer = n.args[0].meta["val"], n.meta["val"]
-        if inner.dtype != outer.dtype or not statically_known_true(inner.numel() == outer.numel()):
+        if inner.dtype != outer.dtype or not (n.target == aten.expand.default or statically_known_true(inner.numel() == outer.numel())):
             break
         n = n.args[0]
     return n

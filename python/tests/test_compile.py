@@ -64,7 +64,7 @@ def conv_net():
     return ConvNet(), (torch.randn(32, 3, 16, 16), torch.randint(0, 10, (32,)))
 
 
-def backend(pack):
+def backend(pack, **options):
     def partition(module, inputs, **kwargs):
         if pack is not None:
             pack(module.graph)
@@ -74,7 +74,7 @@ def backend(pack):
     def run(module, inputs):
         return make_boxed_func(module.forward)
 
-    return aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=select_decomp_table())
+    return aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=select_decomp_table(), **options)
 
 
 def op_by_op(model, pack, **options):
@@ -497,6 +497,58 @@ def test_what_stays_exact(name):
     left = [tuple(t.shape) for t in saved_of(f, args) if t.dtype is not torch.uint8 and t.nbytes >= 1024 and t.untyped_storage().data_ptr() not in own]
     assert left == exact
     assert 0.75 < ratio_of(f, model, args, expected) < 1.3
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_is_made_of_a_buffer_that_forward_writes(inside):
+    """Backward must not make it again, as torch.compile's does: the buffer is another one by then. inside: the graph itself writes it."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+            self.register_buffer("c", torch.randn(64, 64))
+
+        def forward(self, x):
+            out = self.layer(x) * torch.exp(self.c)
+            self.c.add_(1)
+            return out.sum()
+
+    model, x = Net(), torch.randn(64, 64)
+    before = model.c.clone()
+    expected = gradients(model, model, (x,))
+    torch._dynamo.reset()
+    f = torch.compile(model, backend=backend(satchel.PackPass(min_bytes=1024), keep_inference_input_mutations=inside))
+    for _ in range(2):
+        model.c.copy_(before)
+        assert torch.allclose(gradients(f, model, (x,)), expected, rtol=1e-4, atol=1e-4) and torch.equal(model.c, before + 1)
+
+
+def test_heads_that_share_a_key_share_its_code():
+    def attend(h):
+        q, k, v = (y.unflatten(2, (-1, 16)).transpose(1, 2) for y in h.split([128, 32, 32], 2))
+        k, v = (y[:, :, None].expand(-1, -1, 4, -1, -1).reshape(q.shape) for y in (k, v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    model, args = Between(nn.Linear(64, 192), attend, nn.Linear(128, 64)), (torch.randn(8, 32, 64),)
+    expected, pack = gradients(model, model, args), satchel.PackPass(min_bytes=1024)
+    f = op_by_op(model, pack)
+    assert 0.75 < ratio_of(f, model, args, expected) < 1.3
+    assert sorted(line.before for line in pack.report) == [8 * 32 * width * 4 for width in (64, 128, 192)]  # results, attention's, q with k and v
+
+
+def test_a_deep_model():
+    """No walk through the graph goes as deep as Python's stack."""
+    model, x = nn.ModuleList(nn.Linear(8, 8) for _ in range(300)), torch.randn(64, 8)
+
+    def loss(x):
+        for layer in model:
+            x = x + torch.tanh(layer(x)) * 0.1
+        return x.square().mean()
+
+    pack = satchel.PackPass(min_bytes=1024)
+    op_by_op(loss, pack)(x).backward()
+    assert len(pack.report) >= 300
 
 
 @pytest.mark.parametrize("window, bits", [(2, 2), (3, 4)])
