@@ -537,20 +537,6 @@ def test_heads_that_share_a_key_share_its_code():
     assert sorted(line.before for line in pack.report) == [8 * 32 * width * 4 for width in (64, 128, 192)]  # results, attention's, q with k and v
 
 
-def test_a_deep_model():
-    """No walk through the graph goes as deep as Python's stack."""
-    model, x = nn.ModuleList(nn.Linear(8, 8) for _ in range(300)), torch.randn(64, 8)
-
-    def loss(x):
-        for layer in model:
-            x = x + torch.tanh(layer(x)) * 0.1
-        return x.square().mean()
-
-    pack = satchel.PackPass(min_bytes=1024)
-    op_by_op(loss, pack)(x).backward()
-    assert len(pack.report) >= 300
-
-
 @pytest.mark.parametrize("window, bits", [(2, 2), (3, 4)])
 def test_offsets_of_max_pools_are_exact(window, bits):
     model, args = images(lambda h: F.max_pool2d(h, window, 2, 1))
