@@ -20,6 +20,7 @@ from . import activation_ops
 from ._ops import ops, package_id
 from ._policy import Bits
 from ._seeds import mixed, rank
+from .graph_choice import Choice, activation_inputs
 from .norm_ops import ACT, ADD, ALONE, specs
 
 __all__ = ["LayerPass"]
@@ -37,20 +38,30 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class LayerPass(CustomGraphPass):
-    """bits: as PackPass has them. min_bytes: what is smaller is left to that pass."""
+    """bits, choice: as PackPass has them. min_bytes: what is smaller is left to that pass."""
 
-    def __init__(self, bits: Bits, min_bytes: int) -> None:
-        self.bits, self.min_bytes = bits, min_bytes
+    def __init__(self, bits: Bits, min_bytes: int, choice: Choice = Choice()) -> None:
+        self.bits, self.min_bytes, self.choice = bits, min_bytes, choice
         self.method = "satchel" if bits.local == 2 else f"satchel,bits={bits.local}"
 
     def uuid(self) -> bytes:
-        return package_id("layers", self.bits, self.min_bytes)
+        return package_id("layers", self.bits, self.min_bytes, self.choice)
 
     def __call__(self, graph: fx.Graph) -> None:
+        self.mark(graph)
         made = [op for n in list(graph.nodes) if (op := self.norm(graph, n) or self.activation(graph, n)) is not None]
         _add_seeds(graph, made)
         if made:
             graph.lint()
+
+    def mark(self, graph: fx.Graph) -> None:
+        """What PackPass goes by and the graph's code does not say: which inputs are activations, which nodes are chosen. torch's cache of graphs takes
+        its key from the module's attributes, so this becomes one."""
+        if graph.owning_module is not None:
+            made = set(activation_inputs(graph))
+            inputs = "".join("01"[n in made] for n in graph.nodes if n.op == "placeholder")
+            chosen = "".join(self.choice.key(n) for n in graph.nodes) if self.choice else ""
+            graph.owning_module._satchel_mark = f"{inputs}/{chosen}"
 
     def is_small(self, val: Tensor) -> bool:
         return val.numel() * val.element_size() < max(1, self.min_bytes)
@@ -59,7 +70,7 @@ class LayerPass(CustomGraphPass):
         """The op that stands for this GELU or SiLU."""
         kind = _kind(n)
         x = n.args[0] if kind is not None and n.args else None
-        if not isinstance(x, fx.Node) or not _wants_gradient(n) or self.is_small(val := _value(x)):
+        if not isinstance(x, fx.Node) or not _wants_gradient(n) or self.is_small(val := _value(x)) or not self.choice.wants(n):
             return None
         found = activation_ops.specs(self.bits.flow, self.bits.local, val.numel(), val.dtype, val.is_cuda, _feeds_layer(n))
         if found is None:
@@ -67,6 +78,7 @@ class LayerPass(CustomGraphPass):
         with graph.inserting_before(n):
             op = graph.call_function(ops.activation.default, (x, None, kind, *map(list, found)))
             z = graph.call_function(operator.getitem, (op, 0))
+        _name(n, op, z)
         z.meta["example_value"] = n.meta["example_value"]
         n.replace_all_uses_with(z)
         graph.erase_node(n)
@@ -79,12 +91,14 @@ class LayerPass(CustomGraphPass):
             return None
         x, gamma, beta = (given[name] for name in ("input", "weight", "bias"))
         val = _value(x)
-        if self.is_small(val):
+        if self.is_small(val) or not self.choice.wants(n):
             return None
         rows = val.numel() // val.shape[1]
         for form, place, end, skip in _followers(n):
             if form == ADD and given["running_mean"] is not None and len(given["running_mean"].users) > 1:
                 continue  # the norm is called again: its statistics must move in order
+            if not self.choice.wants(end) or not self.choice.wants(place):
+                continue
             found = specs(self.method, form, rows, val.shape[1], val.dtype, val.is_cuda, val.dim() > 2)
             if found is not None:
                 break
@@ -95,6 +109,7 @@ class LayerPass(CustomGraphPass):
             z = _as_was(graph, graph.call_function(operator.getitem, (op, 0)), _value(end))
             if given["running_mean"] is not None:
                 _update(graph, op, given, rows)
+        _name(n, op, z)
         z.meta["example_value"] = end.meta["example_value"]
         end.replace_all_uses_with(z)
         while end is not n:  # the sum and the ReLU have no other readers
@@ -103,6 +118,12 @@ class LayerPass(CustomGraphPass):
             end = before
         graph.erase_node(n)
         return op
+
+
+def _name(n: fx.Node, *nodes: fx.Node) -> None:
+    """Nodes that stand for n belong to its module."""
+    for made in nodes:
+        made.meta.update({key: n.meta[key] for key in ("nn_module_stack", "stack_trace") if key in n.meta})
 
 
 def _as_was(graph: fx.Graph, z: fx.Node, val: Tensor) -> fx.Node:

@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import math
 import operator
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, fx
@@ -27,6 +27,7 @@ from . import _policy
 from ._ops import ops, package_id
 from ._policy import Bits, checked_size
 from ._seeds import mixed, rank
+from .graph_choice import Choice, activation_inputs
 from .graph_layers import LayerPass
 from .kept import BLOCK, code_numbers
 from .norm_ops import ACT, ADD
@@ -44,28 +45,38 @@ _VIEWS = {
     aten.clone.default, aten._to_copy.default, aten._unsafe_view.default, _CAST,
 }  # fmt: skip
 _SUMS = _VIEWS | {aten.sum.dim_IntList, aten.sum.default, aten.add.Tensor}  # a parameter's gradient on its way out
-_PURE = _VIEWS | {aten.sub.Tensor, aten.add.Tensor, aten.mul.Tensor, aten.le.Scalar, aten.gt.Scalar, aten.relu.default, aten.rsqrt.default}
 _FREE = _VIEWS | {
     aten.eq.Scalar, aten.eq.Tensor, aten.ne.Scalar, aten.ne.Tensor, aten.lt.Scalar, aten.lt.Tensor, aten.le.Scalar, aten.le.Tensor, aten.gt.Scalar,
     aten.gt.Tensor, aten.ge.Scalar, aten.ge.Tensor, aten.where.self, aten.logical_and.default, aten.logical_not.default, aten.logical_or.default,
     aten.bitwise_and.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten.full.default,
     aten.scalar_tensor.default, aten.arange.start_step, aten.scatter.value, prims.iota.default,
 }  # fmt: skip
+_AFFINE: dict[Any, tuple[int, ...]] = {  # in which arguments, where the others are exact
+    aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.mul.Tensor: (0, 1), aten.div.Tensor: (0,), aten.neg.default: (0,),
+    aten.add.Scalar: (0,), aten.sub.Scalar: (0,), aten.mul.Scalar: (0,), aten.div.Scalar: (0,),
+}  # fmt: skip
+_PURE = {*_VIEWS, *_AFFINE, aten.le.Scalar, aten.gt.Scalar, aten.relu.default, aten.rsqrt.default}
 _SPLITS = {aten.split.Tensor, aten.split_with_sizes.default}
 _FEW = 16  # a product's coefficient that is so many times smaller than it is a statistic: kept as it is
 _FORWARD: dict[Any, Any] = {ops.norm.default: ops.norm_forward.default, ops.activation.default: ops.activation_forward.default}
 # What of their results backward may read.
 _CODES: dict[Any, tuple[int, ...]] = {ops.norm_forward.default: (1, 2, 4), ops.activation_forward.default: (1, 2)}
+_OWN = {ops.norm_backward.default, ops.activation_backward.default}  # which read these codes
+_OFFSETS = getattr(inductor_prims, "_low_memory_max_pool_offsets_to_indices", None)
 _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
 _SOME = 256  # from here on a norm may read one code twice: it errs by a code's variance / values
 
+
+_HELD = "in memory anyway"
 
 _Decode = Callable[[fx.Node], fx.Node]  # the decoded value for a reader, in front of it
 
 
 def _target(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet), overload or "default")
+    """An op of aten, or of prims where that is said; None where this torch has none of that name."""
+    space = prims if name.startswith("prims.") else aten
+    packet, _, overload = name.removeprefix("prims.").partition(".")
+    return getattr(getattr(space, packet, None), overload or "default", None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,23 +93,51 @@ class Packing:
     after: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Exact:
+    """One line of what a pass leaves as it is, and why."""
+
+    value: str
+    made_by: str
+    read_by: str
+    shape: tuple[Any, ...]
+    dtype: str
+    bytes: int
+    why: str
+
+
 class PackPass(CustomGraphPass):
     """Give it to torch.compile as options={"joint_custom_post_pass": PackPass()}, or call satchel.compile().
 
-    bits, min_bytes: as packing()'s. `.report` lists what the newest graph packs; it is empty where that came from torch's cache, which
-    knows the pass by its uuid. Sizes may be symbols (dynamic shapes); the report then counts bytes of the shapes that the graph was made
-    from. Values whose size the data decide (nonzero) stay exact.
+    bits, min_bytes: as packing()'s. include, exclude: patterns (fnmatch) of module paths ("blocks.0.*"), for which `model` is needed, or ops ("mm",
+    "aten.mm"). `.report` lists what the newest graph packs, and `.exact` what its backward reads as it is, from min_bytes on, and why: torch keeps
+    that, or what it is quickly made of. Both are empty where the graph came from torch's cache, which knows the pass by its uuid. Sizes may be
+    symbols (dynamic shapes); bytes are then those of the shapes that the graph was made from. Values whose size the data decide (nonzero) stay exact.
     """
 
-    def __init__(self, bits: str | int | tuple[int, ...] | Bits = "2/4/8", *, min_bytes: int = 16384) -> None:
+    def __init__(
+        self,
+        bits: str | int | tuple[int, ...] | Bits = "2/4/8",
+        *,
+        min_bytes: int = 16384,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        model: Any = None,
+    ) -> None:
         self.bits, self.min_bytes = Bits.of(bits, "compile"), checked_size(min_bytes, "compile")
+        self.choice = Choice.of(include, exclude, model, "compile")
         self.report: list[Packing] = []
+        self.exact: list[Exact] = []
+        self.marked = False  # does LayerPass mark the graphs?
 
-    def uuid(self) -> bytes:
-        return package_id("pack", self.bits, self.min_bytes)
+    def uuid(self) -> bytes | None:
+        """None, which leaves torch's caches out, where paths are chosen by and nothing tells equal graphs of different modules apart."""
+        return package_id("pack", self.bits, self.min_bytes, self.choice) if self.marked or not self.choice else None
 
     def __call__(self, graph: fx.Graph) -> None:
-        self.report = _Rewrite(self, graph).run()
+        rewrite = _Rewrite(self, graph)
+        rewrite.run()
+        self.report, self.exact = rewrite.report, list(rewrite.exact.values())
 
 
 class _Rewrite:
@@ -107,8 +146,9 @@ class _Rewrite:
     def __init__(self, options: PackPass, graph: fx.Graph) -> None:
         self.options, self.graph = options, graph
         table = _policy.compiled_rows()
-        self.linear = {_target(row["op"]): row for row in table["linear"] if hasattr(aten, row["op"].partition(".")[0])}
-        self.shape_only = {_target(row["op"]): row["where"] for row in table["shape"]}
+        self.linear = {op: row for row in table["linear"] if (op := _target(row["op"])) is not None}
+        self.shape_only = {op: row["where"] for row in table["shape"] if (op := _target(row["op"])) is not None}
+        self.activations = set(activation_inputs(graph))
         self.tangent: set[fx.Node] = set()  # what depends on a tangent
         self.names: dict[fx.Node, str] = {}
         self.inputs: dict[fx.Node, bool] = {}
@@ -120,18 +160,24 @@ class _Rewrite:
         self.places: dict[fx.Node, int] = {}  # of the nodes in the graph
         self.known: set[fx.Node] = set()  # results of norms and activations that are reported
         self.splits: set[fx.Node] = set()  # whose parts are coded in one
+        self.exact: dict[fx.Node, Exact] = {}
+        self.undone: list[fx.Node] = []  # x̂ by 1/σ, which backward reads for x, and views of it
+        self.kept: dict[fx.Node, bool] = {}  # what is exact in memory anyway, as far as that is known
 
-    def run(self) -> list[Packing]:
+    def run(self) -> None:
         nodes = list(self.graph.nodes)
         self.tangent = {n for n in nodes if n.op == "placeholder" and n.name.startswith("tangents")}
         if not self.tangent:
-            return []
+            return
         for n in nodes:
             if n.op == "call_function" and any(i in self.tangent for i in n.all_input_nodes):
                 self.tangent.add(n)
         self.places = {n: i for i, n in enumerate(nodes)}
+        for n in nodes:  # in order, so that none asks far back
+            self.is_input(n), self.name(n)
         nodes = self.join_factors(nodes)
-        self.make_casts_again(nodes)
+        nodes = self.read_normed(nodes)
+        self.find_kept(nodes)
         self.keep_codes(nodes)
         self.find_scales(nodes)
         edges = [(n, place, value) for n in nodes for place, value in self.edges(n)]
@@ -146,6 +192,7 @@ class _Rewrite:
             source, chain = self.source(value)
             bits = most[(self.name(source), draw)]
             if bits == 32:
+                self.leave(n, value, "32 bits")
                 continue
             x = self.made_with(source, bits, n) or self.coded(source, bits, draw, n)
             with self.graph.inserting_before(n):
@@ -158,9 +205,14 @@ class _Rewrite:
         for n in nodes:
             for place in self.shape_only.get(n.target, ()) if n in self.tangent else ():
                 self.forget(n, place)
+            if n.target == _OFFSETS:
+                self.narrow_offsets(n)
+        for n in reversed(self.undone):  # where codes are read in their place
+            if not n.users:
+                self.graph.erase_node(n)
         self.number_seeds()
+        self.make_again()
         self.graph.lint()
-        return self.report
 
     def join_factors(self, nodes: list[fx.Node]) -> list[fx.Node]:
         """(g·a)·b becomes g·(a·b) where a and b are forward's: one code and one noise, not two. SiLU's slope comes in two such factors."""
@@ -183,11 +235,59 @@ class _Rewrite:
             self.graph.erase_node(inner)
         return list(self.graph.nodes)
 
-    def make_casts_again(self, nodes: list[fx.Node]) -> None:
-        """Casts of parameters and of the batch: what they are made of is in memory anyway."""
+    def read_normed(self, nodes: list[fx.Node]) -> list[fx.Node]:
+        """Where backward reads the x of an RMS norm, it gets x̂·σ: one code of x̂ serves the norm and the layer behind it, and its noise is measured by
+        each row's own σ."""
+        normed = {self.name(found[0]): (n, found[1]) for n in nodes if n not in self.tangent and (found := self.rms(n)) is not None}
+        for n in nodes if normed else ():
+            for place, value in list(self.edges(n)):
+                chain, x = [], value
+                while self.name(x) not in normed and (k := self.below(x)) is not None:
+                    chain.append((x, k))
+                    x = _arg(x, k)
+                if self.name(x) not in normed:
+                    continue
+                whole, scale = normed[self.name(x)]
+                self.mode = whole.meta["val"].fake_mode
+                with self.graph.inserting_before(n):
+                    read = self.node(aten.div.Tensor, (whole, scale))
+                    self.undone.append(read)
+                    for step, k in reversed(chain):
+                        read = self.node(step.target, tuple(read if i == k else a for i, a in enumerate(step.args)), dict(step.kwargs))
+                        self.undone.append(read)
+                n.update_arg(place, read)
+        return list(self.graph.nodes)
+
+    def rms(self, n: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+        """(x, 1/σ) where n is x by the root of the mean of its squares."""
+        if n.op != "call_function" or n.target != aten.mul.Tensor or len(n.all_input_nodes) != 2:
+            return None
+        for x, scale in (n.args, n.args[::-1]):
+            assert isinstance(x, fx.Node) and isinstance(scale, fx.Node)
+            made = _through(scale, _VIEWS)
+            mean = _through(_arg(made, 0), {*_VIEWS, aten.add.Tensor, aten.add.Scalar}) if made.target == aten.rsqrt.default else made
+            square = _through(_arg(mean, 0), _VIEWS) if mean.target == aten.mean.dim else mean
+            if square.target not in (aten.pow.Tensor_Scalar, aten.mul.Tensor) or square.args[1] not in (2, square.args[0]):
+                continue
+            if mean.target == aten.mean.dim and self.name(_whole(_arg(square, 0))) == self.name(_whole(x)):
+                return x, scale
+        return None
+
+    def make_again(self) -> None:
+        """What backward reads and is quickly made of parameters, buffers and the batch, which are in memory anyway: casts, causal masks, positions.
+        What is made of those that forward writes is kept: torch's partitioner would make it again of the new values."""
+        nodes, lasting = list(self.graph.nodes), dict[fx.Node, bool]()
+        written = {n.args[0] for n in nodes if n.target == aten.copy_.default}
+        results = [desc for n in nodes if n.op == "output" for desc in n.meta.get("desc", ())]
+        names = [repr(desc.mutated_input) for desc in results if hasattr(desc, "mutated_input")]
         for n in nodes:
-            if n.op == "call_function" and n.target == _CAST and _arg(n, 0).op == "placeholder" and n not in self.tangent:
-                n.meta["recompute"] = _AGAIN
+            lasting[n] = n not in written and repr(n.meta.get("desc")) not in names and self.is_input(n) and all(lasting[i] for i in n.all_input_nodes)
+        stack = [i for n in nodes if n in self.tangent or n.meta.get("recompute") is _AGAIN for i in n.all_input_nodes if self.is_input(i)]
+        while stack:
+            n = stack.pop()
+            if n.op == "call_function" and "recompute" not in n.meta:
+                n.meta["recompute"] = _AGAIN if lasting[n] else _SAVE
+                stack.extend(n.all_input_nodes if lasting[n] else ())
 
     def keep_codes(self, nodes: list[fx.Node]) -> None:
         """What the ops of graph_layers.py write for backward."""
@@ -221,41 +321,82 @@ class _Rewrite:
                 return self.node(ops.norm_output.default, (code, list(val.shape), val.dtype, form, spec), None, _AGAIN)
             return self.in_shape(self.unpacked(code, val.numel(), val.dtype, spec), list(val.shape), _order(val))
 
-    def tell(self, s: fx.Node, maker: fx.Node, reader: fx.Node, bits: int, code: fx.Node) -> None:
+    def tell(self, s: fx.Node, maker: fx.Node, reader: fx.Node, bits: int, *codes: fx.Node) -> None:
         val, dtype = s.meta["val"], str(s.meta["val"].dtype).removeprefix("torch.")
-        after = _bytes(code.meta["val"])
+        after = sum(_bytes(code.meta["val"]) for code in codes)
         self.report.append(Packing(s.name, str(maker.target), str(reader.target), tuple(val.shape), dtype, bits, _bytes(val), after))
 
     # ---- what may be coded -------------------------------------------------------------------------------------------------------
 
     def edges(self, n: fx.Node) -> Iterator[tuple[int, fx.Node]]:
-        """(argument, value) of what a linear node reads from forward."""
-        if n.op != "call_function" or n not in self.tangent or n.target not in self.linear:
-            return
-        where = self.linear[n.target]["where"]
-        for place, value in enumerate(n.args):
-            if not isinstance(value, fx.Node) or value in self.tangent or (where is not None and place not in where):
-                continue
-            val = value.meta.get("val")
-            if not isinstance(val, Tensor) or self.is_input(value) or (val.dtype not in _FLOATS and val.dtype is not torch.bool):
-                continue
-            if not _has_sizes(self.source(value)[0].meta["val"]) or not _has_sizes(val):
-                continue
-            if n.target == aten.mul.Tensor and _values(val) * _FEW <= _values(n.meta["val"]):
-                continue
-            if _bytes(val) >= max(1, self.options.min_bytes):
+        """(argument, value) of what a linear node reads from forward and is coded."""
+        for place, value in self.reads(n):
+            if self.refusal(n, place, value) is None:
                 yield place, value
+
+    def reads(self, n: fx.Node) -> Iterator[tuple[int, fx.Node]]:
+        """(argument, tensor) of all that a node of backward reads from forward. Tensors in a list have its place."""
+        for place, a in enumerate(n.args) if n.op == "call_function" and n in self.tangent else ():
+            for value in a if isinstance(a, (list, tuple)) else (a,):
+                if isinstance(value, fx.Node) and value not in self.tangent and isinstance(value.meta.get("val"), Tensor):
+                    yield place, value
+
+    def refusal(self, n: fx.Node, place: int, value: fx.Node) -> str | None:
+        """Why n gets this value as it is; None where it gets a code."""
+        val, row = value.meta["val"], self.linear.get(n.target)
+        if self.is_input(value) or place in self.shape_only.get(n.target, ()) or n.target in _OWN or value.target == _OFFSETS:
+            return _HELD
+        if row is None or n.args[place] is not value or (row["where"] is not None and place not in row["where"]):
+            return f"{n.target} is not known to be linear in it"
+        if val.dtype not in _FLOATS and val.dtype is not torch.bool:
+            return f"its type is {str(val.dtype).removeprefix('torch.')}"
+        if not _has_sizes(source := self.source(value)[0]) or not _has_sizes(value):
+            return "its size is decided by the data"
+        least = min(_values(val), _values(source.meta["val"]))  # an expanded value is coded once
+        if n.target == aten.mul.Tensor and least * _FEW <= _values(n.meta["val"]):
+            return "a statistic"
+        if least * val.element_size() < max(1, self.options.min_bytes):
+            return "smaller than min_bytes"
+        if self.options.choice and not self.options.choice.wants(n, source):
+            return "not chosen"
+        return _HELD if self.is_kept(value) else None
+
+    def find_kept(self, nodes: list[fx.Node]) -> None:
+        """What backward gets exactly from somewhere is in memory: no reader needs a code of it, nor of what is quickly made of it."""
+        found = [(n, value, why) for n in nodes for place, value in self.reads(n) if (why := self.refusal(n, place, value)) not in (None, _HELD)]
+        self.kept = {_whole(value): True for _, value, _ in found}
+        for n in nodes:  # in order, so that none asks far back
+            self.is_kept(n)
+        for n, value, why in found:
+            self.leave(n, value, why)
+
+    def is_kept(self, n: fx.Node) -> bool:
+        if n not in self.kept:
+            made = n.op == "call_function" and _is_quick(n.target) and len(n.all_input_nodes) > 0
+            self.kept[n] = self.is_input(n) or made and all(self.is_kept(i) for i in n.all_input_nodes)
+        return self.kept[n]
+
+    def leave(self, n: fx.Node, value: fx.Node, why: str | None) -> None:
+        """A line of the report for what stays exact."""
+        whole = _whole(value)
+        if whole in self.exact or not _has_sizes(whole) or _bytes(val := whole.meta["val"]) < self.options.min_bytes:
+            return
+        dtype = str(val.dtype).removeprefix("torch.")
+        self.exact[whole] = Exact(whole.name, str(whole.target), str(n.target), tuple(val.shape), dtype, _bytes(val), why or "")
 
     def is_input(self, n: fx.Node) -> bool:
         """A parameter, the batch, or something that is quickly made of these alone, as a causal mask: the partitioner makes it anew."""
         if n not in self.inputs:
-            made = n.op == "call_function" and n.target in _FREE and all(self.is_input(i) for i in n.all_input_nodes)
-            self.inputs[n] = n.op in ("placeholder", "get_attr") or made
+            made = n.op == "call_function" and _is_quick(n.target) and all(self.is_input(i) for i in n.all_input_nodes)
+            self.inputs[n] = n.op in ("placeholder", "get_attr") and n not in self.activations or made
         return self.inputs[n]
+
+    def is_exact(self, a: Any) -> bool:
+        return self.is_input(a) if isinstance(a, fx.Node) else isinstance(a, (int, float))
 
     def source(self, n: fx.Node) -> tuple[fx.Node, list[tuple[fx.Node, int]]]:
         """The value of which n is a view, a cast or an affine map with exact coefficients, and the way back: one code serves a norm and the
-        linear layer behind it."""
+        linear layer behind it, and all heads that share a key."""
         chain = []
         while n not in self.stops and (k := self.below(n)) is not None:
             chain.append((n, k))
@@ -295,19 +436,19 @@ class _Rewrite:
     def below(self, n: fx.Node) -> int | None:
         if n.op != "call_function":
             return None
-        if n in self.splits or (n.target is operator.getitem and n.args[0] in self.splits):
+        if n in self.undone or n in self.splits or (n.target is operator.getitem and n.args[0] in self.splits):
             return 0
-        k: int | None = 0 if n.target in _VIEWS else None
-        if n.target in (aten.add.Tensor, aten.mul.Tensor) and not n.kwargs:
-            k = next((i for i in (0, 1) if isinstance(a := n.args[1 - i], fx.Node) and self.is_input(a)), None)
+        k: int | None = 0 if n.target in _VIEWS or (n.target == aten.pow.Tensor_Scalar and n.args[1] == 1) else None
+        if n.target in _AFFINE and not n.kwargs:
+            k = next((i for i in _AFFINE[n.target] if all(self.is_exact(a) for j, a in enumerate(n.args) if j != i)), None)
         if k is None and n.target in (aten.sub.Tensor, aten.mul.Tensor) and not n.kwargs:
             k = self.normed_row(n)
         if k is None or not isinstance(value := n.args[k], fx.Node) or self.is_input(value):
             return None
         inner, outer = value.meta["val"], n.meta["val"]
-        if not _has_sizes(inner) or not _has_sizes(outer) or inner.dtype not in (*_FLOATS, torch.bool):
+        if not _has_sizes(value) or not _has_sizes(n) or inner.dtype not in (*_FLOATS, torch.bool):
             return None
-        return k if statically_known_true(inner.numel() == outer.numel()) else None
+        return k if n.target == aten.expand.default or statically_known_true(inner.numel() == outer.numel()) else None
 
     def normed_row(self, n: fx.Node) -> int | None:
         """0 where n is x − mean, 0 or 1 where it is that times 1/σ, of whole blocks that lie within one row: a code of x has the same noise,
@@ -339,13 +480,15 @@ class _Rewrite:
     # ---- how many bits, how many draws -------------------------------------------------------------------------------------------
 
     def values_per_statistic(self, n: fx.Node) -> int:
-        """N where n is made, by views and exact coefficients, of x − mean, or that times 1/σ, of N values; 0 elsewhere."""
+        """N where n is made, by views and exact coefficients, of x − mean, that or x times 1/σ, of N values; 0 elsewhere."""
         found = 0
         while True:
             parts = [a for a in n.args if isinstance(a, fx.Node)] if n.op == "call_function" and n.target == aten.mul.Tensor else [n]
             for part in parts:
                 if self.statistic(part) is not None:
                     found = max(found, _values(part.meta["val"]) // max(1, _values(_arg(part, 1).meta["val"])))
+            if (root := self.rms(n)) is not None:
+                found = max(found, _values(root[0].meta["val"]) // max(1, _values(root[1].meta["val"])))
             if found or (k := self.below(n)) is None:
                 return found
             n = _arg(n, k)
@@ -468,16 +611,17 @@ class _Rewrite:
 
     def seed(self, device: torch.device) -> fx.Node:
         """The seed of the next code: a view of a vector that is drawn once a step and device."""
-        if device not in self.seeds:
-            first = next(n for n in self.graph.nodes if n.op != "placeholder")
-            with self.graph.inserting_before(first):
-                vector = self.node(inductor_prims.seeds, (1, device), None, _SAVE)
-                if rank() > 0:  # ranks that are seeded alike draw apart
-                    vector = self.node(aten.add.Tensor, (vector, mixed(rank())), None, _SAVE)
-                self.seeds[device] = (vector, [])
         vector, drawn = self.seeds[device]
         drawn.append(self.node(aten.slice.Tensor, (vector, 0, 0, 1)))
         return drawn[-1]
+
+    def add_seeds(self, device: torch.device) -> None:
+        """The vector, in front of everything that forward computes."""
+        with self.graph.inserting_before(next(n for n in self.graph.nodes if n.op != "placeholder")):
+            vector = self.node(inductor_prims.seeds, (1, device), None, _SAVE)
+            if rank() > 0:  # ranks that are seeded alike draw apart
+                vector = self.node(aten.add.Tensor, (vector, mixed(rank())), None, _SAVE)
+        self.seeds[device] = (vector, [])
 
     def number_seeds(self) -> None:
         for device, (vector, drawn) in self.seeds.items():
@@ -499,9 +643,14 @@ class _Rewrite:
         if key not in self.codes:
             mean = self.statistic(s)
             scale = None if mean is None else self.scales.get(mean)
+            if val.dtype is not torch.bool and val.device not in self.seeds:
+                self.add_seeds(val.device)
             place = (s if scale is None else max(s, scale, key=self.places.__getitem__)).next
-            while place.op == "placeholder":
-                place = place.next
+            if s.op == "placeholder":  # behind all of them, and behind what every code reads
+                last = [vector for vector, _ in self.seeds.values()]
+                while place.op == "placeholder" or last:
+                    last = [vector for vector in last if vector is not place]
+                    place = place.next
             with self.graph.inserting_before(place):
                 seed = None if val.dtype is torch.bool else self.seed(val.device)
                 coded = s if scale is None else self.node(aten.mul.Tensor, (s, scale))
@@ -550,10 +699,33 @@ class _Rewrite:
         back = [order.index(i) for i in range(len(order))]
         return self.line(_AGAIN, line, (aten.reshape.default, [sizes[i] for i in order]), (aten.permute.default, back))
 
+    def narrow_offsets(self, n: fx.Node) -> None:
+        """A max pool's offsets within its window, which torch keeps in a byte each: in as many planes of bits as the window needs."""
+        offsets, window = _arg(n, 0), n.args[1]
+        if not isinstance(window, (list, tuple)) or not all(isinstance(size, int) for size in window) or not _has_sizes(offsets):
+            return
+        val, bits = offsets.meta["val"], (math.prod(window) - 1).bit_length()
+        readers = list(n.users)
+        small = _bytes(val) < max(1, self.options.min_bytes) or bits == 0 or bits * _values(val) >= 8 * _bytes(val)
+        if small or not all(user in self.tangent for user in readers) or not self.options.choice.wants(*readers, n):
+            return
+        self.mode = val.fake_mode
+        with self.graph.inserting_before(offsets.next):
+            planes = [self.line(None, offsets, (aten.bitwise_and.Scalar, 1 << bit), (aten.ne.Scalar, 0)) for bit in range(bits)]
+            coded = [self.encode(plane, 1, None, torch.bool) for plane in planes]
+        self.tell(offsets, offsets, n, bits, *(data for _, data in coded))
+        with self.graph.inserting_before(n):
+            whole = None
+            for bit, (decode, _) in enumerate(coded):
+                plane = self.line(_AGAIN, decode(n), (_CAST, val.dtype), (aten.mul.Scalar, 1 << bit))
+                whole = plane if whole is None else self.node(aten.add.Tensor, (whole, plane), None, _AGAIN)
+        n.args = (whole, *n.args[1:])
+        n.meta["recompute"] = _AGAIN
+
     def forget(self, n: fx.Node, place: int) -> None:
         """Only sizes and strides of this argument are read."""
         value = n.args[place]
-        if not isinstance(value, fx.Node) or value in self.tangent or self.is_input(value) or not _has_sizes(value.meta["val"]):
+        if not isinstance(value, fx.Node) or value in self.tangent or self.is_input(value) or not _has_sizes(value):
             return
         val = value.meta["val"]
         self.mode = val.fake_mode
@@ -571,6 +743,22 @@ def _arg(n: fx.Node, k: int) -> fx.Node:
     value = n.args[k]
     assert isinstance(value, fx.Node)
     return value
+
+
+def _whole(n: fx.Node) -> fx.Node:
+    """What n shows all values of, in another shape or order, or several times."""
+    while n.op == "call_function" and n.target in _VIEWS and isinstance(n.args[0], fx.Node) and _has_sizes(n) and _has_sizes(n.args[0]):
+        inner, outer = n.args[0].meta["val"], n.meta["val"]
+        if inner.dtype != outer.dtype or not (n.target == aten.expand.default or statically_known_true(inner.numel() == outer.numel())):
+            break
+        n = n.args[0]
+    return n
+
+
+def _is_quick(target: Any) -> bool:
+    """A view, or what is computed value by value, the same each time."""
+    tags = getattr(target, "tags", ())
+    return target in _FREE or (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags)
 
 
 def _through(n: fx.Node, targets: set[Any]) -> fx.Node:
@@ -598,8 +786,9 @@ def _bytes(val: Tensor) -> int:
     return _values(val) * val.element_size()
 
 
-def _has_sizes(val: Any) -> bool:
-    """Are all sizes numbers, or symbols that stand for one?"""
+def _has_sizes(n: fx.Node) -> bool:
+    """Are all sizes of its value numbers, or symbols that stand for one?"""
+    val = n.meta["val"]
     return isinstance(val, Tensor) and all(isinstance(n, int) or n.node.hint is not None for n in (*val.shape, *val.stride()))
 
 
@@ -608,13 +797,16 @@ def compile(  # noqa: A001
     bits: str | int | tuple[int, ...] | Bits = "2/4/8",
     *,
     min_bytes: int = 16384,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
     options: dict[str, Any] | None = None,
     mode: str | None = None,
     **arguments: Any,
 ) -> Any:
     """torch.compile(model), with what crosses from forward to backward packed. The other arguments are torch.compile's.
 
-    Returns what torch.compile returns; its PackPass, with the report of the newest graph, is `satchel_pass` of it.
+    bits, min_bytes, include, exclude: as PackPass has them. Returns what torch.compile returns; its PackPass, with the report of the newest graph, is
+    `satchel_pass` of it. A model may be compiled in parts, block by block: what one part hands to the next is packed too.
     """
     if not callable(model) or isinstance(model, type):
         raise ValueError(f"[compile] model must be a module or a function, got {model!r}")
@@ -622,16 +814,17 @@ def compile(  # noqa: A001
         raise ValueError(f"[compile] backend must be inductor, got {arguments['backend']!r}")
     if options is not None and not isinstance(options, dict):
         raise ValueError(f"[compile] options must be a dict, got {options!r}")
-    for name in ("budget", "preset", "refresh", "include", "exclude", "seed", "meter"):
+    for name in ("budget", "preset", "refresh", "seed", "meter"):
         if name in arguments:
             raise ValueError(f"[compile] {name} must be left to packing() and attach(), got {arguments[name]!r}")
     for name in ("joint_custom_post_pass", "pre_grad_custom_pass"):
         if (options or {}).get(name) is not None:
             raise ValueError(f"[compile] options must leave {name} to Satchel, got another pass")
-    pack = PackPass(bits, min_bytes=min_bytes)
+    pack = PackPass(bits, min_bytes=min_bytes, include=include, exclude=exclude, model=model)
+    pack.marked = True
     given = dict(torch._inductor.list_mode_options(mode)) if mode is not None else {}
     given.update(options or {})
-    passes = {"joint_custom_post_pass": pack, "pre_grad_custom_pass": LayerPass(pack.bits, pack.min_bytes)}
+    passes = {"joint_custom_post_pass": pack, "pre_grad_custom_pass": LayerPass(pack.bits, pack.min_bytes, pack.choice)}
     compiled = torch.compile(model, options={**given, **passes}, **arguments)
     compiled.__dict__["satchel_pass"] = pack  # a compiled module would hand an attribute on to the model
     return compiled
