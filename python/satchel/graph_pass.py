@@ -555,7 +555,6 @@ class _Rewrite:
                 readers.setdefault(self.name(self.part(value)), []).append(i)
         draws = [0] * len(edges)
         for group in readers.values():
-            group = [i for i in group if not self.ends_outside(edges[i][0])]
             for position, i in enumerate(group):
                 above = self.ancestors(edges[i][0], {edges[j][0] for j in group[:position]})
                 taken = {draws[j] for j in group[:position] if edges[j][0] in above}

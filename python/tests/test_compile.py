@@ -191,6 +191,23 @@ def test_values_read_twice_on_a_path(monkeypatch):
     assert found["cube"] > 1.4, found
 
 
+def test_a_weight_whose_gradient_passed_its_own_input():
+    """h·(h@W): W's gradient is hᵀ·(g·h), and both read h. From one draw its diagonal would have the code's variance in its mean."""
+    x, weights = torch.randn(256, 128), torch.rand(256, 128)
+    w, before = ((torch.randn(128, 128) / 11).requires_grad_() for _ in range(2))
+
+    def loss(w, before):
+        h = torch.relu(x @ before)
+        return (h * (h @ w) * weights).sum()
+
+    expected = torch.autograd.grad(loss(w, before), w)[0].diagonal()
+    f = op_by_op(loss, pack := satchel.PackPass("2/2/8", min_bytes=1024))
+    errors = torch.stack([torch.autograd.grad(f(w, before), w)[0].diagonal() for _ in range(DRAWS)]) - expected
+    assert pack.report
+    ratio = float(errors.mean(0).norm() * DRAWS**0.5 / errors.square().mean(0).sum().sqrt())
+    assert 0.75 < ratio < 1.3, ratio
+
+
 @pytest.mark.parametrize("rows", [512, 8192])
 def test_a_batch_norm_whose_channels_differ_in_size(rows):
     """The noise is a share of each channel's own σ, though channels share blocks."""
