@@ -290,7 +290,7 @@ void mov_u32(T& x) { x = static_cast<T>(here().thread.x); }  // %tid.x
 
 /// `size` bytes of `all`, zeros for the others.
 inline void copy_to_shared(unsigned to, const void* from, int size, int all) {
-  char* p = &anchor + static_cast<int>(to);
+  char* p = reinterpret_cast<char*>(reinterpret_cast<intptr_t>(&anchor) + static_cast<int>(to));
   std::memset(p, 0, static_cast<size_t>(all));
   if (size > 0) std::memcpy(p, from, static_cast<size_t>(size));
 }
