@@ -1,6 +1,7 @@
 // What the kernels use of CUDA, for the CPU: the types, the functions, and the PTX instructions, which translate.py turns into calls. A thread
 // is a fiber (emulator.cpp), a block's threads take turns, and blocks run one after the other. Not emulated: time, memory that is not
-// coherent, races. Of the tensor cores' products one is there; asynchronous copies are not.
+// coherent, races. Tensor cores: the products of a warp, not those of four; asynchronous copies
+// are there at once, so that a wait that is missing does not show.
 #pragma once
 
 #include <bit>
@@ -262,6 +263,41 @@ inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float
     for (unsigned k = 0; k < 16; ++k) *c[i] += at(i < 2 ? upper : lower, row, k) * at(columns, column + i % 2, k);
   }
 }
+
+/// The same of 16 × 8 and 8 × 8 numbers of tf32, whose lower 13 bits are not looked at.
+inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                                              uint32_t b1) {
+  const auto both = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
+  uint64_t upper[32], lower[32], columns[32];
+  std::memcpy(upper, gather(~0u, both(a0, a2)), sizeof upper);
+  std::memcpy(lower, gather(~0u, both(a1, a3)), sizeof lower);
+  std::memcpy(columns, gather(~0u, both(b0, b1)), sizeof columns);
+  const auto at = [](const uint64_t* words, unsigned line, unsigned k) {
+    return std::bit_cast<float>(static_cast<uint32_t>(words[line * 4 + k % 4] >> (k / 4 * 32)) & 0xffffe000u);
+  };
+  const unsigned row = lane() / 4, column = lane() % 4 * 2;
+  float* const c[4] = {&c0, &c1, &c2, &c3};
+  for (unsigned i = 0; i < 4; ++i) {
+    for (unsigned k = 0; k < 8; ++k) *c[i] += at(i < 2 ? upper : lower, row, k) * at(columns, column + i % 2, k);
+  }
+}
+inline void cvt_rna_tf32_f32(uint32_t& y, float x) {
+  y = std::bit_cast<uint32_t>(x);
+  if (std::isfinite(x)) y = (y + 0x1000u) & 0xffffe000u;
+}
+template <class T>
+void mov_u32(T& x) { x = static_cast<T>(here().thread.x); }  // %tid.x
+
+/// `size` bytes of `all`, zeros for the others.
+inline void copy_to_shared(unsigned to, const void* from, int size, int all) {
+  char* p = reinterpret_cast<char*>(reinterpret_cast<intptr_t>(&anchor) + static_cast<int>(to));
+  std::memset(p, 0, static_cast<size_t>(all));
+  if (size > 0) std::memcpy(p, from, static_cast<size_t>(size));
+}
+inline void cp_async_cg_shared_global(unsigned to, const void* from, int size) { copy_to_shared(to, from, size, 16); }
+inline void cp_async_ca_shared_global(unsigned to, const void* from, int size) { copy_to_shared(to, from, size, 4); }
+inline void cp_async_commit_group() {}
+inline void cp_async_wait_group() {}
 
 }  // namespace emulation
 

@@ -39,6 +39,10 @@ namespace {
 constexpr size_t kStack = 64 << 10;  // bytes a fiber
 constexpr unsigned kMostThreads = 1024;
 
+// Not on the heap: kernels keep addresses in shared memory in 32 bits, as distances to emulation::anchor.
+constexpr int64_t kMostShared = 128 << 10;  // bytes
+alignas(16) char shared[kMostShared];
+
 /// Threads of a warp that wait for each other, by the mask they came with.
 struct Meeting {
   uint32_t mask = 0, came = 0;
@@ -62,7 +66,6 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   std::unique_ptr<char[]> stacks;
-  std::vector<uint64_t> shared;
   const std::function<void()>* kernel = nullptr;
   Thread* running = nullptr;
   void* scheduler = nullptr;
@@ -138,7 +141,7 @@ void run_block(const Launch& launch, dim3 at) {
 
 const Place& here() { return block.running->place; }
 unsigned lane() { return block.running->lane; }
-void* dynamic_shared() { return block.shared.data(); }
+void* dynamic_shared() { return shared; }
 
 void sync_block() {
   const uint64_t turn = block.turn;
@@ -174,7 +177,8 @@ void Launch::operator<<(const std::function<void()>& kernel) const {
     satchel::fail("launch", "a block must have 1 to 1024 threads, and a grid a block", threads.x);
   }
   block.kernel = &kernel;
-  block.shared.assign(static_cast<size_t>(bytes) / 8 + 2, ~uint64_t{0});  // nothing that a kernel may rely on
+  if (bytes > kMostShared) satchel::fail("launch", "a block must have at most 128 KiB of shared memory", bytes);
+  std::memset(shared, 0xff, static_cast<size_t>(bytes));  // nothing that a kernel may rely on
   for (unsigned z = 0; z < blocks.z; ++z) {
     for (unsigned y = 0; y < blocks.y; ++y) {
       for (unsigned x = 0; x < blocks.x; ++x) run_block(*this, {x, y, z});

@@ -91,7 +91,7 @@ def assembly(text):
 
 
 def translated(text):
-    text = re.sub(r"extern __shared__ ([\w:]+) (\w+)\[\];", r"\1* \2 = static_cast<\1*>(::emulation::dynamic_shared());", text)
+    text = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?([\w:]+) (\w+)\[\];", r"\1* \2 = static_cast<\1*>(::emulation::dynamic_shared());", text)
     return assembly(launches(text))
 
 
