@@ -321,20 +321,20 @@ class _Rewrite:
                 return self.node(ops.norm_output.default, (code, list(val.shape), val.dtype, form, spec), None, _AGAIN)
             return self.in_shape(self.unpacked(code, val.numel(), val.dtype, spec), list(val.shape), _order(val))
 
-    def tell(self, s: fx.Node, maker: fx.Node, reader: fx.Node, bits: int, *codes: fx.Node) -> None:
+    def tell(self, s: fx.Node, maker: fx.Node, reader: fx.Node, bits: int, code: fx.Node) -> None:
         val, dtype = s.meta["val"], str(s.meta["val"].dtype).removeprefix("torch.")
-        after = sum(_bytes(code.meta["val"]) for code in codes)
+        after = _bytes(code.meta["val"])
         self.report.append(Packing(s.name, str(maker.target), str(reader.target), tuple(val.shape), dtype, bits, _bytes(val), after))
 
     # ---- what may be coded -------------------------------------------------------------------------------------------------------
 
     def edges(self, n: fx.Node) -> Iterator[tuple[int, fx.Node]]:
         """(argument, value) of what a linear node reads from forward and is coded."""
-        for place, value in self.reads(n):
+        for place, value in self.crossing(n):
             if self.refusal(n, place, value) is None:
                 yield place, value
 
-    def reads(self, n: fx.Node) -> Iterator[tuple[int, fx.Node]]:
+    def crossing(self, n: fx.Node) -> Iterator[tuple[int, fx.Node]]:
         """(argument, tensor) of all that a node of backward reads from forward. Tensors in a list have its place."""
         for place, a in enumerate(n.args) if n.op == "call_function" and n in self.tangent else ():
             for value in a if isinstance(a, (list, tuple)) else (a,):
@@ -363,7 +363,7 @@ class _Rewrite:
 
     def find_kept(self, nodes: list[fx.Node]) -> None:
         """What backward gets exactly from somewhere is in memory: no reader needs a code of it, nor of what is quickly made of it."""
-        found = [(n, value, why) for n in nodes for place, value in self.reads(n) if (why := self.refusal(n, place, value)) not in (None, _HELD)]
+        found = [(n, value, why) for n in nodes for place, value in self.crossing(n) if (why := self.refusal(n, place, value)) not in (None, _HELD)]
         self.kept = {_whole(value): True for _, value, _ in found}
         for n in nodes:  # in order, so that none asks far back
             self.is_kept(n)
@@ -699,7 +699,7 @@ class _Rewrite:
         return self.line(_AGAIN, line, (aten.reshape.default, [sizes[i] for i in order]), (aten.permute.default, back))
 
     def narrow_offsets(self, n: fx.Node) -> None:
-        """A max pool's offsets within its window, which torch keeps in a byte each: in as many planes of bits as the window needs."""
+        """A max pool's offsets within its window, which torch keeps in a byte each: in as many bits as the window needs."""
         offsets, window = _arg(n, 0), n.args[1]
         if not isinstance(window, (list, tuple)) or not all(isinstance(size, int) for size in window) or not _has_sizes(offsets):
             return
@@ -708,16 +708,20 @@ class _Rewrite:
         small = _bytes(val) < max(1, self.options.min_bytes) or bits == 0 or bits * _values(val) >= 8 * _bytes(val)
         if small or not all(user in self.tangent for user in readers) or not self.options.choice.wants(*readers, n):
             return
-        self.mode = val.fake_mode
+        self.mode, order = val.fake_mode, _order(val)
         with self.graph.inserting_before(offsets.next):
-            planes = [self.line(None, offsets, (aten.bitwise_and.Scalar, 1 << bit), (aten.ne.Scalar, 0)) for bit in range(bits)]
-            coded = [self.encode(plane, 1, None, torch.bool) for plane in planes]
-        self.tell(offsets, offsets, n, bits, *(data for _, data in coded))
+            sizes = self.sizes(offsets)
+            line = self.line(None, offsets, (aten.permute.default, order), (aten.reshape.default, [-1]))
+            planes = [self.line(None, line, (aten.bitwise_and.Scalar, 1 << bit), (aten.ne.Scalar, 0)) for bit in range(bits)]
+            decode, data = self.encode(self.node(aten.cat.default, (planes,)), 1, None, torch.bool)
+        self.tell(offsets, offsets, n, bits, data)
         with self.graph.inserting_before(n):
-            whole = None
-            for bit, (decode, _) in enumerate(coded):
-                plane = self.line(_AGAIN, decode(n), (_CAST, val.dtype), (aten.mul.Scalar, 1 << bit))
-                whole = plane if whole is None else self.node(aten.add.Tensor, (whole, plane), None, _AGAIN)
+            rows = self.line(_AGAIN, decode(n), (aten.reshape.default, [bits, -1]))
+            parts = [self.line(_AGAIN, rows, (aten.select.int, 0, bit), (_CAST, val.dtype), (aten.mul.Scalar, 1 << bit)) for bit in range(bits)]
+            whole = parts[0]
+            for part in parts[1:]:
+                whole = self.node(aten.add.Tensor, (whole, part), None, _AGAIN)
+            whole = self.in_shape(whole, sizes, order)
         n.args = (whole, *n.args[1:])
         n.meta["recompute"] = _AGAIN
 

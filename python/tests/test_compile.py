@@ -428,6 +428,20 @@ def test_inputs_in_odd_places(name):
     assert x.data_ptr() not in [saved.untyped_storage().data_ptr() for saved in saved_of(compiled, (x, w))]
 
 
+def test_inputs_whose_sizes_are_symbols():
+    w, pack = torch.randn(128, 128, requires_grad=True), satchel.PackPass("2/3/8", min_bytes=1024)
+    compiled = op_by_op(lambda x: (x @ w).tanh().square().mean(), pack, dynamic=True)
+    for rows in (32, 64, 31):
+        x = torch.randn(rows, 128, requires_grad=True)
+        expected = torch.autograd.grad((x @ w).tanh().square().mean(), w)[0]
+        draws = [torch.autograd.grad(compiled(x * 1.0), w)[0] for _ in range(DRAWS)]
+        one = torch.stack([(g - expected).square().sum() for g in draws]).mean().sqrt()
+        assert 0.75 < float((sum(draws) / DRAWS - expected).norm() * DRAWS**0.5 / one) < 1.3
+        made = x * 1.0
+        assert made.data_ptr() not in [saved.untyped_storage().data_ptr() for saved in saved_of(compiled, (made,)) if isinstance(saved, torch.Tensor)]
+    assert any("primals" in line.made_by for line in pack.report)
+
+
 def test_views_of_one_tensor_are_inputs():
     """q and k, cut from one product, go into a part that is compiled by itself."""
     w, f = nn.Linear(64, 256), op_by_op(lambda q, k: (q @ k.T).tanh().square().mean(), pack := satchel.PackPass(min_bytes=1024))
