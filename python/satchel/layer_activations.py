@@ -62,8 +62,9 @@ def _fused_norm_act(
 def _hooks_of(y: Tensor) -> dict[int, Any]:
     """Where hooks on y's gradient will stand, if any come: register_hook() makes this only with the first."""
     if y._backward_hooks is None:
+        node: Any = y.grad_fn
         y._backward_hooks = collections.OrderedDict()
-        y.grad_fn._register_hook_dict(y)  # type: ignore[union-attr]
+        node._register_hook_dict(y)
     return y._backward_hooks
 
 

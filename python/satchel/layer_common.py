@@ -11,7 +11,7 @@ from torch import Tensor
 from ._ops import ops
 from .shared import ONE_SIDED, Save
 
-__all__ = ["ONE_SIDED", "SECOND_ORDER", "backward", "keep", "kept", "no_autocast", "rows_of", "shares"]
+__all__ = ["ONE_SIDED", "SECOND_ORDER", "backward", "keep", "kept", "no_autocast", "own", "rows_of", "shares"]
 
 
 SECOND_ORDER = "[convert] a gradient of a gradient needs exact saves, got create_graph=True; satchel.revert() gives them"
@@ -79,3 +79,8 @@ def rows_of(x: Tensor) -> Tensor | None:
     """x as rows of channels, where these are innermost in memory; else None."""
     flat = x.movedim(1, -1) if x.dim() > 1 else x
     return flat.flatten(0, -2) if flat.is_contiguous() and x.dim() > 1 else None
+
+
+def own(y: Tensor) -> Tensor:
+    """A function's result that was made as a view: no view to autograd, which would not let it be changed in place."""
+    return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y

@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from . import kept as forms
 from ._ops import ops
-from .layer_common import SECOND_ORDER, backward, keep, kept, no_autocast, shares
+from .layer_common import SECOND_ORDER, backward, keep, kept, no_autocast, own, shares
 from .shared import Save, dense_strides, find_save, flush_deferred, fresh_seed, in_order, keeps, link, link_of, pack
 
 __all__ = ["ConvCall", "Window", "adaptive_avg_pool", "avg_pool", "conv", "linear", "max_pool"]
@@ -330,8 +330,8 @@ class _AvgPool(Function):
         ctx.dims = dims = x.dim() - 2
         ctx.window, ctx.shape = window, forms.Shape(_up(x, dims))
         if window is None:
-            return _own(_ADAPTIVE[dims](x, size))
-        return _own(_AVERAGES[dims](x, *(window if dims > 1 else window[:5])))  # torch's of one dimension takes no divisor
+            return own(_ADAPTIVE[dims](x, size))
+        return own(_AVERAGES[dims](x, *(window if dims > 1 else window[:5])))  # torch's of one dimension takes no divisor
 
     @backward
     def backward(ctx: Any, given: Tensor) -> Any:
@@ -347,11 +347,6 @@ class _AvgPool(Function):
         if dims == 1:
             k, s, p = (1, *k), (1, *s), (0, *p)
         return _down(_aten.avg_pool2d_backward(g, like, k, s, p, *rest), dims), None, None
-
-
-def _own(y: Tensor) -> Tensor:
-    """A result that torch has made as a view: no view to autograd."""
-    return _aten._unsafe_view(y, y.shape) if y._is_view() else y
 
 
 def avg_pool(x: Tensor, *window: Any) -> Tensor:

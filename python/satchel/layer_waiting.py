@@ -24,7 +24,7 @@ from torch.autograd import Function
 
 from . import norm_ops
 from ._ops import ops
-from .layer_common import backward, keep, kept, rows_of, shares
+from .layer_common import backward, keep, kept, own, rows_of, shares
 from .norm_ops import ACT, ADD, ALONE, Specs
 from .shared import Code, Save, flush_deferred, fresh_seeds, link, raw_stream
 
@@ -365,7 +365,7 @@ class _NormReLU(Function):
             keep(ctx, name, save, rstd, w, code, kinds=("statistics", "", "norm"))
         made.append(save)
         if not inplace:
-            return z
+            return own(z)
         _put(y, z)
         ctx.mark_dirty(y)
         return y

@@ -275,6 +275,26 @@ def test_what_changes_in_place_is_told():
         satchel.convert(Net(skip_changes))(image())
 
 
+@pytest.mark.parametrize("change", [lambda z: z.mul_(2), lambda z: z[:, :4].mul_(2)])
+def test_a_claimed_result_may_be_changed(change):
+    """torch's own ReLU reads its result in backward; a code does not change."""
+
+    def after(net, y, x):
+        z = net.relu(y + x)
+        z = z if isinstance(net.relu, satchel.layers.Layer) else z.clone()
+        change(z)
+        return z
+
+    plain, ours = copied(after, "cpu")
+    x = image()
+    expected, truth = result(plain, x)
+    out, _ = result(ours, x)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    draws = [result(ours, x)[1][0] for _ in range(40)]
+    one = (sum(float((g - truth[0]).square().sum()) for g in draws) / 40) ** 0.5
+    assert float((sum(draws) / 40 - truth[0]).norm()) * 40**0.5 < 1.3 * one
+
+
 def test_backward_twice():
     for name in ("relu", "itself", "sum", "both"):
         net, x = satchel.convert(Net(AFTER[name][0])), image()
