@@ -344,7 +344,7 @@ class _Rewrite:
     def refusal(self, n: fx.Node, place: int, value: fx.Node) -> str | None:
         """Why n gets this value as it is; None where it gets a code."""
         val, row = value.meta["val"], self.linear.get(n.target)
-        if self.is_input(value) or place in self.shape_only.get(n.target, ()) or n.target in _OWN or value.target == _OFFSETS:
+        if self.is_input(value) or place in self.shape_only.get(n.target, ()) or n.target in _OWN or _whole(value).target == _OFFSETS:
             return _HELD
         if row is None or n.args[place] is not value or (row["where"] is not None and place not in row["where"]):
             return f"{n.target} is not known to be linear in it"
@@ -704,9 +704,9 @@ class _Rewrite:
         if not isinstance(window, (list, tuple)) or not all(isinstance(size, int) for size in window) or not _has_sizes(offsets):
             return
         val, bits = offsets.meta["val"], (math.prod(window) - 1).bit_length()
-        readers = list(n.users)
+        readers = self.readers(n)
         small = _bytes(val) < max(1, self.options.min_bytes) or bits == 0 or bits * _values(val) >= 8 * _bytes(val)
-        if small or not all(user in self.tangent for user in readers) or not self.options.choice.wants(*readers, n):
+        if small or not readers or not self.options.choice.wants(*readers, n):
             return
         self.mode, order = val.fake_mode, _order(val)
         with self.graph.inserting_before(offsets.next):
@@ -724,6 +724,20 @@ class _Rewrite:
             whole = self.in_shape(whole, sizes, order)
         n.args = (whole, *n.args[1:])
         n.meta["recompute"] = _AGAIN
+
+    def readers(self, n: fx.Node) -> list[fx.Node]:
+        """Nodes of backward that read what n makes or is made of that; none where forward hands it out too."""
+        found, seen, stack = [], {n}, [n]
+        while stack:
+            for user in stack.pop().users:
+                if user.op == "output":
+                    return []
+                if user in self.tangent:
+                    found.append(user)
+                elif user not in seen:
+                    seen.add(user)
+                    stack.append(user)
+        return found
 
     def forget(self, n: fx.Node, place: int) -> None:
         """Only sizes and strides of this argument are read."""
