@@ -7,9 +7,9 @@
 
 namespace satchel {
 
-/// Calls f with `bits` (1..8) as an integral constant.
+/// Calls f with `bits` (1..8) as an integral constant. On a GPU too.
 template <class F>
-void with_bits(int bits, F&& f) {
+constexpr void with_bits(int bits, F&& f) {
   switch (bits) {
     case 1: return f(std::integral_constant<int, 1>());
     case 2: return f(std::integral_constant<int, 2>());

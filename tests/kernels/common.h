@@ -173,9 +173,10 @@ inline Bytes decode(const CpuKernels& k, const BlockCode& code, const Coded& in,
   return out.bytes();
 }
 
-inline Bytes decode(const CpuKernels& k, const SideCode& code, const Channel* channels, const Coded& in, DType type) {
+inline Bytes decode(const CpuKernels& k, const SideCode& code, const Channel* channels, const Coded& in, DType type,
+                    bool streaming = false) {
   Guarded out(code.grid.values * size_of(type));
-  k.side_decode(code, in.codes.data(), channels, in.headers.data(), {out.data(), type}, 0, code.grid.values);
+  k.side_decode(code, in.codes.data(), channels, in.headers.data(), {out.data(), type, 0, streaming}, 0, code.grid.values);
   EXPECT_TRUE(out.intact()) << "wrote past the values";
   return out.bytes();
 }

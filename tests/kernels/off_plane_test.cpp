@@ -43,8 +43,8 @@ Sampled encode_sampled(const CpuKernels& k, const SideCode& plain, const Channel
   return {made, plane.bytes()};
 }
 
-Bytes decode_sampled(const CpuKernels& k, const SideCode& plain, const Channel* channels, Sampled in, DType type) {
-  return decode(k, with_plane(plain, in.plane.data()), channels, in.coded, type);
+Bytes decode_sampled(const CpuKernels& k, const SideCode& plain, const Channel* channels, Sampled in, DType type, bool streaming = false) {
+  return decode(k, with_plane(plain, in.plane.data()), channels, in.coded, type, streaming);
 }
 
 TEST(OffPlane, SameBytesForEveryShape) {
@@ -66,6 +66,7 @@ TEST(OffPlane, SameBytesForEveryShape) {
           ASSERT_EQ(encode_sampled(*k, code, channels.data(), x, in, seed), truth) << k->name;
           ASSERT_EQ(encode_sampled(*k, code, channels.data(), x, in, seed, cut), truth) << k->name << ", cut at " << cut;
           ASSERT_EQ(decode_sampled(*k, code, channels.data(), truth, out), values) << k->name;
+          ASSERT_EQ(decode_sampled(*k, code, channels.data(), truth, out, true), values) << k->name << ", past the caches";
         }
       }
     }

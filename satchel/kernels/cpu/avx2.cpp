@@ -35,6 +35,8 @@ struct Avx2 {
   static M eq(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
   static M exclusive(M a, M b) { return _mm256_xor_ps(a, b); }
   static M either(M a, M b) { return _mm256_or_ps(a, b); }
+  static M both(M a, M b) { return _mm256_and_ps(a, b); }
+  static M neither(M a, M b) { return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_castps_si256(either(a, b)), _mm256_setzero_si256())); }
   static uint32_t bits(M m) { return static_cast<uint32_t>(_mm256_movemask_ps(m)); }
   static M mask_of(uint32_t bits) {  // the low 8
     const I own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
@@ -45,12 +47,12 @@ struct Avx2 {
   static I where(M m, I v) { return _mm256_and_si256(_mm256_castps_si256(m), v); }           // else 0
   static I select_i(M m, I yes, I no) { return _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m)); }
 
-  static M subnormal(F v) {
-    const I exponent = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7f800000));
-    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(exponent, _mm256_setzero_si256()));
+  static F flush(F v) {
+    const I bits = _mm256_castps_si256(v), exponent = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f800000));
+    return _mm256_castsi256_ps(_mm256_sign_epi32(bits, exponent));  // 0 where the exponent is 0; it is never negative
   }
-  static F flush(F v) { return _mm256_andnot_ps(subnormal(v), v); }
   static F fma_flushed(F a, F b, F c) { return fma(flush(a), b, c); }
+  static F distance_flushed(F a, F b) { return magnitude(sub(flush(a), b)); }
 
   static I set_i(int v) { return _mm256_set1_epi32(v); }
   static I rint(F v) { return _mm256_cvttps_epi32(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
@@ -82,6 +84,12 @@ struct Avx2 {
     const __m128i straight = _mm_unpacklo_epi8(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), straight);
   }
+  /// Codes of 2 bits, each 0 or 1 more than the steps it has taken, second only where first.
+  struct Steps {
+    I code[8];
+    void put(int v, M is_on, M one, M two) { code[v] = where(is_on, count(count(set_i(1), one), two)); }
+    void write(uint8_t* out) const { squeeze_two(code, out); }
+  };
   /// Vector v of a tile's 2-bit codes, with other codes' bits above them.
   static I two_bit_codes(const uint8_t* in, int v) {
     uint16_t word;
@@ -109,10 +117,43 @@ struct Avx2 {
     _mm256_storeu_pd(p, d.low);
     _mm256_storeu_pd(p + 4, d.high);
   }
-  static Doubles add_where(Doubles d, M m, F v) {
-    const F kept = _mm256_and_ps(m, v);
+  /// Adds v = x[i …], flushed, where m.
+  template <DType>
+  static Doubles add_flushed(Doubles d, M m, F v, const void* /*x*/, int64_t /*i*/) {
+    const F kept = _mm256_and_ps(m, flush(v));
     return {_mm256_add_pd(d.low, _mm256_cvtps_pd(_mm256_castps256_ps128(kept))),
             _mm256_add_pd(d.high, _mm256_cvtps_pd(_mm256_extractf128_ps(kept, 1)))};
+  }
+  /// The sums of 8 pairs (sum, count).
+  static Doubles load_sums(const double* pairs) {
+    const auto four = [&](int at) {
+      return _mm256_permute4x64_pd(_mm256_unpacklo_pd(_mm256_loadu_pd(pairs + at), _mm256_loadu_pd(pairs + at + 4)), 0xd8);
+    };
+    return {four(0), four(8)};
+  }
+  /// New sums for 8 pairs, and more to their counts.
+  static void store_sums(double* pairs, Doubles sum, I more) {
+    const auto put = [&](double* to, __m256d s, __m128i n) {
+      const __m256d sums = _mm256_permute4x64_pd(s, 0xd8), counts = _mm256_permute4x64_pd(_mm256_cvtepi32_pd(n), 0xd8);
+      const __m256d a = _mm256_add_pd(_mm256_loadu_pd(to), _mm256_unpacklo_pd(counts, counts));
+      const __m256d b = _mm256_add_pd(_mm256_loadu_pd(to + 4), _mm256_unpackhi_pd(counts, counts));
+      _mm256_storeu_pd(to, _mm256_shuffle_pd(sums, a, 0xa));
+      _mm256_storeu_pd(to + 4, _mm256_blend_pd(_mm256_unpackhi_pd(sums, sums), b, 0xa));
+    };
+    put(pairs, sum.low, _mm256_castsi256_si128(more));
+    put(pairs + 8, sum.high, _mm256_extracti128_si256(more, 1));
+  }
+
+  /// 8 channels, a vector a field.
+  static simd::Fields<Avx2> load_fields(const Channel* c) {
+    const auto pair = [&](int k) {
+      return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(&c[k].threshold)), _mm_loadu_ps(&c[k + 4].threshold), 1);
+    };
+    const F a = pair(0), b = pair(1), d = pair(2), e = pair(3);
+    const __m256d front = _mm256_castps_pd(_mm256_unpacklo_ps(a, b)), front2 = _mm256_castps_pd(_mm256_unpacklo_ps(d, e));
+    const __m256d back = _mm256_castps_pd(_mm256_unpackhi_ps(a, b)), back2 = _mm256_castps_pd(_mm256_unpackhi_ps(d, e));
+    return {_mm256_castpd_ps(_mm256_unpacklo_pd(front, front2)), _mm256_castpd_ps(_mm256_unpackhi_pd(front, front2)),
+            _mm256_castpd_ps(_mm256_unpacklo_pd(back, back2)), _mm256_castpd_ps(_mm256_unpackhi_pd(back, back2))};
   }
 
   static float least(F v) {
@@ -159,45 +200,25 @@ struct Avx2 {
     return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
   }
 
-  /// Philox's keys, one a round.
-  struct Keys {
-    I k0[kNoiseRounds], k1[kNoiseRounds];
-    explicit Keys(uint64_t seed) {
-      for (uint32_t round = 0; round < kNoiseRounds; ++round) {
-        k0[round] = _mm256_set1_epi64x(static_cast<uint32_t>(seed) + round * kPhiloxW0);
-        k1[round] = _mm256_set1_epi64x(static_cast<uint32_t>(seed >> 32) + round * kPhiloxW1);
-      }
-    }
-  };
-
-  /// 64 noises from 8 Philox counters, one a 64-bit lane of two vectors, whose rounds take turns: a round waits for its products. Each 16
-  /// noises lie so that unpack_low() gives the first 8 and unpack_high() the others.
-  static void draw(const Keys& keys, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
-    I x0[2], x1[2], x2[2], x3[2];
-    for (int h = 0; h < 2; ++h) {
-      x0[h] =
-          _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(group)), _mm256_setr_epi64x(4 * h, 4 * h + 1, 4 * h + 2, 4 * h + 3));
-      x1[h] = _mm256_srli_epi64(x0[h], 32);
-      x2[h] = _mm256_set1_epi64x(static_cast<long long>(stream));
-      x3[h] = _mm256_setzero_si256();
-    }
-#pragma GCC unroll 7
-    for (int round = 0; round < kNoiseRounds; ++round) {
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h) {
-        const I p0 = _mm256_mul_epu32(x0[h], _mm256_set1_epi64x(kPhiloxM0)), p1 = _mm256_mul_epu32(x2[h], _mm256_set1_epi64x(kPhiloxM1));
-        x0[h] = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), _mm256_xor_si256(x1[h], keys.k0[round]));
-        x2[h] = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), _mm256_xor_si256(x3[h], keys.k1[round]));
-        x1[h] = p1;
-        x3[h] = p0;
-      }
-    }
-    for (int h = 0; h < 2; ++h) {
-      const I a = _mm256_blend_epi32(x0[h], _mm256_slli_epi64(x1[h], 32), 0xaa);
-      const I b = _mm256_blend_epi32(x2[h], _mm256_slli_epi64(x3[h], 32), 0xaa);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(noise + 32 * h), _mm256_permute2x128_si256(a, b, 0x20));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(noise + 32 * h + 16), _mm256_permute2x128_si256(a, b, 0x31));
-    }
+  // For Philox: one counter a 64-bit lane, of which products read the lower half.
+  static I set_long(uint32_t v) { return _mm256_set1_epi64x(v); }
+  static I count_up(uint64_t from) {
+    return _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(from)), _mm256_setr_epi64x(0, 1, 2, 3));
+  }
+  static I upper(I v) { return _mm256_srli_epi64(v, 32); }
+  static I product(I a, uint32_t b) { return _mm256_mul_epu32(a, set_long(b)); }
+  static I exclusive_i(I a, I b, I c) {
+    I late = _mm256_xor_si256(b, c);
+    asm("" : "+x"(late));  // a is the one to wait for: no other order
+    return _mm256_xor_si256(a, late);
+  }
+  /// a with its halves swapped, then the lower one ^ b ^ c.
+  static I exclusive_swapped(I a, I b, I c) {
+    return _mm256_xor_si256(_mm256_shuffle_epi32(a, 0xb1), _mm256_blend_epi32(_mm256_setzero_si256(), _mm256_xor_si256(b, c), 0x55));
+  }
+  static void store_noise(uint16_t* noise, I a, I b) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(noise), _mm256_permute2x128_si256(a, b, 0x20));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(noise + 16), _mm256_permute2x128_si256(a, b, 0x31));
   }
 };
 

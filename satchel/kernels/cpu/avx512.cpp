@@ -33,6 +33,8 @@ struct Avx512 {
   static M eq(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
   static M exclusive(M a, M b) { return _kxor_mask16(a, b); }
   static M either(M a, M b) { return _kor_mask16(a, b); }
+  static M both(M a, M b) { return _kand_mask16(a, b); }
+  static M neither(M a, M b) { return _knot_mask16(_kor_mask16(a, b)); }
   static uint32_t bits(M m) { return m; }
   static M mask_of(uint32_t bits) { return static_cast<M>(bits); }  // the low 16
   static F select(M m, F yes, F no) { return _mm512_mask_mov_ps(no, m, yes); }
@@ -42,7 +44,8 @@ struct Avx512 {
 
   static M normal(F v) { return _mm512_test_epi32_mask(_mm512_castps_si512(v), _mm512_set1_epi32(0x7f800000)); }
   static F flush(F v) { return _mm512_maskz_mov_ps(normal(v), v); }
-  static F fma_flushed(F a, F b, F c) { return _mm512_mask3_fmadd_ps(a, b, c, normal(a)); }  // c where a is subnormal
+  static F fma_flushed(F a, F b, F c) { return _mm512_mask3_fmadd_ps(a, b, c, normal(a)); }          // c where a is subnormal
+  static F distance_flushed(F a, F b) { return magnitude(_mm512_mask_sub_ps(b, normal(a), a, b)); }  // |b| where a is subnormal
 
   static I set_i(int v) { return _mm512_set1_epi32(v); }
   static I rint(F v) { return _mm512_cvt_roundps_epi32(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -66,6 +69,26 @@ struct Avx512 {
     const __m128i transpose = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(fours), transpose));
   }
+  /// Codes of 2 bits, each 0 or 1 more than the steps it has taken, second only where first: 32 of them are 8 bytes.
+  struct Steps {
+    M even[3];
+    uint64_t word[2];
+    void put(int v, M is_on, M one, M two) {
+      if (v % 2 == 0) {
+        even[0] = is_on;
+        even[1] = one;
+        even[2] = two;
+        return;
+      }
+      const auto with_even = [&](int k, M odd) { return _cvtmask32_u32(_mm512_kunpackw(odd, even[k])); };
+      const uint32_t on = with_even(0, is_on), first = with_even(1, one), second = with_even(2, two);
+      word[v / 2] = _pdep_u64(on & ~(first ^ second), 0x5555555555555555) | _pdep_u64(on & first, 0xaaaaaaaaaaaaaaaa);
+    }
+    void write(uint8_t* out) const {
+      std::memcpy(out, &word[0], 8);
+      std::memcpy(out + 8, &word[1], 8);
+    }
+  };
   /// Vector v of a tile's 2-bit codes, with other codes' bits above them.
   static I two_bit_codes(const uint8_t* in, int v) {
     int word;
@@ -88,10 +111,48 @@ struct Avx512 {
     _mm512_storeu_pd(p, d.low);
     _mm512_storeu_pd(p + 8, d.high);
   }
-  static Doubles add_where(Doubles d, M m, F v) {
-    const F kept = _mm512_maskz_mov_ps(m, v);
-    return {_mm512_add_pd(d.low, _mm512_cvtps_pd(_mm512_castps512_ps256(kept))),
-            _mm512_add_pd(d.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(kept, 1)))};
+  /// Adds v = x[i …], flushed, where m.
+  template <DType type>
+  static Doubles add_flushed(Doubles d, M m, F v, const void* x, int64_t i) {
+    const auto half = [&](int h) {  // from memory, as is cheaper, where it is float32 there
+      if constexpr (type == DType::f32) return _mm256_loadu_ps(static_cast<const float*>(x) + i + 8 * h);
+      return h == 0 ? _mm512_castps512_ps256(v) : _mm512_extractf32x8_ps(v, 1);
+    };
+    m = both(m, normal(v));
+    return {_mm512_mask_add_pd(d.low, static_cast<__mmask8>(m), d.low, _mm512_cvtps_pd(half(0))),
+            _mm512_mask_add_pd(d.high, static_cast<__mmask8>(m >> 8), d.high, _mm512_cvtps_pd(half(1)))};
+  }
+  /// The sums of 16 pairs (sum, count).
+  static Doubles load_sums(const double* pairs) {
+    const auto eight = [&](int at) {
+      return _mm512_permutex2var_pd(_mm512_loadu_pd(pairs + at), _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14),
+                                    _mm512_loadu_pd(pairs + at + 8));
+    };
+    return {eight(0), eight(16)};
+  }
+  /// New sums for 16 pairs, and more to their counts.
+  static void store_sums(double* pairs, Doubles sum, I more) {
+    const auto put = [&](double* to, __m512d s, __m256i n) {
+      const __m512d counts = _mm512_cvtepi32_pd(n);
+      const __m512d a = _mm512_permutex2var_pd(s, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), counts);
+      const __m512d b = _mm512_permutex2var_pd(s, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), counts);
+      _mm512_storeu_pd(to, _mm512_mask_add_pd(a, 0xaa, a, _mm512_loadu_pd(to)));
+      _mm512_storeu_pd(to + 8, _mm512_mask_add_pd(b, 0xaa, b, _mm512_loadu_pd(to + 8)));
+    };
+    put(pairs, sum.low, _mm512_castsi512_si256(more));
+    put(pairs + 16, sum.high, _mm512_extracti32x8_epi32(more, 1));
+  }
+
+  /// 16 channels, a vector a field.
+  static simd::Fields<Avx512> load_fields(const Channel* c) {
+    const float* p = &c->threshold;
+    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const F a = load_f32(p), b = load_f32(p + 16), d = load_f32(p + 32), e = load_f32(p + 48);
+    const __m512d front = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), front2 = _mm512_castps_pd(_mm512_unpacklo_ps(d, e));
+    const __m512d back = _mm512_castps_pd(_mm512_unpackhi_ps(a, b)), back2 = _mm512_castps_pd(_mm512_unpackhi_ps(d, e));
+    const auto sorted = [&](__m512d v) { return _mm512_permutexvar_ps(order, _mm512_castpd_ps(v)); };
+    return {sorted(_mm512_unpacklo_pd(front, front2)), sorted(_mm512_unpackhi_pd(front, front2)), sorted(_mm512_unpacklo_pd(back, back2)),
+            sorted(_mm512_unpackhi_pd(back, back2))};
   }
 
   static float least(F v) { return _mm512_reduce_min_ps(v); }
@@ -129,33 +190,17 @@ struct Avx512 {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(add(b, add(odd, _mm512_set1_epi32(0x7fff))), 16));
   }
 
-  /// Philox's keys, one a round.
-  struct Keys {
-    I k0[kNoiseRounds], k1[kNoiseRounds];
-    explicit Keys(uint64_t seed) {
-      for (uint32_t round = 0; round < kNoiseRounds; ++round) {
-        k0[round] = _mm512_set1_epi64(static_cast<uint32_t>(seed) + round * kPhiloxW0);
-        k1[round] = _mm512_set1_epi64(static_cast<uint32_t>(seed >> 32) + round * kPhiloxW1);
-      }
-    }
-  };
-
-  /// 64 noises from 8 Philox counters, one a 64-bit lane. Each 32 noises lie so that unpack_low() gives the first 16 and unpack_high() the
-  /// others.
-  static void draw(const Keys& keys, uint64_t group, uint16_t* noise, Stream stream = Stream::rounding) {
-    const I counter = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(group)), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-    I x0 = counter, x1 = _mm512_srli_epi64(counter, 32);
-    I x2 = _mm512_set1_epi64(static_cast<long long>(stream)), x3 = _mm512_setzero_si512();
-#pragma GCC unroll 7
-    for (int round = 0; round < kNoiseRounds; ++round) {
-      const I p0 = _mm512_mul_epu32(x0, _mm512_set1_epi64(kPhiloxM0)), p1 = _mm512_mul_epu32(x2, _mm512_set1_epi64(kPhiloxM1));
-      x0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), x1, keys.k0[round], 0x96);  // a ^ b ^ c
-      x2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), x3, keys.k1[round], 0x96);
-      x1 = p1;
-      x3 = p0;
-    }
-    const I a = _mm512_mask_blend_epi32(0xaaaa, x0, _mm512_slli_epi64(x1, 32));
-    const I b = _mm512_mask_blend_epi32(0xaaaa, x2, _mm512_slli_epi64(x3, 32));
+  // For Philox: one counter a 64-bit lane, of which products read the lower half.
+  static I set_long(uint32_t v) { return _mm512_set1_epi64(v); }
+  static I count_up(uint64_t from) {
+    return _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(from)), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static I upper(I v) { return _mm512_srli_epi64(v, 32); }
+  static I product(I a, uint32_t b) { return _mm512_mul_epu32(a, set_long(b)); }
+  static I exclusive_i(I a, I b, I c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }  // a ^ b ^ c
+  /// a with its halves swapped, then the lower one ^ b ^ c.
+  static I exclusive_swapped(I a, I b, I c) { return _mm512_mask_ternarylogic_epi32(_mm512_rol_epi64(a, 32), 0x5555, b, c, 0x96); }
+  static void store_noise(uint16_t* noise, I a, I b) {
     _mm512_store_si512(noise, _mm512_permutex2var_epi64(a, _mm512_setr_epi64(0, 2, 8, 10, 1, 3, 9, 11), b));
     _mm512_store_si512(noise + 32, _mm512_permutex2var_epi64(a, _mm512_setr_epi64(4, 6, 12, 14, 5, 7, 13, 15), b));
   }

@@ -8,17 +8,22 @@
 #include <cstring>
 
 #include "satchel/kernels/cpu/cpu.h"
+#include "satchel/kernels/cpu/vector_noise.h"
 #include "satchel/kernels/dispatch.h"
 
 namespace satchel::simd {
 
-constexpr int kTile = 64;  // values at a time: 8 noise groups, 8·bits bytes of codes
-
-constexpr int64_t kAhead = 131072;  // bytes
+constexpr int64_t kAhead = 16384;  // bytes: callers' next chunk, which they measure as soon as this one is coded
 
 /// Numbers for every value of a tile that spans blocks.
 struct alignas(64) Lane64 {
   float v[kTile];
+};
+
+/// Channels, a vector a field.
+template <class V>
+struct Fields {
+  typename V::F threshold, gamma, beta, off_mean;
 };
 
 template <class V>
@@ -149,31 +154,17 @@ struct Codec {
 
   // ---- what tiles share ----------------------------------------------------------------------------------------------
 
-  /// Noise of a tile for with_noise(); nearest rounding has the same constant everywhere.
-  static void draw_noise(Rounding rounding, const typename V::Keys& keys, int64_t first, uint16_t* noise) {
-    if (rounding == Rounding::stochastic) {
-      V::draw(keys, static_cast<uint64_t>(first / kGroup), noise);
-    } else {
-      for (int j = 0; j < kTile; ++j) noise[j] = static_cast<uint16_t>(kNearestNoise);
-    }
-  }
-
-  /// Calls f(v, noise) for the vectors of a tile. `upper` stands above each noise's 16 bits.
-  template <class Use>
-  static void with_noise(const uint16_t* noise, int upper, const Use& use) {
-    for (int v = 0; v < kVectors; v += 2) {
-      const I two = V::load_words(noise + v * kLanes);
-      use(v, V::unpack_low(two, V::set_words(upper)));
-      use(v + 1, V::unpack_high(two, V::set_words(upper)));
-    }
+  /// While a tile's chunk is coded from cache, the next comes in from memory.
+  template <DType type>
+  static void fetch_ahead(const void* in) {
+    for (int64_t line = 0; line < kTile * size_of(type); line += 64)
+      _mm_prefetch(static_cast<const char*>(in) + kAhead + line, _MM_HINT_T0);
   }
 
   /// A tile's values as loads see them: straight from memory, or from a zero-padded copy at the tensor's end.
   template <DType type>
   static const void* tile_source(Source x, int64_t i, int count, Lane64& copy) {
     const char* at = static_cast<const char*>(x.data) + (i - x.origin) * size_of(type);
-    // Callers go chunk by chunk, measuring each first: while this one is coded from cache, the next comes in from memory.
-    for (int64_t line = 0; line < kTile * size_of(type); line += 64) _mm_prefetch(at + kAhead + line, _MM_HINT_T1);
     if (count == kTile) return at;
     std::memset(copy.v, 0, sizeof(copy.v));
     std::memcpy(copy.v, at, static_cast<size_t>(count * size_of(type)));
@@ -191,6 +182,21 @@ struct Codec {
         end = grid.end(b);
       }
       visit(i, count, i + count <= end ? b : -1);
+    }
+  }
+
+  /// Calls f(i, tiles, count, block or −1) for the tiles of [first, last): so many whole ones in a single block, of which f does one or
+  /// more and says how many; or one that spans blocks or ends the tensor and has `count` values.
+  template <class Visit>
+  static void for_each_run(const Grid& grid, int64_t first, int64_t last, const Visit& visit) {
+    int64_t b = -1, end = first;
+    for (int64_t i = first; i < last;) {
+      if (i >= end) {
+        b = grid.block_of(i);
+        end = least_of(grid.end(b), last);
+      }
+      const int64_t count = least_of(last - i, kTile), tiles = (end - i) / kTile;
+      i += kTile * visit(i, tiles > 0 ? tiles : 1, static_cast<int>(count), i + count <= end ? b : -1);
     }
   }
 
@@ -227,9 +233,9 @@ struct Codec {
 
   /// A tile inside one block.
   template <int bits, bool even, DType type>
-  static void encode_one_block(const LevelTable& levels, Header h, const void* in, const uint16_t* noise, I (&out)[kVectors]) {
+  static void encode_one_block(const LevelTable& levels, Header h, const void* in, int64_t i, TileNoise<V>& noise, I (&out)[kVectors]) {
     const Ruler r = make_ruler(h);
-    with_noise(noise, 0, [&](int v, I own) {
+    noise.spend(i, 0, [&](int v, I own) {
       const F d = V::fma_flushed(V::template load<type>(in, v * kLanes), V::set(r.scale), V::set(r.offset));
       out[v] = quantise<bits, even>(V::mul(d, V::set(r.inverse)), levels, own);
     });
@@ -237,7 +243,7 @@ struct Codec {
 
   /// A tile over several blocks: every value has its own ruler.
   template <int bits, bool even, DType type>
-  static void encode_parts(const BlockCode& code, const void* headers, int64_t i, int count, const void* in, const uint16_t* noise,
+  static void encode_parts(const BlockCode& code, const void* headers, int64_t i, int count, const void* in, TileNoise<V>& noise,
                            I (&out)[kVectors]) {
     Lane64 scale, offset, inverse;
     fill(scale.v + count, scale.v + kTile, 0.0f);
@@ -249,7 +255,7 @@ struct Codec {
       fill(offset.v + from, offset.v + to, r.offset);
       fill(inverse.v + from, inverse.v + to, r.inverse);
     });
-    with_noise(noise, 0, [&](int v, I own) {
+    noise.spend(i, 0, [&](int v, I own) {
       const int j = v * kLanes;
       const F d = V::fma_flushed(V::template load<type>(in, j), V::load_f32(scale.v + j), V::load_f32(offset.v + j));
       const F y16 = V::max(V::mul(d, V::load_f32(inverse.v + j)), V::set(0.0f));  // NaN of a poisoned block → 0
@@ -260,20 +266,18 @@ struct Codec {
   template <int bits, bool even, DType type>
   static void encode_tiles(const BlockCode& code, Source x, uint64_t seed, const void* headers, uint8_t* codes, int64_t first,
                            int64_t last) {
-    const typename V::Keys keys(seed);
-    alignas(64) uint16_t noise[kTile];
-    draw_noise(code.rounding, keys, first, noise);
+    TileNoise<V> noise(code.rounding, seed, first);
     for_each_tile(code.grid, first, last, [&](int64_t i, int count, int64_t b) {
       Lane64 copy;
       I out[kVectors];
       const void* in = tile_source<type>(x, i, count, copy);
+      fetch_ahead<type>(in);
       const Header h = b >= 0 ? load_header(headers, code.header, b) : poisoned();
       if (b >= 0 && !is_poisoned(h)) {
-        encode_one_block<bits, even, type>(code.levels, h, in, noise, out);
+        encode_one_block<bits, even, type>(code.levels, h, in, i, noise, out);
       } else {
         encode_parts<bits, even, type>(code, headers, i, count, in, noise, out);
       }
-      draw_noise(code.rounding, keys, i + kTile, noise);  // of the next tile: work to do until this one's codes are there
       write_codes<bits>(out, codes, i, count);
     });
   }
@@ -377,6 +381,7 @@ struct Codec {
         const int count = static_cast<int>(last - i < kTile ? last - i : kTile);
         Lane64 copy;
         const void* in = tile_source<type()>(x, i, count, copy);
+        fetch_ahead<type()>(in);
         uint64_t word = 0;
         for (int j = 0; j < kTile; j += kLanes) {
           word |= static_cast<uint64_t>(V::bits(V::gt(V::flush(V::template load<type()>(in, j)), V::set(0.0f)))) << j;

@@ -60,8 +60,8 @@ struct ChainCodec {
     void draw(int64_t i) {
       if (drop_ == 0) return;
       alignas(64) uint16_t words[kTile];
-      V::draw(keys_, static_cast<uint64_t>(group_ + i / kGroup), words, Stream::dropout);
-      Codec<V>::with_noise(words, 0, [&](int v, I noise) { noise_[v] = noise; });
+      simd::draw(keys_, static_cast<uint64_t>(group_ + i / kGroup), Stream::dropout, words);
+      with_noise<V>(words, 0, [&](int v, I noise) { noise_[v] = noise; });
     }
     F at(int j, M on) const {
       const F factor = V::select(on, V::set(on_), V::set(off_));
@@ -71,7 +71,7 @@ struct ChainCodec {
 
    private:
     I noise_[kTile / kLanes];
-    typename V::Keys keys_;
+    Keys<V> keys_;
     int64_t group_;
     int drop_;
     float on_, off_;

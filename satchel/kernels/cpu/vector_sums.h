@@ -24,9 +24,9 @@ struct OffSums {
     template <DType type>
     void add(const void* x, int64_t at, const F* gamma, const F* beta) {
       for (int v = 0; v < kVectors; ++v) {
-        const F x16 = V::flush(V::template load<type>(x, at + v * kLanes));
-        const M off = V::not_gt(V::fma(gamma[v], x16, beta[v]), V::set(0.0f));
-        sum[v] = V::add_where(sum[v], off, x16);
+        const F own = V::template load<type>(x, at + v * kLanes);
+        const M off = V::not_gt(V::fma(V::flush(own), gamma[v], beta[v]), V::set(0.0f));
+        sum[v] = V::template add_flushed<type>(sum[v], off, own, x, at + v * kLanes);
         count[v] = V::count(count[v], off);
       }
     }
@@ -50,28 +50,21 @@ struct OffSums {
   template <DType type>
   static void add_columns(const void* x, int64_t at, int64_t rows, int64_t stride, const Channel* channels, int64_t c, int64_t skip,
                           double* sums) {
-    alignas(64) float gammas[kSumLanes], betas[kSumLanes];
-    alignas(64) double lane[kSumLanes];
-    alignas(64) int32_t counts[kSumLanes];
-    for (int l = 0; l < kSumLanes; ++l) {
-      const Channel own = channel_at(channels, c + l);
-      gammas[l] = own.gamma;
-      betas[l] = own.beta;
-      lane[l] = sums[2 * (c + l)];
-    }
     F gamma[kVectors], beta[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      gamma[v] = V::load_f32(gammas + v * kLanes);
-      beta[v] = V::load_f32(betas + v * kLanes);
-    }
+    double* pairs = sums + 2 * c;
     Lanes lanes;
-    lanes.load(lane);
-    for (int64_t r = 0; r < rows; ++r) lanes.template add<type>(x, at + r * stride, gamma, beta);
-    lanes.store(lane, counts);
-    for (int64_t l = skip; l < kSumLanes; ++l) {
-      sums[2 * (c + l)] = lane[l];
-      sums[2 * (c + l) + 1] += counts[l];
+    for (int v = 0; v < kVectors; ++v) {
+      const Fields<V> own = channels == nullptr ? Fields<V>{F{}, V::set(1.0f), F{}, F{}} : V::load_fields(channels + c + v * kLanes);
+      gamma[v] = own.gamma;
+      beta[v] = own.beta;
+      lanes.sum[v] = V::load_sums(pairs + 2 * v * kLanes);
+      lanes.count[v] = V::set_i(0);
     }
+    for (int64_t r = 0; r < rows; ++r) lanes.template add<type>(x, at + r * stride, gamma, beta);
+    double counted[2 * kSumLanes];
+    std::memcpy(counted, pairs, static_cast<size_t>(skip) * 2 * sizeof(double));
+    for (int v = 0; v < kVectors; ++v) V::store_sums(pairs + 2 * v * kLanes, lanes.sum[v], lanes.count[v]);
+    std::memcpy(pairs, counted, static_cast<size_t>(skip) * 2 * sizeof(double));
   }
 
   /// Whole rows of channels that lie side by side. The last columns overlap where kSumLanes does not divide their number.
