@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -150,7 +151,10 @@ CurveOf curve_of(const Node& node) {
     return elu_of(number(n->alpha) * scale * inner, scale, inner);
   }
   if (const auto* n = as<generated::CeluBackward0>(node)) return elu_of(1, 1, 1 / number(n->alpha));
-  if (const auto* n = as<generated::SoftplusBackward0>(node)) return {Curve::softplus, number(n->beta)};
+  if (const auto* n = as<generated::SoftplusBackward0>(node)) {
+    const bool step = std::exp(-number(n->threshold)) > 0x1p-23;  // beyond the threshold the slope is 1, and none lies between
+    return step ? CurveOf{} : CurveOf{Curve::softplus, number(n->beta)};
+  }
   if (as<generated::SigmoidBackward0>(node) != nullptr) return {Curve::sigmoid};
   if (as<generated::TanhBackward0>(node) != nullptr) return {Curve::tanh};
   if (const auto* n = as<generated::HardtanhBackward0>(node)) return {Curve::hardtanh, number(n->min_val), number(n->max_val)};

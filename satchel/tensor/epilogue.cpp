@@ -8,8 +8,6 @@
 
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/epilogue.h"
-#include "satchel/kernels/cuda/norm_act_product.h"
-#include "satchel/kernels/cuda/norm_rows.h"
 #include "satchel/kernels/cuda/per_sample.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"

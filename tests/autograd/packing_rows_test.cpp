@@ -433,6 +433,8 @@ TEST(PackingRows, LeaveOtherCasesExact) {
       through("pow of another exponent", {"PowBackward0.self"}, shape, [](const at::Tensor& h) { return h.pow(4); }),
       through("elu with a step in its slope", {"EluBackward0.self"}, shape, [](const at::Tensor& h) { return at::elu(h, 0.5); }),
       through("celu of a negative alpha", {"CeluBackward0.self"}, shape, [](const at::Tensor& h) { return at::celu(h, -0.5); }),
+      through("softplus with a step in its slope", {"SoftplusBackward0.self"}, shape,
+              [](const at::Tensor& h) { return at::softplus(h, 3, 2); }),
       through("clamp to a point", {"ClampBackward1.self"}, shape, [](const at::Tensor& h) { return at::clamp(h, 1, 1); }),
       through("logits whose target needs a gradient", {"BinaryCrossEntropyWithLogitsBackward0.self"}, shape,
               [](const at::Tensor& h) { return at::binary_cross_entropy_with_logits(h, (h * 0.5).sigmoid()); }),

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda_fixture.h"
-#include "satchel/kernels/cuda/norm_act_product.h"
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"

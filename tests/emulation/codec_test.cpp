@@ -40,6 +40,59 @@ TEST(EmulatedCodec, BlocksAreTheScalarKernels) {
   }
 }
 
+/// Blocks of 256 values of every kind that a kernel may tell apart, one after the other: on both sides of 0, on one, with zeros of both
+/// signs, subnormal numbers as the least or the most, ranges and values just inside and outside of what is usual (2^-30 and 2^60),
+/// constants, and what is no number.
+Floats blocks_of_all_kinds(int64_t length, Random& random) {
+  constexpr float kSizes[] = {1.0f, 0x1p-29f, 0x1p-32f, 0x1p-33f, 0x1p58f, 0x1p62f, 0x1p-100f};
+  Floats v;
+  for (int64_t i = 0; i < length; ++i) {
+    const int64_t block = i / 256, kind = block % 11;
+    float x = random.normal() * (block % 3 == 0 ? kSizes[block / 3 % 7] : 1.0f);
+    if (kind == 1) x = std::abs(x);
+    if (kind == 2) x = -std::abs(x);
+    if (kind == 3) x = x < 0 ? -0.0f : x;
+    if (kind == 4) x = x < 0 ? x : 0x1p-130f;
+    if (kind == 5) x = x < 0 ? -0x1p-130f : x;
+    if (kind == 6) x = 0.75f;
+    if (kind == 7) x = 3 + x * 0x1p-12f;
+    if (kind == 8 && i % 256 == 77) x = block % 2 == 0 ? NAN : -NAN;
+    if (kind == 9 && i % 256 == 255) x = block % 2 == 0 ? INFINITY : -INFINITY;
+    v.push_back(x);
+  }
+  return v;
+}
+
+// Long enough for teams of threads to take several blocks each: 9,600 threads hold the values, the emulated GPU 2,048.
+TEST(EmulatedCodec, BlocksOfAllKindsAreTheScalarKernels) {
+  Random random(67);
+  for (const DType in : kTypes) {
+    for (const int bits : {1, 2, 3, 4, 5, 8}) {
+      for (const Levels levels : {Levels::even, Levels::optimal}) {
+        if (levels == Levels::optimal && (bits < 2 || bits > 4)) continue;
+        const int64_t length = 256 * 600 + 8 * random.below(31);
+        const BlockCode code = {grid_of(length, 256, 0), random.one_in(6) ? HeaderType::f32 : HeaderType::bf16,
+                                random.one_in(6) ? Rounding::nearest : Rounding::stochastic, levels_of(bits, levels, 256)};
+        SCOPED_TRACE(describe(code, in));
+        Placed source(stored(blocks_of_all_kinds(length, random), in));
+        const uint64_t seed = random.bits();
+        const Coded truth = encode(kScalar, code, source.bytes(), in, seed);
+        const Coded own = coded(
+            code, [](void*) {},
+            [&](void* headers, uint8_t* codes) { cuda::encode(code, source.data(), in, &seed, codes, headers, nullptr); });
+        ASSERT_EQ(own.headers, truth.headers);
+        ASSERT_EQ(own.codes, truth.codes);
+        for (const DType out : kTypes) {
+          Placed target(length * size_of(out));
+          cuda::decode(code, own.codes.data(), own.headers.data(), target.data(), out, nullptr);
+          ASSERT_TRUE(target.intact());
+          ASSERT_EQ(target.bytes(), decode(kScalar, code, truth, out)) << name_of(out);
+        }
+      }
+    }
+  }
+}
+
 TEST(EmulatedCodec, RowsWithGapsAreTheScalarKernels) {
   Random random(65);
   const int64_t blocks[] = {8, 16, 64, 100, 256, 256, 256, 512, 1024, 2048}, widths[] = {8, 24, 64, 256, 264, 768};
@@ -108,7 +161,7 @@ TEST(EmulatedCodec, SidesAreTheScalarKernels) {
   const int64_t blocks[] = {49, 100, 256, 256, 256, 1000};
   for (int trial = 0; trial < 150; ++trial) {
     const SideForm form = random.pick(kForms);
-    const int64_t counts[] = {1, 3, 16, 64, 128, 200, 256}, inners[] = {1, 1, 1, 3, 64};
+    const int64_t counts[] = {1, 3, 16, 64, 128, 200, 256, 801}, inners[] = {1, 1, 1, 3, 64};
     const int64_t count = random.pick(counts), inner = random.pick(inners), length = trial % 30 == 0 ? 256 * 256 : random.pick(kLengths);
     const SideCode code = side_code(form, length, random.pick(blocks), count, inner, random);
     const DType in = random.pick(kTypes), out = random.pick(kTypes);
@@ -145,6 +198,31 @@ TEST(EmulatedCodec, SidesAreTheScalarKernels) {
     cuda::side_decode(code, own.codes.data(), has_channels ? channels.data() : nullptr, own.headers.data(), target.data(), out, nullptr);
     ASSERT_TRUE(target.memory.intact());
     ASSERT_EQ(target.bytes(), decode(kScalar, code, has_channels ? channels.data() : nullptr, truth, out));
+  }
+}
+
+// Codes of 2 bits have short ways to decode a block of usual size: beside blocks of every other kind, in every type, with a broken last
+// block.
+TEST(EmulatedCodec, SidesOfAllKindsDecodeAsTheScalarKernels) {
+  Random random(68);
+  for (const Side side : {Side::relu, Side::one_sided}) {
+    for (const DType out : kTypes) {
+      for (const HeaderType header : {HeaderType::bf16, HeaderType::f32}) {
+        const int64_t length = 256 * 132 + 8 * random.below(31) + 3, count = 64;
+        SideCode code = side_code({2, side}, length, 256, count, 1, random);
+        code.grid = grid_of(length, 256, 0);
+        code.header = header;
+        SCOPED_TRACE(describe(code, DType::f32) + " to " + name_of(out));
+        std::vector<Channel> channels;
+        for (int64_t c = 0; c < count; ++c) channels.push_back(channel_of(0.5f + std::abs(random.normal()), 0.3f * random.normal(), -0.7f));
+        const Channel* own = side == Side::relu ? nullptr : channels.data();
+        const Coded truth = encode(kScalar, code, own, as_type(blocks_of_all_kinds(length, random), DType::f32), DType::f32, random.bits());
+        Placed target(length * size_of(out));
+        cuda::side_decode(code, truth.codes.data(), own, truth.headers.data(), target.data(), out, nullptr);
+        ASSERT_TRUE(target.intact());
+        ASSERT_EQ(target.bytes(), decode(kScalar, code, own, truth, out));
+      }
+    }
   }
 }
 

@@ -162,6 +162,10 @@ inline uint32_t __funnelshift_rc(uint32_t low, uint32_t high, uint32_t by) {
 inline uint32_t __dp2a_lo(uint32_t words, uint32_t bytes, uint32_t sum) {
   return sum + (words & 0xffffu) * (bytes & 0xffu) + (words >> 16) * (bytes >> 8 & 0xffu);
 }
+inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t sum) {
+  for (int i = 0; i < 32; i += 8) sum += (a >> i & 0xffu) * (b >> i & 0xffu);
+  return sum;
+}
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
   uint32_t result = 0;
@@ -210,6 +214,7 @@ inline void max_NaN_f32(float& y, float a, float b) {
 inline void rcp_approx_ftz_f32(float& y, float x) { y = flushed(1.0f / flushed(x)); }
 inline void ex2_approx_ftz_f32(float& y, float x) { y = flushed(std::exp2(flushed(x))); }
 inline void setp_ne_u32_selp_f32(float& y, uint32_t bits, float a, float b) { y = bits != 0 ? a : b; }
+inline void setp_ne_u32_fma_rn_f32(float& y, uint32_t bits, float a, float b, float c) { y = bits != 0 ? std::fma(a, b, c) : y; }
 inline void fma_rn_f32_setp_gt_f32_or_b32_add_f32_add_f32(uint32_t& codes, float& sum, float& count, float gamma, float beta, float v, uint32_t code) {
   if (std::fma(gamma, v, beta) > 0.0f) {
     codes |= code;
@@ -240,6 +245,15 @@ void each_bf16(uint32_t& c, uint32_t a, uint32_t b, const F& f) {
   f(high, float_of_bf16(a >> 16), float_of_bf16(b >> 16));
   cvt_rn_bf16x2_f32(c, high, low);
 }
+template <class F>
+void each_f16(uint32_t& c, uint32_t a, uint32_t b, const F& f) {
+  float x[2], y[2], z[2];
+  for (int i = 0; i < 2; ++i) cvt_f32_f16(x[i], static_cast<uint16_t>(a >> (16 * i))), cvt_f32_f16(y[i], static_cast<uint16_t>(b >> (16 * i)));
+  for (int i = 0; i < 2; ++i) f(z[i], x[i], y[i]);
+  cvt_rn_f16x2_f32(c, z[1], z[0]);
+}
+inline void min_NaN_f16x2(uint32_t& c, uint32_t a, uint32_t b) { each_f16(c, a, b, min_NaN_f32); }
+inline void max_NaN_f16x2(uint32_t& c, uint32_t a, uint32_t b) { each_f16(c, a, b, max_NaN_f32); }
 inline void min_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a, b, min_NaN_f32); }
 inline void max_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a, b, max_NaN_f32); }
 

@@ -1,7 +1,6 @@
 // The loss, and the last step of a norm's gradient, emulated on the CPU: plain loops in double, and float32 to the bit.
 #include "satchel/kernels/cuda/loss.h"
 
-#include "satchel/kernels/cuda/norm_rows.h"
 #include "tests/emulation/common.h"
 
 namespace satchel::test {

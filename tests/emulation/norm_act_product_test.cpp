@@ -1,5 +1,5 @@
 // The weights' gradient from norm_act's codes, emulated on the CPU: sums in double over what norm_act_input() gives.
-#include "satchel/kernels/cuda/norm_act_product.h"
+#include "satchel/kernels/cuda/epilogue.h"
 #include "tests/emulation/norm_common.h"
 
 namespace satchel::test {

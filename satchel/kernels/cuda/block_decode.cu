@@ -1,4 +1,5 @@
 // Decode of the block code: four neighbouring values a thread and step, or eight of a 16-bit type, so that a warp writes whole lines.
+// Blocks of 256 values and more, the usual ones, have a kernel of their own.
 #include "satchel/kernels/cuda/device.cuh"
 #include "satchel/kernels/cuda/values.cuh"
 
@@ -99,6 +100,115 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Sixteen bytes of values from neighbouring codes: eight of a 16-bit type, four of float32. Up to 5 bits every lane works out one of the
+/// values that a block has, or for 1 and 2 bits and 16-bit types two side by side, and codes name the lane: a shuffle looks at the lower
+/// five bits of a number alone, and lanes beyond the values hold them again. Every thread of the warp must call this, with one header.
+template <int bits, DType type>
+struct WarpValues {
+  static constexpr uint32_t kTop = (1u << bits) - 1;
+  static constexpr int kValues = type == DType::f32 ? 4 : 8;
+  using Codes = std::conditional_t<(bits * kValues <= 32), uint32_t, uint64_t>;
+  float first, second;  // levels of this lane
+
+  __device__ inline explicit WarpValues(const LevelTable& levels) {
+    const uint32_t lane = threadIdx.x % 32, a = lane & kTop, b = lane >> bits & kTop;
+    first = levels.even || bits > 4 ? static_cast<float>(a) : levels.at[a];
+    second = levels.even || bits > 4 ? static_cast<float>(b) : levels.at[b];
+  }
+  __device__ static inline Codes load(const uint8_t* codes, uint32_t unit) {
+    if constexpr (type == DType::f32)
+      return load_four<bits>(codes, unit);
+    else
+      return static_cast<Codes>(load_eight<bits>(codes, unit));
+  }
+  __device__ inline uint4 of(Codes c, Header h) const {
+    const float own = fmaf(first, h.step, h.low);
+    uint32_t w[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if constexpr (type == DType::f32) {
+        w[k] = __float_as_uint(bits <= 5 ? chosen(own, c, k) : worked_out(c, k, h));
+      } else if constexpr (bits <= 2) {
+        w[k] = __shfl_sync(~0u, half_pair<type>(own, fmaf(second, h.step, h.low)), static_cast<int>(c >> (2 * bits * k)));
+      } else if constexpr (bits <= 5) {
+        const uint32_t half = half_pair<type>(own, 0.0f);
+        w[k] = __byte_perm(chosen(half, c, 2 * k), chosen(half, c, 2 * k + 1), 0x5410);
+      } else {
+        w[k] = half_pair<type>(worked_out(c, 2 * k, h), worked_out(c, 2 * k + 1, h));
+      }
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+  }
+
+ private:
+  template <class T>
+  __device__ static inline T chosen(T own, Codes c, int j) {
+    return __shfl_sync(~0u, own, static_cast<int>(static_cast<uint32_t>(c >> (bits * j))));
+  }
+  /// Of more bits: the code below 2^23 makes a number without a conversion.
+  __device__ static inline float worked_out(Codes c, int j, Header h) {
+    uint32_t number = 0x4b000000u | (static_cast<uint32_t>(c >> (bits * j)) & kTop);
+    if constexpr (bits == 8) {
+      const uint32_t word = static_cast<uint32_t>(j < 4 ? c : static_cast<uint64_t>(c) >> 32);
+      number = __byte_perm(word, 0x4b00u, 0x5440u + j % 4);
+    }
+    return fmaf(__uint_as_float(number) - 8388608.0f, h.step, h.low);
+  }
+};
+
+/// That decode_warps() counts in 32 bits, of 4 or 8 values, the last thread block's past the last one too.
+constexpr int64_t kMostUnits = (int64_t{1} << 32) - kThreads * kQuads;
+
+/// Parts of 256 values of a block, kQuads of them a warp; 16 bytes of values a thread and step. Blocks are 256 · 2^shift values.
+template <int bits, DType type>
+__global__ void __launch_bounds__(kThreads)
+    decode_warps(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, uint4* x, int shift, uint32_t units) {
+  using Values = WarpValues<bits, type>;
+  constexpr int kSteps = 8 / Values::kValues, kTaken = type == DType::f32 ? 2 : kQuads;  // steps a part, parts a warp
+  const uint32_t lane = threadIdx.x % 32, first = (blockIdx.x * (kThreads / 32) + threadIdx.x / 32) * kTaken;
+  const bool is_bf16 = code.header == HeaderType::bf16;
+  const auto begin = [&](int q) { return (first + q) * (32 * kSteps); };  // of a part
+  uint2 raw[kTaken];
+  typename Values::Codes own[kTaken][kSteps];
+#pragma unroll
+  for (int q = 0; q < kTaken; ++q) {  // all reads are on their way before the first is waited for
+    if (begin(q) >= units) break;
+    const uint32_t block = (first + q) >> shift;
+    if (is_bf16)
+      raw[q].x = __ldg(static_cast<const uint32_t*>(headers) + block);
+    else
+      raw[q] = __ldg(static_cast<const uint2*>(headers) + block);
+#pragma unroll
+    for (int e = 0; e < kSteps; ++e) {
+      const uint32_t unit = begin(q) + e * 32 + lane;
+      own[q][e] = unit < units ? Values::load(codes, unit) : 0;
+    }
+  }
+  const Values values(code.levels);
+#pragma unroll
+  for (int q = 0; q < kTaken; ++q) {
+    if (begin(q) >= units) return;
+    const float low = __uint_as_float(is_bf16 ? raw[q].x << 16 : raw[q].x);
+    const float step = __uint_as_float(is_bf16 ? raw[q].x & 0xffff0000u : raw[q].y);
+    const Header h = {low, is_finite(step) ? step : __uint_as_float(kCanonicalNaN)};  // as load_header() has it
+    const bool usual = is_usual(h, Values::kTop);
+#pragma unroll
+    for (int e = 0; e < kSteps; ++e) {
+      const uint32_t unit = begin(q) + e * 32 + lane;
+      if (usual) {
+        const uint4 w = values.of(own[q][e], h);
+        if (unit < units) x[unit] = w;
+      } else if (unit < units) {
+#pragma unroll 1
+        for (int j = 0; j < Values::kValues; ++j) {
+          const uint32_t c = static_cast<uint32_t>(own[q][e] >> (bits * j)) & Values::kTop;
+          store(x, type, static_cast<int64_t>(unit) * Values::kValues + j, value_of(c, h, code.levels));
+        }
+      }
+    }
+  }
+}
+
 /// Any values: one a thread.
 template <DType type, bool log>
 __global__ void __launch_bounds__(kThreads)
@@ -121,15 +231,24 @@ void decode_typed(const BlockCode& code, const uint8_t* codes, const void* heade
   const bool eights = quads > 1 && shift > 0 && type != DType::f32 && is_aligned(codes, 8);
   const int64_t whole = eights ? quads / 2 * 8 : quads * 4;
   if (quads > 0) {
+    const int64_t units = type == DType::f32 ? quads : whole / 8;
+    const unsigned launched = blocks_for(ceil_div(whole, kQuads * 256) * 32), each = blocks_for(ceil_div(quads, kQuads * 32) * 32);
     with_bits(code.levels.bits, [&](auto bits) {
-      if constexpr (type != DType::f32) {
-        if (eights) {
-          const unsigned blocks = blocks_for(ceil_div(whole / 8, kQuads * 32) * 32);
-          decode_eights<bits(), type><<<blocks, kThreads, 0, s>>>(code, codes, headers, x, shift - 1);
+      if constexpr (!log) {
+        if ((eights || type == DType::f32) && shift >= 6 && units <= kMostUnits) {
+          const unsigned warps = type == DType::f32 ? each : launched;
+          uint4* const to = static_cast<uint4*>(x);
+          decode_warps<bits(), type><<<warps, kThreads, 0, s>>>(code, codes, headers, to, shift - 6, static_cast<uint32_t>(units));
           return;
         }
       }
-      decode_quads<bits(), type, log><<<blocks_for(ceil_div(quads, kQuads * 32) * 32), kThreads, 0, s>>>(code, codes, headers, x, shift);
+      if constexpr (type != DType::f32) {
+        if (eights) {
+          decode_eights<bits(), type><<<launched, kThreads, 0, s>>>(code, codes, headers, x, shift - 1);
+          return;
+        }
+      }
+      decode_quads<bits(), type, log><<<each, kThreads, 0, s>>>(code, codes, headers, x, shift);
     });
     check_launch("decode");
   }

@@ -1,6 +1,6 @@
 // Encode of the block code: reads x once where a block fits into a warp's or a thread block's registers: 8 values a thread and
 // chunk, one Philox call, `bits` bytes. Other block sizes take two passes: headers, then codes.
-#include "satchel/kernels/cuda/device.cuh"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace {
@@ -11,13 +11,19 @@ struct Args {
   const uint64_t* seed;
   uint8_t* codes;
   void* headers;
-  int64_t row = 0, gap = 0;  // values a row, and between two rows; gap 0: there are none
+  int64_t row = 0, gap = 0;               // values a row, and between two rows; gap 0: there are none
+  FastDivisor each_row = FastDivisor(1);  // groups of 8 values
+  uint32_t gap_bytes = 0;
 };
 
-/// Where the 8 values of a group stand in x, or value i: rows are whole groups. Below 2^35 values 32 bits serve to divide.
-__device__ inline int64_t group_at(const Args& a, int64_t group) {
-  if (a.gap == 0) return group * 8;
-  return group * 8 + static_cast<uint32_t>(group) / static_cast<uint32_t>(a.row / 8) * a.gap;
+/// The kernels that read x once count groups of 8 values in 32 bits, and a last thread block counts past the last one. Gaps in values.
+constexpr int64_t kMostGroups = (int64_t{1} << 32) - 4096, kMostGap = kMostGroups / 4;
+
+/// The 8 values of a group, of x that starts at a multiple of 16 bytes: rows are whole groups. No branch: four instructions serve the gaps.
+template <DType type>
+__device__ inline Eight<type> read_group(const Args& a, uint32_t group) {
+  const char* row = static_cast<const char*>(a.x) + static_cast<uint64_t>(a.each_row.divide(group)) * a.gap_bytes;
+  return read8<type, true>(row + static_cast<uint64_t>(group) * (8 * size_of(type)), 0);
 }
 __device__ inline int64_t value_at(const Args& a, int64_t i) { return a.gap == 0 ? i : i + quotient(i, a.row) * a.gap; }
 
@@ -28,34 +34,71 @@ __device__ inline float coded_value(const Args& a, int64_t i) {
   return exp ? expf(v) : v;
 }
 
-/// Teams of 2^lanes_log threads code one whole block each: G = 8 · lanes · chunks values.
-template <int bits, bool even, DType type, int chunks, bool exp>
-__global__ void __launch_bounds__(kThreads) encode_teams(const __grid_constant__ Args a, int lanes_log, int64_t blocks) {
-  const int lanes = 1 << lanes_log, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
-  const int64_t block = thread_index() >> lanes_log;
-  const bool idle = block >= blocks;  // takes part in the warp's reductions only
-  const int64_t first = (idle ? 0 : block) * lanes * chunks + lane;
-  const UniformSeed seed(a.seed);
-  float v[chunks][8];
-  Words noise[chunks];
-  Extremes e;
+/// Least and most of a team's block, of which every thread holds `chunks` · 8 values.
+template <DType type, int chunks>
+__device__ inline Extremes team_extremes(const Eight<type> (&x)[chunks], uint32_t lanes) {
+  if constexpr (type == DType::f32) {
+    Extremes e = Extremes::of8(x[0].v);
 #pragma unroll
-  for (int c = 0; c < chunks; ++c) load8<type>(a.x, group_at(a, first + c * lanes), v[c]);
+    for (int c = 1; c < chunks; ++c) e.add8(x[c].v);
+    e.reduce(static_cast<int>(lanes));
+    return e;
+  } else {
+    PairExtremes<type> e = {x[0].w[0], x[0].w[0]};
 #pragma unroll
-  for (int c = 0; c < chunks; ++c) noise[c] = group_noise(seed, a.code.rounding, first + c * lanes);  // while the values are on their way
-  if constexpr (exp) {
-#pragma unroll
-    for (int i = 0; i < chunks * 8; ++i) v[i / 8][i % 8] = expf(v[i / 8][i % 8]);
+    for (int i = 1; i < chunks * 4; ++i) e.add(x[i / 4].w[i % 4]);
+    return e.reduced(lanes);
   }
+}
+
+constexpr int kMostTurns = 4;
+static_assert(kThreads * kMostTurns <= 4096);  // blocks of a thread block
+
+/// Teams of 2^lanes_log threads code one whole block each and turn: G = 8 · lanes · chunks values.
+template <int bits, bool even, DType type, int chunks, bool exp>
+__global__ void __launch_bounds__(kThreads, chunks == 4 ? 3 : 5)
+    encode_teams(const __grid_constant__ Args a, int lanes_log, uint32_t blocks, int turns) {
+  __shared__ RoundKeys keys;
+  keys.fill(a.seed);
+  __syncthreads();
+  const uint32_t lanes = 1u << lanes_log, lane = threadIdx.x & (lanes - 1), each = kThreads >> lanes_log;
+  uint32_t block = blockIdx.x * (each * turns) + (threadIdx.x >> lanes_log);
+  for (int turn = 0; turn < turns; ++turn, block += each) {
+    const bool idle = block >= blocks;  // takes part in the warp's reductions only
+    const uint32_t first = (idle ? 0 : block) * (lanes * chunks) + lane;
+    Eight<type> x[chunks];
+    Words noise[chunks];
 #pragma unroll
-  for (int c = 0; c < chunks; ++c) e.add8(v[c]);
-  e.reduce(lanes);
-  if (idle) return;
-  const BlockRuler b = block_ruler<bits>(e, a.code.header);
-  if (lane == 0) store_header(a.headers, a.code.header, block, b.header);
+    for (int c = 0; c < chunks; ++c) x[c] = read_group<type>(a, first + c * lanes);
+    rounding_noises(keys, first, lanes, noise);  // while the values are on their way
+    if constexpr (exp) {
 #pragma unroll
-  for (int c = 0; c < chunks; ++c)
-    store_codes<bits>(a.codes, first + c * lanes, encode8_inside<bits, even>(v[c], b, a.code.levels, noise[c]), 8);
+      for (int i = 0; i < chunks * 8; ++i) x[i / 8].v[i % 8] = expf(x[i / 8].v[i % 8]);
+    }
+    const Extremes e = team_extremes(x, lanes);
+    if (idle) continue;
+    const auto put_codes = [&](const BlockRuler& b) {
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+        float v[8];
+        to_floats(x[c], v);
+        store_codes<bits>(a.codes, first + c * lanes, encode8_inside<bits, even>(v, b, a.code.levels, noise[c]), 8);
+      }
+    };
+    const BlockRuler b = usual_ruler<bits, type == DType::bf16>(e, a.code.header);
+    if (b.plain && a.code.rounding != Rounding::nearest) {
+      if (lane == 0) static_cast<uint32_t*>(a.headers)[block] = bf16_header(b.header);
+      put_codes({b.header, b.ruler, true});
+    } else {
+      if (a.code.rounding == Rounding::nearest) {
+#pragma unroll
+        for (int c = 0; c < chunks; ++c) noise[c] = nearest_noise();
+      }
+      const BlockRuler any = block_ruler<bits>(e, a.code.header);
+      if (lane == 0) store_header(a.headers, a.code.header, block, any.header);
+      put_codes(any);
+    }
+  }
 }
 
 /// Wide blocks of up to 8 · threads values: one thread block each.
@@ -68,7 +111,7 @@ __global__ void __launch_bounds__(1024) encode_wide(const __grid_constant__ Args
   const UniformSeed seed(a.seed);
   float v[8];
   Extremes e;
-  if (active) load8<type>(a.x, group_at(a, group), v);
+  if (active) to_floats(read_group<type>(a, static_cast<uint32_t>(group)), v);
   const Words noise = group_noise(seed, a.code.rounding, group);
   if (active) e.add8(v);
   const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, block, pairs, &ruler);
@@ -145,6 +188,12 @@ int team_lanes(int64_t block, bool common, int& chunks) {
   return common && block == 8 ? 1 : common && block == 8 * 32 * chunks ? 32 : 0;
 }
 
+/// How many blocks one after the other a team takes: a thread block reads the keys of its noise once. One where the GPU would not be full.
+int turns_for(int64_t threads) {
+  const Gpu& gpu = this_gpu();
+  return threads >= int64_t{gpu.processors} * gpu.threads * kMostTurns ? kMostTurns : 1;
+}
+
 /// Blocks from `first` on, whatever their size; `first` starts a group of 8 values.
 template <DType type, bool exp>
 void encode_rest(const Args& a, int64_t first, cudaStream_t stream) {
@@ -165,26 +214,29 @@ void encode_typed(const Args& a, cudaStream_t stream) {
   const Grid& grid = a.code.grid;
   const int64_t whole = grid.values / grid.block;
   const LevelTable& levels = a.code.levels;
-  const bool fits = whole > 0 && is_aligned(a.x) && grid.is_straight() && has_kernels(type, levels.bits, levels.even);
+  const bool fits = whole > 0 && grid.values / 8 <= kMostGroups && a.gap <= kMostGap && is_aligned(a.x) && grid.is_straight() &&
+                    has_kernels(type, levels.bits, levels.even);
   int chunks = 1;
   const int lanes = fits ? team_lanes(grid.block, !exp && is_common(levels.bits, levels.even), chunks) : 0;
   const bool wide = fits && !exp && lanes == 0 && grid.block % 8 == 0 && grid.block > 256 && grid.block <= 8192;
   if (lanes == 0 && !wide) return encode_rest<type, exp>(a, 0, stream);
   with_levels(levels, [&](auto bits, auto even) {
     if constexpr (has_kernels(type, bits(), even())) {
-      const unsigned teams = blocks_for(whole * lanes);
+      const int turns = turns_for(whole * lanes), log = log2_up(lanes);
+      const unsigned teams = blocks_for(ceil_div(whole * lanes, turns));
+      const uint32_t count = static_cast<uint32_t>(whole);
       if constexpr (exp) {
-        encode_teams<bits(), even(), type, 2, true><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+        encode_teams<bits(), even(), type, 2, true><<<teams, kThreads, 0, stream>>>(a, log, count, turns);
       } else if (wide) {
         const unsigned threads = static_cast<unsigned>(ceil_div(grid.block, 256) * 32);
         encode_wide<bits(), even(), type><<<grid_size(whole), threads, 0, stream>>>(a, static_cast<int>(grid.block / 8));
       } else if (chunks == 2) {
-        encode_teams<bits(), even(), type, 2, false><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+        encode_teams<bits(), even(), type, 2, false><<<teams, kThreads, 0, stream>>>(a, log, count, turns);
       } else if constexpr (is_common(bits(), even())) {
         if (chunks == 1)
-          encode_teams<bits(), even(), type, 1, false><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+          encode_teams<bits(), even(), type, 1, false><<<teams, kThreads, 0, stream>>>(a, log, count, turns);
         else
-          encode_teams<bits(), even(), type, 4, false><<<teams, kThreads, 0, stream>>>(a, log2_up(lanes), whole);
+          encode_teams<bits(), even(), type, 4, false><<<teams, kThreads, 0, stream>>>(a, log, count, turns);
       }
     }
   });
@@ -199,7 +251,11 @@ bool compiled() { return true; }
 void encode(const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes, void* headers, StreamHandle stream,
             RowsWithGaps rows) {
   if (code.grid.values == 0) return;
-  const Args args{code, x, seed, codes, headers, rows.width, rows.width == 0 ? 0 : rows.pitch - rows.width};
+  Args args{code, x, seed, codes, headers, rows.width, rows.width == 0 ? 0 : rows.pitch - rows.width};
+  if (args.gap != 0 && args.gap <= kMostGap) {
+    args.each_row = FastDivisor(static_cast<uint32_t>(rows.width / 8));
+    args.gap_bytes = static_cast<uint32_t>(args.gap * size_of(type));
+  }
   with_type(type, [&](auto t) { encode_typed<t(), false>(args, static_cast<cudaStream_t>(stream)); });
 }
 

@@ -1,35 +1,20 @@
-// The chain of kernels/chain.h: eight values a thread, so that one draw of noise and one byte of bits serve them all.
-// Values are fp32, bf16 or f16 in memory and fp32 in between.
+// Passes over values with a channel each: the chain of kernels/chain.h, and the last step of a norm's gradient from decoded values. Eight
+// values a thread, so that one draw of noise and one byte of bits serve them all. Values are fp32, bf16 or f16 in memory and fp32 in
+// between.
 #include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace {
 
-/// Channel of a group's first value, then one after the other.
-struct ChannelOf {
-  int64_t channel, channels;
-
-  __device__ inline ChannelOf(const Chain& c, int64_t i) : channels(c.channels) {
-    const int64_t n = c.origin + i;
-    channel = n - quotient(n, c.channels) * c.channels;
-  }
-  __device__ inline void next() { channel = channel + 1 < channels ? channel + 1 : 0; }
-};
-
-/// y of values i … i + 7. `affine_vector`: eight neighbouring channels never wrap around, and γ and β are aligned.
-template <bool affine_vector>
-__device__ inline void apply_affine(const Chain& c, const float* gamma, const float* beta, int64_t i, float (&v)[8]) {
-  if (gamma == nullptr) return;
-  ChannelOf at(c, i);
-  if constexpr (affine_vector) {
-    float scale[8], shift[8];
-    load8<DType::f32>(gamma, at.channel, scale);
-    load8<DType::f32>(beta, at.channel, shift);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = fmaf(scale[j], v[j], shift[j]);
+/// Numbers of the channels of eight values, the first of which is of channel c. `neighbours`: 8 divides the channels, so that they never
+/// wrap around, and the numbers start at a multiple of 16 bytes.
+template <bool neighbours>
+__device__ inline void channel_numbers(const float* of, int64_t c, int64_t channels, float (&to)[8]) {
+  if constexpr (neighbours) {
+    load8<DType::f32>(of, c, to);
   } else {
 #pragma unroll
-    for (int j = 0; j < 8; ++j, at.next()) v[j] = fmaf(__ldg(gamma + at.channel), v[j], __ldg(beta + at.channel));
+    for (int j = 0; j < 8; ++j, c = c + 1 < channels ? c + 1 : 0) to[j] = __ldg(of + c);
   }
 }
 
@@ -51,50 +36,101 @@ __device__ inline uint32_t positive_bits(const float (&v)[8]) {
   return bits;
 }
 
-template <DType type, bool vector>
-__device__ inline void read_group(const void* x, int64_t i, int64_t end, float (&v)[8]) {
-  const Eight<type> eight = read8_until<type, vector>(x, i, end);
+/// y in the place of eight x; null γ: x itself.
+struct Affine {
+  Chain c;
+  const float *gamma, *beta;
+
+  bool fits() const { return gamma == nullptr || (c.channels % 8 == 0 && is_aligned(gamma) && is_aligned(beta)); }
+  template <bool neighbours>
+  __device__ inline void apply(int64_t i, float (&v)[8]) const {
+    if (gamma == nullptr) return;
+    const int64_t first = channel_of(c.origin + i, c.channels);
+    float scale[8], shift[8];
+    channel_numbers<neighbours>(gamma, first, c.channels, scale);
+    channel_numbers<neighbours>(beta, first, c.channels, shift);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = eight[j];
+    for (int j = 0; j < 8; ++j) v[j] = fmaf(scale[j], v[j], shift[j]);
+  }
+};
+
+// What is made of values i … i + 7: apply(). kChannels: it reads numbers of channels. kWrites: values, in the place of those read.
+
+/// The chain forward, or a gradient back through it.
+template <bool forward>
+struct Through {
+  static constexpr bool kChannels = forward, kWrites = true;
+  Affine affine;  // forward
+  const uint8_t* on;
+  const uint64_t* seed;
+
+  template <DType, bool, bool neighbours>
+  __device__ inline void apply(int64_t i, int64_t, float (&v)[8]) const {
+    const Chain& c = affine.c;
+    if constexpr (forward) affine.apply<neighbours>(i, v);
+    const uint32_t bits = on != nullptr ? __ldg(on + i / 8) : forward ? positive_bits(v) : 0xffu, kept = kept_bits(c, seed, i);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float factor = chain_factor(c, bits >> j & 1, kept >> j & 1);
+      v[j] = forward ? chain_output(v[j], factor) : v[j] * factor;
+    }
+  }
+};
+
+struct Mask {
+  static constexpr bool kChannels = true, kWrites = false;
+  Affine affine;
+  uint8_t* on;
+
+  template <DType, bool, bool neighbours>
+  __device__ inline void apply(int64_t i, int64_t values, float (&v)[8]) const {
+    affine.apply<neighbours>(i, v);
+    const int64_t left = values - i;
+    on[i / 8] = static_cast<uint8_t>(positive_bits(v) & (left >= 8 ? 0xffu : (1u << left) - 1));  // β alone may be positive
+  }
+};
+
+struct NormBackward {
+  static constexpr bool kChannels = true, kWrites = true;
+  const void* x;
+  int64_t channels;
+  ChannelLine line;
+
+  template <DType type, bool vector, bool neighbours>
+  __device__ inline void apply(int64_t i, int64_t values, float (&v)[8]) const {
+    const Eight<type> other = read8_until<type, vector>(x, i, values);
+    const int64_t first = channel_of(i, channels);
+    float scale[8], along[8], offset[8];
+    channel_numbers<neighbours>(line.scale, first, channels, scale);
+    channel_numbers<neighbours>(line.along, first, channels, along);
+    channel_numbers<neighbours>(line.offset, first, channels, offset);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = fmaf(scale[j], v[j], fmaf(along[j], other[j], offset[j]));
+  }
+};
+
+template <class Made, DType type, bool vector, bool neighbours>
+__global__ void __launch_bounds__(kThreads) make_groups(const __grid_constant__ Made made, const void* x, int64_t values, void* to) {
+  const int64_t i = thread_index() * 8;
+  if (i >= values) return;
+  const Eight<type> given = read8_until<type, vector>(x, i, values);
+  float v[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = given[j];
+  made.template apply<type, vector, neighbours>(i, values, v);
+  if constexpr (Made::kWrites) write8_within<type, vector>(to, i, 0, values, v);
 }
 
-template <DType type, bool vector, bool affine_vector>
-__global__ void __launch_bounds__(kThreads) chain_groups(const __grid_constant__ Chain c, const void* x, const float* gamma,
-                                                         const float* beta, const uint8_t* on, const uint64_t* seed, void* z) {
-  const int64_t i = thread_index() * 8;
-  if (i >= c.values) return;
-  float v[8];
-  read_group<type, vector>(x, i, c.values, v);
-  apply_affine<affine_vector>(c, gamma, beta, i, v);
-  const uint32_t bits = on == nullptr ? positive_bits(v) : __ldg(on + i / 8), kept = kept_bits(c, seed, i);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = chain_output(v[j], chain_factor(c, bits >> j & 1, kept >> j & 1));
-  write8_within<type, vector>(z, i, 0, c.values, v);
-}
-
-template <DType type, bool vector>
-__global__ void __launch_bounds__(kThreads)
-    back_groups(const __grid_constant__ Chain c, const void* g, const uint8_t* on, const uint64_t* seed, void* out) {
-  const int64_t i = thread_index() * 8;
-  if (i >= c.values) return;
-  float v[8];
-  read_group<type, vector>(g, i, c.values, v);
-  const uint32_t bits = on == nullptr ? 0xffu : __ldg(on + i / 8), kept = kept_bits(c, seed, i);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = v[j] * chain_factor(c, bits >> j & 1, kept >> j & 1);
-  write8_within<type, vector>(out, i, 0, c.values, v);
-}
-
-template <DType type, bool vector, bool affine_vector>
-__global__ void __launch_bounds__(kThreads)
-    on_groups(const __grid_constant__ Chain c, const void* x, const float* gamma, const float* beta, uint8_t* on) {
-  const int64_t i = thread_index() * 8;
-  if (i >= c.values) return;
-  float v[8];
-  read_group<type, vector>(x, i, c.values, v);
-  apply_affine<affine_vector>(c, gamma, beta, i, v);
-  const uint32_t exist = c.values - i >= 8 ? 0xffu : (1u << (c.values - i)) - 1;  // β alone may be positive
-  on[i / 8] = static_cast<uint8_t>(positive_bits(v) & exist);
+/// `vector`: values may be read and written 16 bytes at a time. `neighbours`: so may channel_numbers().
+template <class Made>
+void make(const char* op, const Made& made, const void* x, int64_t values, void* to, DType type, bool vector, bool neighbours,
+          StreamHandle stream) {
+  if (values == 0) return;
+  with_values(type, vector, [&](auto t, auto by_16) {
+    auto* kernel = make_groups<Made, t(), by_16(), false>;
+    if constexpr (Made::kChannels && by_16()) kernel = neighbours ? make_groups<Made, t(), true, true> : kernel;
+    launch_kernel(op, stream, {blocks_for(ceil_div(values, 8))}, kernel, made, x, values, to);
+  });
 }
 
 /// 32 codes a thread: `bits` words in, one word out.
@@ -124,69 +160,42 @@ __global__ void __launch_bounds__(kThreads)
   on[i / 8] = static_cast<uint8_t>(out);
 }
 
-bool affine_fits(const Chain& c, const float* gamma, const float* beta) {
-  return gamma == nullptr || (c.channels % 8 == 0 && is_aligned(gamma) && is_aligned(beta));
-}
-
 }  // namespace
 
 void chain(const Chain& c, const void* x, DType type, const float* gamma, const float* beta, const uint8_t* on, const uint64_t* seed,
            void* z, StreamHandle stream) {
-  if (c.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const unsigned blocks = blocks_for(ceil_div(c.values, 8));
-  const bool affine = affine_fits(c, gamma, beta);
-  with_values(type, is_aligned(x) && is_aligned(z), [&](auto t, auto vector) {
-    if (vector() && affine)
-      chain_groups<t(), vector(), vector()><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on, seed, z);
-    else
-      chain_groups<t(), vector(), false><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on, seed, z);
-  });
-  check_launch("chain");
+  const Affine affine = {c, gamma, beta};
+  make("chain", Through<true>{affine, on, seed}, x, c.values, z, type, is_aligned(x) && is_aligned(z), affine.fits(), stream);
 }
 
 void chain_back(const Chain& c, const void* g, DType type, const uint8_t* on, const uint64_t* seed, void* out, StreamHandle stream) {
-  if (c.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const unsigned blocks = blocks_for(ceil_div(c.values, 8));
-  with_values(type, is_aligned(g) && is_aligned(out),
-              [&](auto t, auto vector) { back_groups<t(), vector()><<<blocks, kThreads, 0, s>>>(c, g, on, seed, out); });
-  check_launch("chain_back");
+  make("chain_back", Through<false>{{c, nullptr, nullptr}, on, seed}, g, c.values, out, type, is_aligned(g) && is_aligned(out), false,
+       stream);
 }
 
 void chain_on(const Chain& c, const void* x, DType type, const float* gamma, const float* beta, uint8_t* on, StreamHandle stream) {
-  if (c.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const unsigned blocks = blocks_for(ceil_div(c.values, 8));
-  const bool affine = affine_fits(c, gamma, beta);
-  with_values(type, is_aligned(x), [&](auto t, auto vector) {
-    if (vector() && affine)
-      on_groups<t(), vector(), vector()><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on);
-    else
-      on_groups<t(), vector(), false><<<blocks, kThreads, 0, s>>>(c, x, gamma, beta, on);
-  });
-  check_launch("chain_on");
+  const Affine affine = {c, gamma, beta};
+  make("chain_on", Mask{affine, on}, x, c.values, nullptr, type, is_aligned(x), affine.fits(), stream);
+}
+
+void norm_rows_back(void* g, const void* x, DType type, int64_t rows, int64_t channels, const ChannelLine& line, StreamHandle stream) {
+  const bool neighbours = channels % 8 == 0 && is_aligned(line.scale) && is_aligned(line.along) && is_aligned(line.offset);
+  const int64_t values = rows * channels;
+  make("norm", NormBackward{x, channels, line}, g, values, g, type, is_aligned(g) && is_aligned(x), neighbours, stream);
 }
 
 void side_on(const SideCode& code, const uint8_t* codes, uint8_t* on, StreamHandle stream) {
   const int64_t values = code.grid.values;
   if (values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int bits = code.table.bits;
   const auto off = static_cast<uint32_t>(code.table.off);
   const int64_t words = bits >= 2 && bits <= 4 && is_aligned(codes, 4) && is_aligned(on, 4) ? values / 32 : 0;
   if (words > 0) {
-    if (bits == 2)
-      side_on_words<2><<<blocks_for(words), kThreads, 0, s>>>(codes, off, words, on);
-    else if (bits == 3)
-      side_on_words<3><<<blocks_for(words), kThreads, 0, s>>>(codes, off, words, on);
-    else
-      side_on_words<4><<<blocks_for(words), kThreads, 0, s>>>(codes, off, words, on);
-    check_launch("side_on");
+    const auto kernel = bits == 2 ? side_on_words<2> : bits == 3 ? side_on_words<3> : side_on_words<4>;
+    launch_kernel("side_on", stream, {blocks_for(words)}, kernel, codes, off, words, on);
   }
-  if (words * 32 == values) return;
-  side_on_groups<<<blocks_for(ceil_div(values - words * 32, 8)), kThreads, 0, s>>>(codes, bits, off, words * 32, values, on);
-  check_launch("side_on");
+  const int64_t left = values - words * 32;
+  if (left > 0) launch_kernel("side_on", stream, {blocks_for(ceil_div(left, 8))}, side_on_groups, codes, bits, off, words * 32, values, on);
 }
 
 }  // namespace satchel::cuda

@@ -34,61 +34,24 @@ struct Tiling {
 /// Four channels of a row, those that exist: 16 bytes of fp32 or 8 of halves at once.
 template <DType type, bool vector>
 __device__ inline void read4(const void* h, int64_t i, int64_t left, float (&v)[4]) {
-  if constexpr (!vector) {
+  Quad<type> q;
+  if constexpr (vector) q = load_quad<type>(h, i);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = j < left ? load(h, type, i + j) : 0.0f;
-  } else if constexpr (type == DType::f32) {
-    const float4 a = __ldg(reinterpret_cast<const float4*>(static_cast<const float*>(h) + i));
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-  } else {
-    const uint2 a = __ldg(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(h) + i));
-    const uint32_t w[2] = {a.x, a.y};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t bits = j % 2 == 0 ? w[j / 2] & 0xffffu : w[j / 2] >> 16;
-      v[j] = type == DType::bf16 ? __uint_as_float(bits << 16) : float_of_f16(static_cast<uint16_t>(bits));
-    }
-  }
+  for (int j = 0; j < 4; ++j) v[j] = vector ? value_of_cell<type>(cell_of<type>(q, j)) : j < left ? load(h, type, i + j) : 0.0f;
 }
 
-/// Count, mean and sum of squared differences from it, of four channels.
-struct Welford {
-  float count = 0.0f, mean[4] = {}, squares[4] = {};
-
-  /// Takes the first n rows of a batch.
-  __device__ inline void add(const float (&v)[kBatch][4], int n) {
-    const float some = static_cast<float>(n), fraction = some / (count + some), each = 1.0f / some;
+/// Takes the first n rows of a batch.
+__device__ inline void add_batch(const float (&v)[kBatch][4], int n, Gathered& all) {
+  const float some = static_cast<float>(n), fraction = some / (all.count + some), each = 1.0f / some;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      float sum = 0.0f, square = 0.0f;
+  for (int j = 0; j < 4; ++j) {
+    float own[kBatch], sum = 0.0f;
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) sum += u < n ? v[u][j] : 0.0f;
-      const float m = sum * each;
-#pragma unroll
-      for (int u = 0; u < kBatch; ++u) square = u < n ? fmaf(v[u][j] - m, v[u][j] - m, square) : square;
-      const float apart = m - mean[j];
-      mean[j] = count == 0.0f ? m : fmaf(apart, fraction, mean[j]);
-      squares[j] = count == 0.0f ? square : squares[j] + fmaf(apart * fraction * count, apart, square);
-    }
-    count += some;
+    for (int u = 0; u < kBatch; ++u) own[u] = v[u][j], sum += u < n ? own[u] : 0.0f;
+    all.add<false>(j, own, sum, n, each, fraction);
   }
-};
-
-/// Groups with a mean and squares each become one, in double, relative to the first group's mean.
-struct Merge {
-  double shift, count = 0, sum = 0, squares = 0;
-
-  __device__ inline explicit Merge(double from) : shift(from) {}
-  __device__ inline void add(double n, double mean, double square) {
-    const double d = mean - shift;
-    count += n, sum += n * d, squares += square + n * d * d;
-  }
-  __device__ inline double mean() const { return shift + sum / count; }
-  __device__ inline double square() const {
-    const double s = squares - sum * (sum / count);
-    return s < 0 ? 0 : s;  // NaN stays
-  }
-};
+  all.count += some;
+}
 
 template <DType type, bool vector>
 __global__ void __launch_bounds__(kThreads, vector ? 4 : 3)
@@ -96,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, vector ? 4 : 3)
   __shared__ float means[kThreads * 4], squares[kThreads * 4], counts[kThreads];
   const int quad = static_cast<int>(threadIdx.x) % t.lanes, slot = static_cast<int>(threadIdx.x) / t.lanes;
   const int64_t part = blockIdx.y, first = static_cast<int64_t>(blockIdx.x) * t.lanes * 4, c = first + quad * 4;
-  Welford w;
+  Gathered w;
   for (int64_t tile = part + quotient(t.tiles - 1 - part, t.parts) * t.parts; tile >= 0; tile -= t.parts) {
     const int64_t row = tile * t.tile_rows() + slot, left = t.rows - row;
     const int n = left >= t.tile_rows() ? kBatch : left <= 0 ? 0 : static_cast<int>((left + t.slots - 1) / t.slots);
@@ -106,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, vector ? 4 : 3)
     for (int u = 0; u < kBatch; ++u) {
       if (u < n) read4<type, vector>(h, (row + static_cast<int64_t>(u) * t.slots) * t.channels + c, t.channels - c, v[u]);
     }
-    w.add(v, n);
+    add_batch(v, n, w);
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) means[threadIdx.x * 4 + j] = w.mean[j], squares[threadIdx.x * 4 + j] = w.squares[j];
@@ -122,8 +85,6 @@ __global__ void __launch_bounds__(kThreads, vector ? 4 : 3)
   }
 }
 
-__device__ inline float blend(float old, double now, double momentum) { return static_cast<float>((1 - momentum) * old + momentum * now); }
-
 __global__ void __launch_bounds__(kFinishThreads, kFinishEach)
     finish_moments(const __grid_constant__ Tiling t, const float2* partial, const __grid_constant__ Moments to) {
   const FinishShare share;
@@ -136,12 +97,7 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishEach)
   double sums[3] = {all.count, all.sum, all.squares};
   if (!share.add_up(sums) || c >= t.channels) return;
   all.count = sums[0], all.sum = sums[1], all.squares = sums[2];
-  const double mean = all.mean(), square = all.square(), var = square / all.count;
-  to.mean[c] = static_cast<float>(mean);
-  to.rstd[c] = static_cast<float>(1 / sqrt(var + to.eps));
-  if (to.var != nullptr) to.var[c] = static_cast<float>(var);
-  if (to.running_mean != nullptr) to.running_mean[c] = blend(to.running_mean[c], mean, to.momentum);
-  if (to.running_var != nullptr) to.running_var[c] = blend(to.running_var[c], square / (all.count - 1), to.momentum);
+  write_moments(all, to, c);
 }
 
 }  // namespace
@@ -152,16 +108,14 @@ int64_t column_moments_scratch_bytes(int64_t channels) { return moments::kParts 
 void column_moments(const void* h, DType type, int64_t rows, int64_t channels, const Moments& to, void* scratch, StreamHandle stream) {
   if (channels == 0) return;
   if (rows < 1) fail("column_moments", "there must be at least one row", rows);
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const moments::Tiling t(rows, channels);
   float2* partial = static_cast<float2*>(scratch);
   const dim3 grid(grid_size(ceil_div(channels, t.lanes * 4)), static_cast<unsigned>(t.parts));
   const bool vector = channels % 4 == 0 && is_aligned(h, static_cast<uintptr_t>(4 * size_of(type)));
-  with_values(type, vector,
-              [&](auto of, auto whole) { moments::moments_of_tiles<of(), whole()><<<grid, kThreads, 0, s>>>(t, h, partial); });
-  check_launch("column_moments");
-  moments::finish_moments<<<finish_blocks(channels), kFinishThreads, 0, s>>>(t, partial, to);
-  check_launch("column_moments");
+  with_values(type, vector, [&](auto of, auto whole) {
+    launch_kernel("column_moments", stream, {grid}, moments::moments_of_tiles<of(), whole()>, t, h, partial);
+  });
+  launch_kernel("column_moments", stream, {finish_blocks(channels), kFinishThreads}, moments::finish_moments, t, partial, to);
 }
 
 }  // namespace satchel::cuda

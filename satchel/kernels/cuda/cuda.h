@@ -86,6 +86,14 @@ void chain_back(const Chain&, const void* g, DType, const uint8_t* on, const uin
 void chain_on(const Chain&, const void* x, DType, const float* gamma, const float* beta, uint8_t* on, StreamHandle);
 void side_on(const SideCode&, const uint8_t* codes, uint8_t* on, StreamHandle);
 
+/// Three numbers a channel, float32.
+struct ChannelLine {
+  const float *scale, *along, *offset;
+};
+
+/// The last step of a norm's gradient from values that stand decoded: g = scale·g + along·x + offset, channel by channel, in place.
+void norm_rows_back(void* g, const void* x, DType, int64_t rows, int64_t channels, const ChannelLine&, StreamHandle);
+
 /// Mean, rstd = 1/√(var + eps) and, where not null, the biased variance of every channel; running statistics, where not null, move by
 /// `momentum` (the variance by the unbiased one).
 struct Moments {

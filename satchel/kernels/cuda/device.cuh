@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <type_traits>
 
 #include "satchel/core/layout.h"
 #include "satchel/kernels/cuda/cuda.h"
@@ -18,6 +20,27 @@ inline unsigned blocks_for(int64_t threads) { return grid_size(ceil_div(threads,
 
 inline bool is_aligned(const void* p, uintptr_t bytes = 16) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
+inline void check_aligned(std::initializer_list<const void*> pointers, const char* op) {
+  for (const void* p : pointers) {
+    if (!is_aligned(p)) fail(op, "activations, codes and headers must start at a multiple of 16");
+  }
+}
+
+/// Thread blocks of a launch, threads of each, and bytes of shared memory beside those that the kernel declares.
+struct LaunchSize {
+  dim3 blocks;
+  unsigned threads = kThreads;
+  size_t shared = 0;
+};
+
+/// Starts a kernel; throws if the launch is refused.
+template <class... P>
+void launch_kernel(const char* op, StreamHandle stream, const LaunchSize& size, void (*kernel)(P...),
+                   const std::type_identity_t<P>&... args) {
+  kernel<<<size.blocks, size.threads, size.shared, static_cast<cudaStream_t>(stream)>>>(args...);
+  check_launch(op);
+}
+
 /// An address in device memory that stays in its register: the compiler would work it out anew at every turn of a loop.
 template <class T>
 __device__ inline T* held(T* p) {
@@ -27,6 +50,8 @@ __device__ inline T* held(T* p) {
 }
 
 __device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+__device__ inline int64_t channel_of(int64_t value, int64_t channels) { return value - quotient(value, channels) * channels; }
 
 /// Eight values from an address that is a multiple of 16 bytes.
 template <DType type>
@@ -142,17 +167,22 @@ __device__ inline uint64_t load_eight(const uint8_t* codes, int64_t group) {
   return eight;
 }
 
+/// One of Philox's rounds.
+__device__ inline Words philox_round(const Words& c, uint32_t k0, uint32_t k1) {
+  uint32_t high0, low0, high1, low1;
+  multiply_wide(c.w[0], kPhiloxM0, high0, low0);
+  multiply_wide(c.w[2], kPhiloxM1, high1, low1);
+  return {high1 ^ c.w[1] ^ k0, low1, high0 ^ c.w[3] ^ k1, low0};
+}
+
 /// noise_group() of core/noise.h; `key` gives the two keys of a round.
 template <class F>
 __device__ inline Words noise_of_group(Stream stream, uint64_t group, F&& key) {
   Words c = {static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), static_cast<uint32_t>(stream), 0};
 #pragma unroll
   for (int round = 0; round < kNoiseRounds; ++round) {
-    uint32_t high0, low0, high1, low1;
-    multiply_wide(c.w[0], kPhiloxM0, high0, low0);
-    multiply_wide(c.w[2], kPhiloxM1, high1, low1);
     const uint2 k = key(round);
-    c = {high1 ^ c.w[1] ^ k.x, low1, high0 ^ c.w[3] ^ k.y, low0};
+    c = philox_round(c, k.x, k.y);
   }
   return c;
 }
@@ -203,10 +233,33 @@ __device__ inline Words group_noise(const RoundKeys& keys, Rounding rounding, ui
   return rounding == Rounding::nearest ? nearest_noise() : rounding_noise(keys, group);
 }
 
+/// rounding_noise() of groups first, first + step, … in one go: every key is read once.
+template <int count>
+__device__ inline void rounding_noises(const RoundKeys& keys, uint32_t first, uint32_t step, Words (&noise)[count]) {
+#pragma unroll
+  for (int c = 0; c < count; ++c) noise[c] = {first + static_cast<uint32_t>(c) * step, 0, static_cast<uint32_t>(Stream::rounding), 0};
+#pragma unroll
+  for (int round = 0; round < kNoiseRounds; round += 2) {
+    const uint4 k = keys.of(round / 2);
+#pragma unroll
+    for (int c = 0; c < count; ++c) {
+      noise[c] = philox_round(noise[c], k.x, k.y);
+      if (round + 1 < kNoiseRounds) noise[c] = philox_round(noise[c], k.z, k.w);
+    }
+  }
+}
+
 /// Subnormals to zero in one instruction of the FMA pipe; unlike flush() it keeps the zero's sign.
 __device__ inline float flush_signed(float x) {
   float y;
   asm("mul.ftz.f32 %0, %1, 0f3F800000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// flush() in one instruction: subnormals and −0 become +0.
+__device__ inline float flush_once(float x) {
+  float y;
+  asm("add.ftz.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -353,6 +406,19 @@ __device__ inline BlockRuler block_ruler(const Extremes& e, HeaderType type) {
   return {h, make_ruler(h), false};
 }
 
+/// The same for a header of bf16, in fewer instructions and for blocks of usual size alone; not `plain`: of any other block. `rounded`: the
+/// values are of bf16, and so is the least of them.
+template <int bits, bool rounded>
+__device__ inline BlockRuler usual_ruler(const Extremes& e, HeaderType type) {
+  constexpr float kTop = (1 << bits) - 1, kReciprocal = 1.0f / kTop;
+  const float least = flush_once(e.least);
+  const int b = __float_as_int(least);
+  const float low = rounded ? least : __int_as_float((b + (b >> 31 & 0xffff)) & ~0xffff), span = e.most - low, near = span * kReciprocal;
+  const bool plain = type == HeaderType::bf16 && fabsf(least) <= 0x1p60f && fabsf(e.most) <= 0x1p60f && span >= 0x1p-30f;
+  const float step = AroundZero::outwards(__float_as_uint(fmaf(fmaf(-kTop, near, span), kReciprocal, near)));  // as block_ruler() has it
+  return {{low, step}, {1.0f, -low, 65536.0f * reciprocal(step)}, plain};
+}
+
 /// The same for a warp's block with values of usual size on both sides of 0 and a header of bf16, in fewer instructions; not `plain`: of
 /// any other block.
 template <int bits>
@@ -365,6 +431,9 @@ __device__ inline BlockRuler usual_ruler(const AroundZero& e, HeaderType type) {
   const float step = AroundZero::outwards(__float_as_uint(fmaf(fmaf(-kTop, near, span), kReciprocal, near)));  // as block_ruler() has it
   return {{low, step}, {1.0f, -low, 65536.0f * reciprocal(step)}, plain};
 }
+
+/// A header of bf16 as it stands in memory.
+__device__ inline uint32_t bf16_header(Header h) { return __byte_perm(__float_as_uint(h.low), __float_as_uint(h.step), 0x7632); }
 
 /// The ruler of a block that a whole thread block holds: its first warp works it out and writes the header.
 template <int bits>
@@ -424,31 +493,43 @@ __device__ inline uint64_t encode8(const float (&v)[8], const BlockRuler& b, con
   return eight;
 }
 
-/// encode8() for 2 bits of a plain block that all eight belong to: noise is added by a product of 16 bits, and codes are brought together
-/// two at a time.
+/// encode8() of a plain block that all eight belong to, for 2, 4 and 8 bits: noise is added by a product of 16 bits, which leaves a code in
+/// byte 2 of a word, and bytes are brought together four at a time.
+template <int bits, bool even>
+__device__ inline uint64_t encode8_by_bytes(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
+  static_assert(bits == 2 || bits == 4 || bits == 8);
+  uint32_t sum[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float y16 = (v[j] + b.ruler.offset) * b.ruler.inverse;
+    const uint32_t whole = bits == 8 ? __float2uint_rn(fminf(y16, 255.0f * 65536.0f))
+                                     : __float_as_uint(on_levels<bits, even>(y16, levels) + 12582912.0f);  // 0x40 beside the code
+    sum[j] = __dp2a_lo(noise.w[j / 2], j % 2 == 0 ? 0x001u : 0x100u, whole);
+  }
+  const auto four = [&](int first, int step) {
+    return __byte_perm(__byte_perm(sum[first], sum[first + step], 0x0062),
+                       __byte_perm(sum[first + 2 * step], sum[first + 3 * step], 0x0062), 0x5410);
+  };
+  if constexpr (bits == 2) {
+    constexpr uint32_t kPlaces = 0x40100401, kRest = 0x40 * 0x55;  // 1, 4, 16, 64
+    return __dp4a(four(0, 1), kPlaces, 0u - kRest) + (__dp4a(four(4, 1), kPlaces, 0u - kRest) << 8);
+  } else if constexpr (bits == 4) {
+    return four(0, 2) + four(1, 2) * 16 - 0x40404040u * 17;
+  } else {
+    return four(0, 1) | static_cast<uint64_t>(four(4, 1)) << 32;
+  }
+}
+
 template <bool even>
 __device__ inline uint32_t encode8_of_2(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
-  uint32_t pair[4];  // 0x4b40 and a code, twice
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    uint32_t sum[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float y16 = (v[2 * k + j] + b.ruler.offset) * b.ruler.inverse;
-      sum[j] = __dp2a_lo(noise.w[k], j == 0 ? 0x001u : 0x100u, __float_as_uint(on_levels<2, even>(y16, levels) + 12582912.0f));
-    }
-    pair[k] = __byte_perm(sum[0], sum[1], 0x7632);
-  }
-  constexpr uint32_t kRest = 0x4b404b40u * 0x1111u;
-  const uint32_t both = pair[0] + pair[1] * 0x10 + pair[2] * 0x100 + pair[3] * 0x1000 - kRest;  // even values below, odd ones above
-  return (both & 0xffffu) + (both >> 16) * 4;
+  return static_cast<uint32_t>(encode8_by_bytes<2, even>(v, b, levels, noise));
 }
 
 /// encode8() where all eight values belong to the block.
 template <int bits, bool even>
 __device__ inline uint64_t encode8_inside(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
-  if constexpr (bits == 2) {
-    if (b.plain) return encode8_of_2<even>(v, b, levels, noise);
+  if constexpr (bits == 2 || bits == 4 || bits == 8) {
+    if (b.plain) return encode8_by_bytes<bits, even>(v, b, levels, noise);
   }
   return encode8<bits, even>(v, b, levels, noise);
 }

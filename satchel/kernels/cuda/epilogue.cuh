@@ -8,8 +8,6 @@
 // registers.
 #pragma once
 
-#include <initializer_list>
-
 #include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/kernels/cuda/side.cuh"
 #include "satchel/kernels/cuda/values.cuh"
@@ -39,13 +37,6 @@ inline int64_t free_walk_blocks(int64_t values, int64_t channels, const BlockNee
 
 inline bool is_straight_256(const Grid& g) { return g.block == kBlock && g.is_straight(); }
 
-inline void check_aligned(std::initializer_list<const void*> pointers, const char* op) {
-  for (const void* p : pointers) {
-    if (!is_aligned(p)) fail(op, "activations, codes and headers must start at a multiple of 16");
-  }
-}
-
-__device__ inline int64_t channel_of(int64_t value, int64_t channels) { return value - quotient(value, channels) * channels; }
 /// Of the value that this thread has of the thread block's first step.
 __device__ inline int64_t own_channel(int64_t channels) { return channel_of(blockIdx.x * kBlock + threadIdx.x, channels); }
 

@@ -14,7 +14,7 @@
 //   kUsual   pieces that say `usual` are decoded in fewer instructions    kGates  of those, what does not pass is its channel's mean
 //
 // A warp's steps are whole; the last, broken one is the business of one warp, behind its whole ones.
-#include "satchel/kernels/cuda/channel_sums.cuh"
+#include "satchel/kernels/cuda/finish.cuh"
 #include "satchel/kernels/cuda/one_sided.cuh"
 
 namespace satchel::cuda {
@@ -436,6 +436,19 @@ __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
   partial[blockIdx.x * kBlock + own] = total;
 }
 
+/// Two sums a channel, from `entries` parts in all.
+__global__ void __launch_bounds__(kFinishThreads, kFinishEach)
+    add_up_parts(const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx) {
+  const FinishShare share;
+  double sums[2] = {};
+  if (share.channel < channels) {
+    share.each(partial, quotient(entries, channels), channels, [&](int64_t, float2 part) { sums[0] += part.x, sums[1] += part.y; });
+  }
+  if (!share.add_up(sums) || share.channel >= channels) return;
+  sum_g[share.channel] = static_cast<float>(sums[0]);
+  sum_gx[share.channel] = static_cast<float>(sums[1]);
+}
+
 /// Of eight values a lane, over the warp, for all its threads.
 __device__ inline float squared_sum(const float (&v)[8]) {
   float sum = 0.0f;
@@ -590,17 +603,14 @@ void with_code(const NormImageCode& c, bool, bool, F&& f) {
 template <class Kept>
 void run_sums(const Kept& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream, const char* op) {
   check_fit(code, op);
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
   with_code<false>(code, is_aligned(g), true, [&](const auto& a) {
     using Code = std::decay_t<decltype(a)>;
     if (Code::kAligned) check_aligned({g}, op);
     const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), Code::kSumsBlocks));
-    if (grid > 0) with_type(type, [&](auto t) { sum_steps<Code, t()><<<grid, kWarps * 32, 0, s>>>(a, g, partial); });
-    check_launch(op);
-    finish_sums<<<finish_blocks(a.channels()), kFinishThreads, 0, s>>>(partial, grid * kBlock, a.channels(), to.beta, to.gamma);
+    if (grid > 0) with_type(type, [&](auto t) { launch_kernel(op, stream, {grid}, sum_steps<Code, t()>, a, g, partial); });
+    finish_sums(op, partial, grid * kBlock, a.channels(), to.beta, to.gamma, stream);
   });
-  check_launch(op);
 }
 
 template <class Kept>
@@ -612,17 +622,19 @@ void run_back(const Kept& code, const NormBack& o, StreamHandle stream, const ch
     if (a.values() == 0) return;
     const auto rows = static_cast<double>(o.rows > 0 ? o.rows : a.values() / a.channels());
     const unsigned grid = grid_size(free_walk_blocks(a.values(), a.channels(), kManyWalk));
-    with_type(o.type, [&](auto t) {
-      back_steps<Code, t()><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a, o, static_cast<float>(1 / rows));
-    });
+    with_type(o.type, [&](auto t) { launch_kernel(op, stream, {grid}, back_steps<Code, t()>, a, o, static_cast<float>(1 / rows)); });
   });
-  check_launch(op);
 }
 
 }  // namespace
 }  // namespace epilogue
 
 using namespace epilogue;
+
+void finish_sums(const char* op, const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx,
+                 StreamHandle stream) {
+  launch_kernel(op, stream, {finish_blocks(channels), kFinishThreads}, add_up_parts, partial, entries, channels, sum_g, sum_gx);
+}
 
 int64_t norm_scratch_bytes() { return kManyBlocks * kBlock * static_cast<int64_t>(sizeof(float2)); }
 
@@ -656,9 +668,8 @@ void norm_act_input(const NormActCode& code, int64_t first, int64_t last, void* 
   const bool aligned = is_aligned(z) && begin * size_of(type) % 16 == 0;
   with_code<false>(code, aligned, true, [&](const auto& a) {
     using Code = std::decay_t<decltype(a)>;
-    with_type(type, [&](auto t) { input_steps<Code, t()><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a, begin, end, z); });
+    with_type(type, [&](auto t) { launch_kernel(op, stream, {grid}, input_steps<Code, t()>, a, begin, end, z); });
   });
-  check_launch(op);
 }
 
 }  // namespace satchel::cuda

@@ -74,7 +74,7 @@ __device__ inline void put_range(F32Header* ranges, int64_t block, int lane, con
     const uint32_t pair = half_pair<type>(e.least, e.most);
     e.least = low_half<type>(pair), e.most = high_half<type>(pair);
   }
-  const Range r = make_range(flush(e.least), flush(e.most), e.finite(), HeaderType::f32);
+  const Range r = e.range(HeaderType::f32);
   ranges[block] = {r.low, r.high};
 }
 
@@ -85,22 +85,12 @@ __device__ inline void put8(uint8_t* codes, int64_t group, uint64_t eight, int c
   if (count > 0) store_codes<bits>(codes, group, eight & ((uint64_t{1} << (bits * count)) - 1), count);
 }
 
-/// y in the place of a lane's eight x̂; `add` as below.
-template <class F>
-__device__ inline void affine8(const NormTables<>& table, int lane, const F& add, float (&v)[8]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float gamma[4], beta[4];
-    table.gamma.get_half(lane, half, gamma);
-    table.beta.get_half(lane, half, beta);
-#pragma unroll
-    for (int q = 0, j = 4 * half; q < 4; ++q, ++j) v[j] = add(fmaf(gamma[q], v[j], beta[q]), j);
-  }
-}
+/// What pass8() makes of y: y itself, z without an activation, or z of a ReLU.
+enum class Pass { affine, chain, relu };
 
 /// z, not yet rounded, in the place of a lane's eight x̂ (`of_x`: of x), and ReLU's bits. `add` gives y with value j's skip; what `kept` has
 /// no bit for is dropped.
-template <bool relu, bool of_x, int pieces, class F>
+template <Pass pass, bool of_x, int pieces, class F>
 __device__ inline uint32_t pass8(const NormTables<pieces>& table, int lane, int piece, const F& add, uint32_t kept, float scale,
                                  float (&v)[8]) {
   uint32_t on = 0;
@@ -114,9 +104,9 @@ __device__ inline uint32_t pass8(const NormTables<pieces>& table, int lane, int 
     for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
       if constexpr (of_x) v[j] = (v[j] - mean[q]) * rstd[q];
       const float y = add(fmaf(gamma[q], v[j], beta[q]), j);
-      const bool passes = !relu || y > 0.0f;
+      const bool passes = pass != Pass::relu || y > 0.0f;
       on |= (passes ? 1u : 0u) << j;
-      v[j] = chain_output(y, passes && (kept >> j & 1) != 0 ? scale : 0.0f);
+      v[j] = pass == Pass::affine ? y : chain_output(y, passes && (kept >> j & 1) != 0 ? scale : 0.0f);
     }
   }
   return on;
@@ -277,18 +267,15 @@ __device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<ty
   Extremes e;
   if (!has_form(end) && a.ranges != nullptr) {
     const float2 r = __ldg(reinterpret_cast<const float2*>(a.ranges) + block);
-    e.least = r.x, e.most = r.y;
+    e = {r.x, r.y};
   }
   float hat[8], z[8];
   w.table.normalise(w.lane, x, hat);
 #pragma unroll
   for (int j = 0; j < 8; ++j) z[j] = hat[j];
   const auto add = [&](float y, int j) { return adds(end) ? y + skip[j] : y; };
-  uint32_t on = 0;
-  if constexpr (has_form(end))
-    affine8(w.table, w.lane, add, z);
-  else
-    on = pass8<end != End::norm, false>(w.table, w.lane, 0, add, 0xff, 1.0f, z);
+  constexpr Pass pass = has_form(end) ? Pass::affine : end == End::norm ? Pass::chain : Pass::relu;
+  const uint32_t on = pass8<pass, false>(w.table, w.lane, 0, add, 0xff, 1.0f, z);
   read_next();
   Eight<type> out;
   out.template set<has_form(end)>(z);
@@ -446,7 +433,7 @@ __device__ inline void encode_stretch(const Turn& t, int64_t stretch) {
       const uint64_t eight = code.levels.even ? encode8_inside<2, true>(v[p], ruler, code.levels, noise)
                                               : encode8_inside<2, false>(v[p], ruler, code.levels, noise);
       put8<2, whole>(t.c.at.codes, group, eight, count);
-      const uint32_t on = pass8<true, true>(
+      const uint32_t on = pass8<Pass::relu, true>(
           t.table, t.lane, p, [](float y, int) { return y; }, kept, t.dropout.on, v[p]);
       t.c.on[group] = static_cast<uint8_t>(on & exist);
       if (t.c.kept != nullptr) t.c.kept[group] = static_cast<uint8_t>(kept & exist);
@@ -476,10 +463,10 @@ __global__ void __launch_bounds__(kWarps * 32, 3)
 // ---- launch ----------------------------------------------------------------------------------------------------------
 
 template <End end, bool optimal2>
-void launch(const Forward& a, StreamHandle stream) {
+void launch(const char* op, const Forward& a, StreamHandle stream) {
   const int64_t values = a.values - static_cast<int64_t>(a.first) * kBlock;
   const unsigned grid = grid_size(free_walk_blocks(values, a.channels, kStepWalk<end, optimal2>));
-  with_type(a.pass.type, [&](auto t) { encode_steps<t(), end, optimal2><<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(a); });
+  with_type(a.pass.type, [&](auto t) { launch_kernel(op, stream, {grid}, encode_steps<t(), end, optimal2>, a); });
 }
 
 /// May a norm of so many values and channels be walked over?
@@ -550,15 +537,14 @@ void norm_encode(const NormAddCode& code, const NormPass& pass, StreamHandle str
     a.broken = end % kBlock != 0;
   }
   if (code.alone)
-    launch<End::norm, true>(a, stream);
+    launch<End::norm, true>(op, a, stream);
   else if (norm.levels.bits != 2 || norm.levels.even)
-    launch<End::wide_form, false>(a, stream);
+    launch<End::wide_form, false>(op, a, stream);
   else if (code.sum.table.bits == 3 || code.extra.slots != nullptr || norm.rounding == Rounding::nearest ||
            code.sum.rounding == Rounding::nearest)
-    launch<End::wide_form, true>(a, stream);
+    launch<End::wide_form, true>(op, a, stream);
   else
-    launch<End::form, true>(a, stream);
-  check_launch(op);
+    launch<End::form, true>(op, a, stream);
 }
 
 void norm_encode(const NormImageCode& code, const NormPass& pass, const F32Header* ranges, F32Header* z_ranges, StreamHandle stream) {
@@ -570,39 +556,35 @@ void norm_encode(const NormImageCode& code, const NormPass& pass, const F32Heade
   const Forward a = {pass,          values_of(code), code.channels, Places(code), {},      code.header,
                      code.rounding, code.at.headers, code.seed,     ranges,       code.on, z_ranges};
   if (pass.skip != nullptr)
-    launch<End::add, false>(a, stream);
+    launch<End::add, false>(op, a, stream);
   else if (code.on != nullptr)
-    launch<End::relu, false>(a, stream);
+    launch<End::relu, false>(op, a, stream);
   else
-    launch<End::norm, false>(a, stream);
-  check_launch(op);
+    launch<End::norm, false>(op, a, stream);
 }
 
 void norm_image_measure(const NormImageCode& code, const NormPass& pass, F32Header* ranges, StreamHandle stream) {
   constexpr const char* op = "norm_image_measure";
   check_fit(code, op);
   check_aligned({pass.x}, op);
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned grid = grid_size(free_walk_blocks(values_of(code), code.channels, kManyWalk));
-  with_type(pass.type, [&](auto t) { measure_steps<t()><<<grid, kWarps * 32, 0, s>>>(pass, values_of(code), code.channels, ranges); });
-  check_launch(op);
+  with_type(pass.type,
+            [&](auto t) { launch_kernel(op, stream, {grid}, measure_steps<t()>, pass, values_of(code), code.channels, ranges); });
 }
 
 void norm_encode(const NormBlockCode& code, const NormPass& pass, StreamHandle stream) {
   constexpr const char* op = "norm_block_encode";
   check_fit(code, op);
   check_aligned({pass.x, pass.z}, op);
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const unsigned grid = grid_size(free_walk_blocks(code.code.grid.values, code.chain.channels, kFewWalk, kStretch));
+  const int64_t block = code.code.grid.block;
   with_type(pass.type, [&](auto t) {
-    switch (code.code.grid.block) {
-      case 128: return encode_stretches<t(), 128><<<grid, kWarps * 32, 0, s>>>(code, pass);
-      case 256: return encode_stretches<t(), 256><<<grid, kWarps * 32, 0, s>>>(code, pass);
-      case 512: return encode_stretches<t(), 512><<<grid, kWarps * 32, 0, s>>>(code, pass);
-      default: return encode_stretches<t(), 1024><<<grid, kWarps * 32, 0, s>>>(code, pass);
-    }
+    const auto kernel = block == 128   ? encode_stretches<t(), 128>
+                        : block == 256 ? encode_stretches<t(), 256>
+                        : block == 512 ? encode_stretches<t(), 512>
+                                       : encode_stretches<t(), 1024>;
+    launch_kernel(op, stream, {grid}, kernel, code, pass);
   });
-  check_launch(op);
 }
 
 }  // namespace satchel::cuda

@@ -62,5 +62,52 @@ struct FinishShare {
   }
 };
 
+/// Count, mean and sum of squared differences from it, of four channels, merged by Chan's formula, eight values a channel at a time.
+struct Gathered {
+  float count = 0.0f, mean[4] = {}, squares[4] = {};
+
+  template <bool whole>
+  __device__ inline void add(int k, const float (&v)[8], float sum, int n, float each, float fraction) {
+    const float m = sum * each, apart = m - mean[k];
+    float square = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) square = whole || j < n ? fmaf(v[j] - m, v[j] - m, square) : square;
+    mean[k] = count == 0.0f ? m : fmaf(apart, fraction, mean[k]);
+    squares[k] = count == 0.0f ? square : squares[k] + fmaf(apart * fraction * count, apart, square);
+  }
+};
+
+/// Groups with a mean and squares each become one, in double, relative to the first group's mean.
+struct Merge {
+  double shift, count = 0, sum = 0, squares = 0;
+
+  __device__ inline explicit Merge(double from) : shift(from) {}
+  __device__ inline void add(double n, double mean, double square) {
+    const double d = mean - shift;
+    count += n, sum += n * d, squares += square + n * d * d;
+  }
+  __device__ inline double mean() const { return shift + sum / count; }
+  __device__ inline double square() const {
+    const double s = squares - sum * (sum / count);
+    return s < 0 ? 0 : s;  // NaN stays
+  }
+};
+
+/// The moments of channel c from all its rows.
+__device__ inline void write_moments(const Merge& all, const Moments& to, int64_t c) {
+  const auto blend = [&](float& old, double now) { old = static_cast<float>((1 - to.momentum) * old + to.momentum * now); };
+  const double mean = all.mean(), square = all.square(), var = square / all.count;
+  to.mean[c] = static_cast<float>(mean);
+  to.rstd[c] = static_cast<float>(1 / sqrt(var + to.eps));
+  if (to.var != nullptr) to.var[c] = static_cast<float>(var);
+  if (to.running_mean != nullptr) blend(to.running_mean[c], mean);
+  if (to.running_var != nullptr) blend(to.running_var[c], square / (all.count - 1));
+}
+
 }  // namespace
+
+/// Two sums a channel, from `entries` parts in all.
+void finish_sums(const char* op, const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx,
+                 StreamHandle stream);
+
 }  // namespace satchel::cuda

@@ -143,35 +143,24 @@ int64_t cross_entropy_scratch_bytes() { return kParts * static_cast<int64_t>(siz
 void cross_entropy(const LabelledRows& r, void* logits, DType type, const int64_t* labels, bool write, float* loss, void* scratch,
                    StreamHandle stream) {
   if (r.counted < 1) fail("cross_entropy", "at least one row must count", r.counted);
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int lanes = team_size(r.classes);
   const int64_t all = ceil_div(r.rows, kThreads / lanes), parts = all < kParts ? all : kParts;
   double* partial = static_cast<double*>(scratch);
   if (parts > 0) {
-    with_type(type, [&](auto t) {
-      if (r.classes <= static_cast<int64_t>(lanes) * kHeld)
-        cross_entropy_rows<t(), true><<<grid_size(parts), kThreads, 0, s>>>(r, logits, labels, write, lanes, partial);
-      else
-        cross_entropy_rows<t(), false><<<grid_size(parts), kThreads, 0, s>>>(r, logits, labels, write, lanes, partial);
+    with_values(type, r.classes <= static_cast<int64_t>(lanes) * kHeld, [&](auto t, auto held) {
+      launch_kernel("cross_entropy", stream, {grid_size(parts)}, cross_entropy_rows<t(), held()>, r, logits, labels, write, lanes, partial);
     });
-    check_launch("cross_entropy");
   }
-  finish_loss<<<1, kThreads, 0, s>>>(partial, parts, r.counted, loss);
-  check_launch("cross_entropy");
+  launch_kernel("cross_entropy", stream, {1}, finish_loss, partial, parts, r.counted, loss);
 }
 
 void scale(void* x, DType type, int64_t values, const float* factor, StreamHandle stream) {
   if (values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const bool vector = is_aligned(x);
   const int64_t blocks = blocks_in_units(ceil_div(values, kThreads * (vector ? 4 : 1)), 1, resident(this_gpu(), kScale));
-  with_type(type, [&](auto t) {
-    if (vector)
-      scale_values<t(), true><<<grid_size(blocks), kThreads, 0, s>>>(x, values, factor);
-    else
-      scale_values<t(), false><<<grid_size(blocks), kThreads, 0, s>>>(x, values, factor);
+  with_values(type, vector, [&](auto t, auto by_16) {
+    launch_kernel("scale", stream, {grid_size(blocks)}, scale_values<t(), by_16()>, x, values, factor);
   });
-  check_launch("scale");
 }
 
 }  // namespace satchel::cuda

@@ -201,7 +201,6 @@ int64_t low_pass_scratch_bytes(const LowPassShape& s, const BlockCode& code, con
 void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x, DType type, const uint64_t* seed, uint8_t* codes,
                      void* headers, uint16_t* means, void* scratch, StreamHandle stream) {
   if (code.grid.values == 0) return;
-  const cudaStream_t st = static_cast<cudaStream_t>(stream);
   const Args a = {s, code, x, seed, codes, headers, means};
   with_type(type, [&](auto t) {
     if (is_fused(s, code, x)) {
@@ -211,17 +210,13 @@ void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x
                             static_cast<int>(s.height)};
       const size_t bytes = static_cast<size_t>(lines) * sizeof(float);
       with_usual_bits(code.levels.bits, [&](auto bits) {
-        if (chunks == 1)
-          encode_map<bits(), t(), 1><<<maps, threads, bytes, st>>>(a, size);
-        else
-          encode_map<bits(), t(), 2><<<maps, threads, bytes, st>>>(a, size);
+        launch_kernel("low_pass", stream, {maps, threads, bytes}, chunks == 1 ? encode_map<bits(), t(), 1> : encode_map<bits(), t(), 2>, a,
+                      size);
       });
-      return check_launch("low_pass");
+      return;
     }
-    means_any<t()><<<blocks_for(s.maps * s.windows()), kThreads, 0, st>>>(a);
-    check_launch("low_pass");
-    rest_any<t()><<<blocks_for(code.grid.values), kThreads, 0, st>>>(a, static_cast<float*>(scratch));
-    check_launch("low_pass");
+    launch_kernel("low_pass", stream, {blocks_for(s.maps * s.windows())}, means_any<t()>, a);
+    launch_kernel("low_pass", stream, {blocks_for(code.grid.values)}, rest_any<t()>, a, static_cast<float*>(scratch));
     encode(code, scratch, DType::f32, seed, codes, headers, stream);
   });
 }
@@ -229,22 +224,17 @@ void low_pass_encode(const LowPassShape& s, const BlockCode& code, const void* x
 void low_pass_means(const LowPassShape& s, const void* x, DType type, uint16_t* means, StreamHandle stream) {
   if (s.maps == 0) return;
   const Args a = {s, {}, x, nullptr, nullptr, nullptr, means};
-  with_type(type, [&](auto t) { means_any<t()><<<blocks_for(s.maps * s.windows()), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a); });
-  check_launch("low_pass");
+  with_type(type, [&](auto t) { launch_kernel("low_pass", stream, {blocks_for(s.maps * s.windows())}, means_any<t()>, a); });
 }
 
 void low_pass_spread(const LowPassShape& s, const uint16_t* means, void* x, DType type, StreamHandle stream) {
   if (s.maps == 0) return;
-  with_type(type, [&](auto t) {
-    spread_any<t()><<<blocks_for(s.maps * s.map_values()), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(s, means, x);
-  });
-  check_launch("low_pass");
+  with_type(type, [&](auto t) { launch_kernel("low_pass", stream, {blocks_for(s.maps * s.map_values())}, spread_any<t()>, s, means, x); });
 }
 
 void low_pass_decode(const LowPassShape& s, const BlockCode& code, const uint8_t* codes, const void* headers, const uint16_t* means,
                      void* x, DType type, StreamHandle stream) {
   if (code.grid.values == 0) return;
-  const cudaStream_t st = static_cast<cudaStream_t>(stream);
   const Args a = {s, code, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), const_cast<uint16_t*>(means)};
   const bool quads = s.depth == 1 && s.width % 4 == 0 && s.size % 4 == 0 && code.levels.even && has_usual_bits(code) &&
                      code.grid.block == s.map_values() && is_aligned(x) && is_aligned(codes, code_alignment(code.levels.bits)) &&
@@ -252,15 +242,14 @@ void low_pass_decode(const LowPassShape& s, const BlockCode& code, const uint8_t
   with_type(type, [&](auto t) {
     if (quads) {
       with_usual_bits(code.levels.bits, [&](auto bits) {
-        decode_quads<bits(), t()><<<blocks_for(ceil_div(code.grid.values / 4, kQuads * 32) * 32), kThreads, 0, st>>>(
-            a, x, FastDivisor(static_cast<uint32_t>(s.map_values() / 4)), FastDivisor(static_cast<uint32_t>(s.width / 4)),
-            FastDivisor(static_cast<uint32_t>(s.size)), static_cast<uint32_t>(s.windows()));
+        launch_kernel("low_pass", stream, {blocks_for(ceil_div(code.grid.values / 4, kQuads * 32) * 32)}, decode_quads<bits(), t()>, a, x,
+                      FastDivisor(static_cast<uint32_t>(s.map_values() / 4)), FastDivisor(static_cast<uint32_t>(s.width / 4)),
+                      FastDivisor(static_cast<uint32_t>(s.size)), static_cast<uint32_t>(s.windows()));
       });
     } else {
-      decode_any<t()><<<blocks_for(code.grid.values), kThreads, 0, st>>>(a, x);
+      launch_kernel("low_pass", stream, {blocks_for(code.grid.values)}, decode_any<t()>, a, x);
     }
   });
-  check_launch("low_pass");
 }
 
 }  // namespace satchel::cuda

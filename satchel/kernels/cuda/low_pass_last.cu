@@ -177,11 +177,11 @@ Choice choose(const LowPassShape& s, int64_t channels, DType type) {
 }
 
 template <int bits, DType type, Form form>
-void launch(const Args& a, const Choice& c, unsigned blocks, cudaStream_t stream) {
+void launch(const Args& a, const Choice& c, unsigned blocks, StreamHandle stream) {
   allow_shared(reinterpret_cast<const void*>(encode_tile<bits, type, form>), c.bytes, "low_pass");
   const int64_t items = static_cast<int64_t>(a.windows) * 8 * (c.tile / 4), turns = ceil_div(items, kMostThreads);
   const unsigned threads = static_cast<unsigned>(ceil_div(ceil_div(items, turns), 32) * 32);
-  encode_tile<bits, type, form><<<blocks, threads, static_cast<size_t>(c.bytes), stream>>>(a);
+  launch_kernel("low_pass", stream, {blocks, threads, static_cast<size_t>(c.bytes)}, encode_tile<bits, type, form>, a);
 }
 
 bool is_served(const Choice& c) { return c.form == Form::stream || c.tile > 0; }
@@ -205,33 +205,17 @@ void low_pass_last_encode(const LowPassShape& s, const BlockCode& code, int64_t 
                           uint8_t* codes, void* headers, uint16_t* means, void* scratch, StreamHandle stream) {
   if (code.grid.values == 0) return;
   const Choice c = choose(s, channels, type);
-  if (c.form == Form::stream) return encode_stream({s, code, channels, codes, headers, means}, x, type, seed, scratch, stream);
+  const LowPassParts to = {s, code, channels, codes, headers, means};
+  if (c.form == Form::stream) return encode_stream(to, x, type, seed, scratch, stream);
   const int quads = c.tile / 4, low = quads < 4 ? quads : 4;
-  const Tile tile = {code,
-                     seed,
-                     codes,
-                     headers,
-                     means,
-                     FastDivisor(static_cast<uint32_t>(channels / c.tile)),
-                     FastDivisor(static_cast<uint32_t>(s.width)),
-                     FastDivisor(static_cast<uint32_t>(ceil_div(s.width, kWindow))),
-                     FastDivisor(static_cast<uint32_t>(s.map_values())),
-                     static_cast<int>(channels),
-                     static_cast<int>(s.height),
-                     static_cast<int>(s.windows()),
-                     c.tile,
-                     c.pitch,
-                     static_cast<uint32_t>(c.cells)};
-  const Args a = {tile, x, log2_up(low), log2_up(quads / low)};
+  const Args a = {{to, seed, c.tile, c.pitch, c.cells}, x, log2_up(low), log2_up(quads / low)};
   const unsigned blocks = grid_size(s.maps / c.tile);
-  const auto st = static_cast<cudaStream_t>(stream);
   with_type(type, [&](auto t) {
     with_usual_bits(code.levels.bits, [&](auto bits) {
-      if (c.form == Form::lines) return launch<bits(), t(), Form::lines>(a, c, blocks, st);
-      return launch<bits(), t(), Form::values>(a, c, blocks, st);
+      if (c.form == Form::lines) return launch<bits(), t(), Form::lines>(a, c, blocks, stream);
+      return launch<bits(), t(), Form::values>(a, c, blocks, stream);
     });
   });
-  check_launch("low_pass");
 }
 
 }  // namespace satchel::cuda

@@ -1,34 +1,12 @@
 // What the two directions of the channels_last low-pass share: four neighbouring channels of a pixel are read and written at once.
 #pragma once
 
-#include <type_traits>
-
-#include "satchel/kernels/cuda/device.cuh"
 #include "satchel/kernels/cuda/low_pass_last.h"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 
 constexpr int kWindow = 8;  // values a side
-
-/// A value as it stands in memory, and four neighbours.
-template <DType type>
-using Cell = std::conditional_t<type == DType::f32, float, uint16_t>;
-template <DType type>
-using Quad = std::conditional_t<type == DType::f32, float4, uint2>;
-
-template <DType type>
-__device__ inline Quad<type> load_quad(const void* x, int64_t i) {
-  return __ldg(reinterpret_cast<const Quad<type>*>(static_cast<const Cell<type>*>(x) + i));
-}
-
-template <DType type>
-__device__ inline Cell<type> cell_of(const Quad<type>& q, int k) {
-  if constexpr (type == DType::f32) {
-    return k == 0 ? q.x : k == 1 ? q.y : k == 2 ? q.z : q.w;
-  } else {
-    return static_cast<uint16_t>((k < 2 ? q.x : q.y) >> (k % 2 * 16));
-  }
-}
 
 /// The number in a cell, subnormals flushed.
 template <DType type>

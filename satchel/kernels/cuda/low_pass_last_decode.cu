@@ -188,22 +188,19 @@ void low_pass_last_decode(const LowPassShape& s, const BlockCode& code, int64_t 
                   static_cast<int>(pixels),
                   quad_log,
                   s.maps / 4 * (pixels / 8)};
-  const auto st = static_cast<cudaStream_t>(stream);
   const int64_t items = pixels << quad_log;
   const unsigned threads = static_cast<unsigned>(ceil_div(ceil_div(items, ceil_div(items, kThreads)), 32) * 32);
   with_type(type, [&](auto t) {
     with_usual_bits(code.levels.bits, [&](auto bits) {
       if (!groups) {
         const size_t shared = static_cast<size_t>(shared_bytes(s, bits(), tile));
-        decode_tile<bits(), t()><<<grid_size(s.maps / tile), threads, shared, st>>>(a);
-      } else if (s.width % 4 == 0) {
-        decode_groups<bits(), t(), true><<<blocks_for(a.items), kThreads, 0, st>>>(a);
+        launch_kernel("low_pass", stream, {grid_size(s.maps / tile), threads, shared}, decode_tile<bits(), t()>, a);
       } else {
-        decode_groups<bits(), t(), false><<<blocks_for(a.items), kThreads, 0, st>>>(a);
+        const auto kernel = s.width % 4 == 0 ? decode_groups<bits(), t(), true> : decode_groups<bits(), t(), false>;
+        launch_kernel("low_pass", stream, {blocks_for(a.items)}, kernel, a);
       }
     });
   });
-  check_launch("low_pass");
 }
 
 }  // namespace satchel::cuda

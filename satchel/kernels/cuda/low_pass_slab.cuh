@@ -9,9 +9,9 @@
 // its slab and takes windows a grid's step apart.
 #pragma once
 
-#include "satchel/kernels/cuda/epilogue.h"
+#include "satchel/kernels/cuda/finish.cuh"
 #include "satchel/kernels/cuda/low_pass_last.cuh"
-#include "satchel/kernels/cuda/values.cuh"
+#include "satchel/kernels/cuda/low_pass_stream.h"
 
 namespace satchel::cuda::slab {
 
@@ -94,13 +94,6 @@ struct Window {
   }
 };
 
-template <DType type>
-__device__ inline float value_of_cell(Cell<type> cell) {
-  if constexpr (type == DType::f32) return cell;
-  if constexpr (type == DType::bf16) return __uint_as_float(static_cast<uint32_t>(cell) << 16);
-  if constexpr (type == DType::f16) return float_of_f16(cell);
-}
-
 /// Pixels in a row of a buffer that the same launch may write, four channels each. One multiplication gives a pixel's address.
 template <DType type>
 struct Pixels {
@@ -167,6 +160,15 @@ __device__ inline void write_bits(uint8_t* mask, int64_t first, int channels, in
 /// What is written besides codes: nothing, γ'·x + β', its ReLU with a mask, or that of its sum with a skip.
 enum class Then : uint8_t { nothing, norm, relu, add };
 
+/// Calls f with what is asked for as an integral constant.
+template <class F>
+void with_then(const StreamNorm& norm, F&& f) {
+  if (norm.z == nullptr) return f(std::integral_constant<Then, Then::nothing>());
+  if (norm.mask == nullptr) return f(std::integral_constant<Then, Then::norm>());
+  if (norm.skip == nullptr) return f(std::integral_constant<Then, Then::relu>());
+  f(std::integral_constant<Then, Then::add>());
+}
+
 /// Four channels of the folded norm, as folded() of the autograd room folds it.
 struct Folded {
   float scale[4], offset[4];
@@ -198,21 +200,6 @@ __device__ inline uint32_t write_norm(const Folded& norm, const Quad<type>& x, c
 }
 
 // ---- measuring -------------------------------------------------------------------------------------------------------
-
-/// Count, mean and sum of squared differences from it, of four channels, merged line by line by Chan's formula.
-struct Gathered {
-  float count = 0.0f, mean[4] = {}, squares[4] = {};
-
-  template <bool whole>
-  __device__ inline void add(int k, const float (&v)[8], float sum, int n, float each, float fraction) {
-    const float m = sum * each, apart = m - mean[k];
-    float square = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) square = whole || j < n ? fmaf(v[j] - m, v[j] - m, square) : square;
-    mean[k] = count == 0.0f ? m : fmaf(apart, fraction, mean[k]);
-    squares[k] = count == 0.0f ? square : squares[k] + fmaf(apart * fraction * count, apart, square);
-  }
-};
 
 /// What the window's tree of sums and its extremes need of one line: `n` of its eight pixels exist, all of them if `whole`.
 template <DType type, bool moments, bool whole>
@@ -273,6 +260,25 @@ __device__ inline WindowMean window_mean(const float (&sum)[4], const Extremes (
   rest.least -= from_bf16(m);
   rest.most -= from_bf16(m);
   return {m, rest};
+}
+
+/// The same from both lines of a lane: read(line, columns, n, q) reads the first n of eight pixels (`columns`, or
+/// none where the channels do not exist), and does with them what else is to be done.
+template <DType type, bool moments, class Read>
+__device__ inline WindowMean measure_window(const Window& w, int pair, bool exists, Gathered& gathered, Read&& read) {
+  float sum[4];
+  Extremes e[4];
+#pragma unroll 1
+  for (int h = 0; h < 2; ++h) {
+    const int line = 2 * pair + h, columns = line < w.rows ? w.columns : 0, n = exists ? columns : 0;
+    Quad<type> q[8];
+    read(line, columns, n, q);
+    float row[4];
+    measure_line<type, moments>(q, n, row, e, gathered);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sum[k] = h == 0 ? row[k] : sum[k] + row[k];
+  }
+  return window_mean(sum, e, pair, w.rows * w.columns);
 }
 
 }  // namespace satchel::cuda::slab

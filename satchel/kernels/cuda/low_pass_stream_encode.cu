@@ -1,7 +1,6 @@
 // Second read of planes that are coded in two: codes and, for a norm, its output and mask. A warp has 32 channels and a piece of the map
 // in pixel order; eight pixels a lane at a time are a group of codes. A piece's codes gather in shared memory and go out in whole words.
 #include "satchel/kernels/cuda/low_pass_slab.cuh"
-#include "satchel/kernels/cuda/low_pass_stream.h"
 
 namespace satchel::cuda {
 namespace slab {
@@ -140,18 +139,6 @@ __global__ void __launch_bounds__(kWarps * 32, then == Then::add       ? 4
   put_piece<bits>(a, stage, kPitch, map - 4 * quad, min(kSlab, a.channels - from), first, last - first);
 }
 
-template <DType type>
-void launch(const Encode& a, Then then, unsigned blocks, cudaStream_t s) {
-  const int threads = kWarps * 32;
-  switch (then) {
-    case Then::norm: encode_pieces<2, type, Then::norm><<<blocks, threads, 0, s>>>(a); break;
-    case Then::relu: encode_pieces<2, type, Then::relu><<<blocks, threads, 0, s>>>(a); break;
-    case Then::add: encode_pieces<2, type, Then::add><<<blocks, threads, 0, s>>>(a); break;
-    case Then::nothing:
-      with_usual_bits(a.to.code.levels.bits, [&](auto bits) { encode_pieces<bits(), type, Then::nothing><<<blocks, threads, 0, s>>>(a); });
-  }
-}
-
 }  // namespace
 }  // namespace slab
 
@@ -176,10 +163,16 @@ void low_pass_stream_encode(const LowPassParts& to, const void* x, DType type, c
                     static_cast<int>(piece),
                     static_cast<uint32_t>(units),
                     groups * to.code.levels.bits % 4 == 0};
-  const Then then = norm.z == nullptr ? Then::nothing : norm.mask == nullptr ? Then::norm : norm.skip == nullptr ? Then::relu : Then::add;
-  const unsigned blocks = grid_size(ceil_div(units, kWarps));
-  with_type(type, [&](auto t) { launch<t()>(a, then, blocks, static_cast<cudaStream_t>(stream)); });
-  check_launch("low_pass");
+  const LaunchSize size = {grid_size(ceil_div(units, kWarps)), kWarps * 32};
+  with_type(type, [&](auto t) {
+    with_then(norm, [&](auto then) {
+      if constexpr (then() == Then::nothing)
+        with_usual_bits(to.code.levels.bits,
+                        [&](auto bits) { launch_kernel("low_pass", stream, size, encode_pieces<bits(), t(), then()>, a); });
+      else
+        launch_kernel("low_pass", stream, size, encode_pieces<2, t(), then()>, a);
+    });
+  });
 }
 
 }  // namespace satchel::cuda

@@ -1,6 +1,7 @@
 // First read of planes that are coded in two: window means, extremes of the rest window by window, and moments of the channels, all from
 // one look at x. Windows are read from the last to the first, so that the second read finds the first ones in the cache. What is merged
 // with what depends on sizes alone.
+#include "satchel/kernels/cuda/finish.cuh"
 #include "satchel/kernels/cuda/low_pass_slab.cuh"
 #include "satchel/kernels/cuda/low_pass_stream.h"
 
@@ -22,22 +23,6 @@ struct Measure {
   uint16_t* means;
   float2* extremes;  // sample × window × channel
   Part* parts;       // part × channel
-};
-
-/// Groups with a mean and squares each become one, in double, relative to the first group's mean.
-struct Merge {
-  double shift, count = 0, sum = 0, squares = 0;
-
-  __device__ inline explicit Merge(double from) : shift(from) {}
-  __device__ inline void add(double n, double mean, double square) {
-    const double d = mean - shift;
-    count += n, sum += n * d, squares += square + n * d * d;
-  }
-  __device__ inline double mean() const { return shift + sum / count; }
-  __device__ inline double square() const {
-    const double s = squares - sum * (sum / count);
-    return s < 0 ? 0 : s;  // NaN stays
-  }
 };
 
 /// Threads of a block that have the same channels become one part.
@@ -68,19 +53,9 @@ __global__ void __launch_bounds__(kWarps * 32, kSlabMeasure.each) measure_window
   Gathered gathered;
   for_units(p, [&](uint32_t unit) {
     const Window w(p, p.units - 1 - unit);
-    float sum[4];
-    Extremes e[4];
-#pragma unroll 1
-    for (int h = 0; h < 2; ++h) {
-      const int line = 2 * seat.pair + h, n = seat.exists && line < w.rows ? w.columns : 0;
-      Quad<type> q[8];
+    const WindowMean own = measure_window<type, moments>(w, seat.pair, seat.exists, gathered, [&](int line, int, int n, Quad<type>(&q)[8]) {
       read_line<type>({a.x, w.at(p, line, seat.channel), p.channels}, n, q);
-      float row[4];
-      measure_line<type, moments>(q, n, row, e, gathered);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) sum[k] = h == 0 ? row[k] : sum[k] + row[k];
-    }
-    const WindowMean own = window_mean(sum, e, seat.pair, w.rows * w.columns);
+    });
     if (!seat.exists) return;
     const int64_t map = w.sample * p.channels + seat.channel + own_channel(seat.pair);
     a.means[map * p.windows.divisor + w.index] = own.mean;
@@ -117,8 +92,6 @@ __global__ void __launch_bounds__(kSlab* kSlices)
   store_header(headers, header, sample * p.channels + channel, block_ruler<bits>(e, header).header);
 }
 
-__device__ inline float blend(float old, double now, double momentum) { return static_cast<float>((1 - momentum) * old + momentum * now); }
-
 /// A thread a channel, parts shared out over the warps, always in the same order.
 __global__ void __launch_bounds__(kFinishSlices * 32)
     finish_parts(const Part* parts, int64_t count, int channels, const __grid_constant__ Moments to) {
@@ -139,12 +112,7 @@ __global__ void __launch_bounds__(kFinishSlices * 32)
   for (int s = 1; s < kFinishSlices; ++s) {
     all.count += shared[0][s][lane], all.sum += shared[1][s][lane], all.squares += shared[2][s][lane];
   }
-  const double mean = all.mean(), square = all.square(), var = square / all.count;
-  to.mean[c] = static_cast<float>(mean);
-  to.rstd[c] = static_cast<float>(1 / sqrt(var + to.eps));
-  if (to.var != nullptr) to.var[c] = static_cast<float>(var);
-  if (to.running_mean != nullptr) to.running_mean[c] = blend(to.running_mean[c], mean, to.momentum);
-  if (to.running_var != nullptr) to.running_var[c] = blend(to.running_var[c], square / (all.count - 1), to.momentum);
+  write_moments(all, to, c);
 }
 
 int64_t extremes_bytes(const LowPassShape& s) { return align_up(s.maps * s.windows() * static_cast<int64_t>(sizeof(float2))); }
@@ -169,23 +137,17 @@ void low_pass_stream_measure(const LowPassParts& to, const void* x, DType type, 
   auto* extremes = static_cast<float2*>(scratch);
   auto* parts = reinterpret_cast<Part*>(static_cast<uint8_t*>(scratch) + extremes_bytes(to.maps));
   const Measure a = {p, x, to.means, extremes, parts};
-  const auto s = static_cast<cudaStream_t>(stream);
   const dim3 grid = moments != nullptr ? p.grid(kSlabMeasure) : p.free_grid(kSlabMeasure);
-  with_type(type, [&](auto t) {
-    if (moments != nullptr) {
-      measure_windows<t(), true><<<grid, kWarps * 32, 0, s>>>(a);
-    } else {
-      measure_windows<t(), false><<<grid, kWarps * 32, 0, s>>>(a);
-    }
+  with_values(type, moments != nullptr, [&](auto t, auto with) {
+    launch_kernel("low_pass", stream, {grid, kWarps * 32}, measure_windows<t(), with()>, a);
   });
-  check_launch("low_pass");
   const unsigned blocks = grid_size(to.maps.maps / to.channels * p.slabs());
-  with_usual_bits(to.code.levels.bits,
-                  [&](auto bits) { make_headers<bits()><<<blocks, kSlab * kSlices, 0, s>>>(p, extremes, to.code.header, to.headers); });
-  check_launch("low_pass");
+  with_usual_bits(to.code.levels.bits, [&](auto bits) {
+    launch_kernel("low_pass", stream, {blocks, kSlab * kSlices}, make_headers<bits()>, p, extremes, to.code.header, to.headers);
+  });
   if (moments == nullptr) return;
-  finish_parts<<<grid_size(ceil_div(to.channels, 32)), kFinishSlices * 32, 0, s>>>(parts, p.parts(kSlabMeasure), p.channels, *moments);
-  check_launch("low_pass");
+  launch_kernel("low_pass", stream, {grid_size(ceil_div(to.channels, 32)), kFinishSlices * 32}, finish_parts, parts, p.parts(kSlabMeasure),
+                p.channels, *moments);
 }
 
 }  // namespace satchel::cuda

@@ -1,6 +1,7 @@
 // The end of a low-pass whose maps stand in shared memory: rulers of the channels, and codes of values in coding order.
 #pragma once
 
+#include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/kernels/cuda/low_pass_last.cuh"
 
 namespace satchel::cuda {
@@ -17,6 +18,22 @@ struct Tile {
   int tile, pitch;    // channels a tile; values from one of its channels to the next, in shared memory
   uint32_t means_at;  // bytes of the tile in shared memory
 
+  Tile(const LowPassParts& to, const uint64_t* of_seed, int each, int64_t apart, int64_t cells)
+      : code(to.code),
+        seed(of_seed),
+        codes(to.codes),
+        headers(to.headers),
+        means(to.means),
+        tiles(static_cast<uint32_t>(to.channels / each)),
+        width(static_cast<uint32_t>(to.maps.width)),
+        across(static_cast<uint32_t>(ceil_div(to.maps.width, kWindow))),
+        map(static_cast<uint32_t>(to.maps.map_values())),
+        channels(static_cast<int>(to.channels)),
+        height(static_cast<int>(to.maps.height)),
+        windows(static_cast<int>(to.maps.windows())),
+        tile(each),
+        pitch(static_cast<int>(apart)),
+        means_at(static_cast<uint32_t>(cells)) {}
   __device__ int pixels() const { return static_cast<int>(map.divisor); }
   __device__ int columns() const { return static_cast<int>(width.divisor); }
 };

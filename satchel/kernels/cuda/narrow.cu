@@ -86,47 +86,33 @@ __global__ void next_seed(uint64_t* seed) { *seed = derive_seed(*seed, 1, 0, 0);
 
 void mask(const void* x, DType type, int64_t values, uint8_t* mask, StreamHandle stream) {
   if (values == 0) return;
-  const unsigned blocks = blocks_for(ceil_div(values, 8));
   with_type(type, [&](auto t) {
-    const cudaStream_t s = static_cast<cudaStream_t>(stream);
-    if (is_aligned(x))
-      mask_groups<t(), true><<<blocks, kThreads, 0, s>>>(x, values, mask);
-    else
-      mask_groups<t(), false><<<blocks, kThreads, 0, s>>>(x, values, mask);
+    const auto kernel = is_aligned(x) ? mask_groups<t(), true> : mask_groups<t(), false>;
+    launch_kernel("mask", stream, {blocks_for(ceil_div(values, 8))}, kernel, x, values, mask);
   });
-  check_launch("mask");
 }
 
 void mask_flags(const uint8_t* flags, int64_t values, uint8_t* mask, StreamHandle stream) {
   if (values == 0) return;
-  const unsigned blocks = blocks_for(ceil_div(values, 8));
-  mask_flags_of<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(flags, values, mask, is_aligned(flags, 8));
-  check_launch("mask");
+  launch_kernel("mask", stream, {blocks_for(ceil_div(values, 8))}, mask_flags_of, flags, values, mask, is_aligned(flags, 8));
 }
 
 void unmask(const uint8_t* mask, int64_t values, uint8_t* flags, StreamHandle stream) {
   if (values == 0) return;
-  const unsigned blocks = blocks_for(ceil_div(values, 8));
-  unmask_values<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(mask, values, flags, is_aligned(flags, 8));
-  check_launch("unmask");
+  launch_kernel("unmask", stream, {blocks_for(ceil_div(values, 8))}, unmask_values, mask, values, flags, is_aligned(flags, 8));
 }
 
 void narrow(const int64_t* x, int64_t values, int64_t least, int bits, uint8_t* codes, StreamHandle stream) {
   const int64_t bytes = code_bytes(values, bits);
   if (bytes == 0) return;
-  narrow_bytes<<<blocks_for(bytes), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(x, values, least, bits, codes, bytes);
-  check_launch("narrow");
+  launch_kernel("narrow", stream, {blocks_for(bytes)}, narrow_bytes, x, values, least, bits, codes, bytes);
 }
 
 void widen(const uint8_t* codes, int64_t values, int64_t least, int bits, int64_t* x, StreamHandle stream) {
   if (values == 0) return;
-  widen_values<<<blocks_for(values), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(codes, values, least, bits, x);
-  check_launch("widen");
+  launch_kernel("widen", stream, {blocks_for(values)}, widen_values, codes, values, least, bits, x);
 }
 
-void advance_seed(uint64_t* seed, StreamHandle stream) {
-  next_seed<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(seed);
-  check_launch("advance_seed");
-}
+void advance_seed(uint64_t* seed, StreamHandle stream) { launch_kernel("advance_seed", stream, {1, 1}, next_seed, seed); }
 
 }  // namespace satchel::cuda

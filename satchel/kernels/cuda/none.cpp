@@ -4,8 +4,6 @@
 #include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/kernels/cuda/loss.h"
 #include "satchel/kernels/cuda/low_pass_last.h"
-#include "satchel/kernels/cuda/norm_act_product.h"
-#include "satchel/kernels/cuda/norm_rows.h"
 #include "satchel/kernels/cuda/per_sample.h"
 #include "satchel/kernels/cuda/pool.h"
 #include "satchel/kernels/cuda/project_product.h"

@@ -28,10 +28,9 @@ __global__ void __launch_bounds__(kPartWarps * 32)
 }
 
 /// `parts` times `values` of them one after the other; the first `each` results go to out0 and the others to out1.
-void add_up(const float* partial, int64_t parts, int64_t values, bool add, int64_t each, float* out0, float* out1, cudaStream_t stream,
+void add_up(const float* partial, int64_t parts, int64_t values, bool add, int64_t each, float* out0, float* out1, StreamHandle stream,
             const char* op) {
-  add_parts<<<grid_size(ceil_div(values, 32)), kPartWarps * 32, 0, stream>>>(partial, parts, values, add, each, out0, out1);
-  check_launch(op);
+  launch_kernel(op, stream, {grid_size(ceil_div(values, 32)), kPartWarps * 32}, add_parts, partial, parts, values, add, each, out0, out1);
 }
 
 }  // namespace

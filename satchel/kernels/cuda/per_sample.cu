@@ -1,7 +1,7 @@
-// Encode and decode of per-sample bits. Forward reads x twice: extremes of the blocks, then, with the bits allocated, the codes. A tile is
-// 256 neighbouring values of one sample; its 16 threads take two groups of 8 each, which halves what the header costs.
-#include "satchel/kernels/cuda/device.cuh"
+// Bits per sample: allocation, encode and decode. Forward reads x twice: extremes of the blocks, then, with the bits allocated, the codes.
+// A tile is 256 neighbouring values of one sample; its 16 threads take two groups of 8 each, which halves what the header costs.
 #include "satchel/kernels/cuda/per_sample.h"
+#include "satchel/kernels/cuda/values.cuh"
 
 namespace satchel::cuda {
 namespace {
@@ -11,24 +11,11 @@ constexpr int kQuads = 4;                            // that a thread decodes, 1
 constexpr int64_t kQuadTile = int64_t{32} * kQuads;  // quads of one sample that a warp decodes
 
 /// The code with its sizes worked out on the host: a thread divides no 64-bit numbers.
-struct Sizes {
-  int64_t samples, values, block, groups, blocks, unit, headers, entries;
-  int shift;  // log2 of the groups of 8 values a block, or −1
-  HeaderType header;
-  Rounding rounding;
+struct Sizes : PerSampleCode {
+  int64_t each_groups = groups(), each_blocks = blocks(), bit_bytes = unit(), headers = headers_at(), entries = entries_at();
+  int shift = -1;  // log2 of the groups of 8 values a block, or −1
 
-  explicit Sizes(const PerSampleCode& m)
-      : samples(m.samples),
-        values(m.values),
-        block(m.block),
-        groups(m.groups()),
-        blocks(m.blocks()),
-        unit(m.unit()),
-        headers(m.headers_at()),
-        entries(m.entries_at()),
-        shift(-1),
-        header(m.header),
-        rounding(m.rounding) {
+  explicit Sizes(const PerSampleCode& m) : PerSampleCode(m) {
     for (int k = 0; k < 40; ++k) shift = block == kGroup << k ? k : shift;
   }
   /// The block, in its sample, of a group of 8 values.
@@ -53,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
     measure_blocks(const __grid_constant__ Sizes code, const void* x, F32Header* ranges, int64_t blocks) {
   const int64_t block = thread_index() / 32;
   if (block >= blocks) return;  // the whole warp
-  const int64_t n = quotient(block, code.blocks), at = (block - n * code.blocks) * code.block;
+  const int64_t n = quotient(block, code.each_blocks), at = (block - n * code.each_blocks) * code.block;
   const int64_t base = n * code.values, length = code.block < code.values - at ? code.block : code.values - at;
   const int64_t begin = base + at, end = begin + length;
   Extremes e;
@@ -68,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   e.reduce(32);
   if (threadIdx.x % 32 != 0) return;
-  const Range r = make_range(flush(e.least), flush(e.most), e.finite(), HeaderType::f32);
+  const Range r = e.range(HeaderType::f32);
   ranges[block] = {r.low, r.high};
 }
 
@@ -86,40 +73,34 @@ __global__ void __launch_bounds__(kThreads) sum_ranges(const F32Header* ranges, 
   if (threadIdx.x % 32 == 0) squares[n] = sum;
 }
 
-__device__ inline Extremes extremes_of(const F32Header& r) {
-  Extremes e;
-  e.least = r.low;
-  e.most = r.step;
-  return e;
-}
-
-/// Two groups of one sample in its bits, which lie in one block.
-template <int bits>
+/// Two groups of one sample in its bits. `one_block`: they lie in one block.
+template <int bits, bool one_block>
 __device__ inline void encode_pair(const Encode& a, int64_t n, uint32_t entry, const int64_t (&group)[2], const float (&v)[2][8],
                                    const Words (&noise)[2]) {
   const Sizes& m = a.code;
   const LevelTable even;  // even levels read no table
-  uint8_t* const codes = a.bytes + m.unit * entry_before(entry);
+  uint8_t* const codes = a.bytes + m.bit_bytes * entry_before(entry);
   BlockRuler ruler;
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    if (group[k] >= m.groups) continue;
+    if (group[k] >= m.each_groups) continue;
     const int64_t block = m.block_of(group[k]);
-    if (k == 0) ruler = block_ruler<bits>(extremes_of(a.ranges[n * m.blocks + block]), m.header);
-    if (group[k] * 8 == block * m.block) store_header(a.bytes + m.headers, m.header, n * m.blocks + block, ruler.header);
+    const F32Header range = a.ranges[n * m.each_blocks + block];
+    if (k == 0 || !one_block) ruler = block_ruler<bits>(Extremes{range.low, range.step}, m.header);
+    if (group[k] * 8 == block * m.block) store_header(a.bytes + m.headers, m.header, n * m.each_blocks + block, ruler.header);
     const int64_t left = m.values - group[k] * 8;
     const int count = left < 8 ? static_cast<int>(left) : 8;
     uint64_t eight = encode8<bits, true>(v[k], ruler, even, noise[k]);
     if (count < 8) eight &= (uint64_t{1} << (bits * count)) - 1;
     store_codes<bits>(codes, group[k], eight, count);
-    if (group[k] + 1 == m.groups) {  // what aligns the next sample
-      for (int64_t i = code_bytes(m.values, bits); i < m.unit * bits; ++i) codes[i] = 0;
+    if (group[k] + 1 == m.each_groups) {  // what aligns the next sample
+      for (int64_t i = code_bytes(m.values, bits); i < m.bit_bytes * bits; ++i) codes[i] = 0;
     }
   }
 }
 
-/// load8() serves every whole group, and a thread's two groups lie in one block.
-template <DType type>
+/// `usual`: load8() serves every whole group, and a thread's two groups lie in one block.
+template <DType type, bool usual>
 __global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__ Encode a, int64_t tiles, int64_t tiles_each) {
   const UniformSeed seed(a.seed);
   const int64_t tile = thread_index() / kTileThreads;
@@ -131,50 +112,11 @@ __global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__
   float v[2][8];
   Words noise[2];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) load8_until<type, true>(a.x, n * m.values + group[k] * 8, (n + 1) * m.values, 0.0f, v[k]);
+  for (int k = 0; k < 2; ++k) load8_until<type, usual>(a.x, n * m.values + group[k] * 8, (n + 1) * m.values, 0.0f, v[k]);
   const uint32_t entry = entry_of(m, a.bytes, n);
 #pragma unroll
-  for (int k = 0; k < 2; ++k) noise[k] = group_noise(seed, m.rounding, n * m.groups + group[k]);  // while the values are on their way
-  switch (entry_bits(entry)) {
-    case 1: return encode_pair<1>(a, n, entry, group, v, noise);
-    case 2: return encode_pair<2>(a, n, entry, group, v, noise);
-    case 3: return encode_pair<3>(a, n, entry, group, v, noise);
-    case 4: return encode_pair<4>(a, n, entry, group, v, noise);
-    case 5: return encode_pair<5>(a, n, entry, group, v, noise);
-    case 6: return encode_pair<6>(a, n, entry, group, v, noise);
-    case 7: return encode_pair<7>(a, n, entry, group, v, noise);
-    default: return encode_pair<8>(a, n, entry, group, v, noise);
-  }
-}
-
-/// Any samples: a group of 8 values a thread, by the definition.
-template <DType type>
-__global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ Encode a) {
-  const UniformSeed seed(a.seed);
-  const Sizes& m = a.code;
-  const int64_t at = thread_index(), n = quotient(at, m.groups), group = at - n * m.groups;
-  if (n >= m.samples) return;
-  const uint32_t entry = entry_of(m, a.bytes, n);
-  LevelTable even;
-  even.bits = entry_bits(entry);
-  const int64_t block = m.block_of(group), left = m.values - group * 8;
-  const int count = left < 8 ? static_cast<int>(left) : 8;
-  const Header h = extremes_of(a.ranges[n * m.blocks + block]).header((1 << even.bits) - 1, m.header);
-  const Ruler ruler = make_ruler(h);
-  const Words noise = group_noise(seed, m.rounding, at);
-  uint64_t eight = 0;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (j >= count || is_poisoned(h)) break;
-    const float y16 = position(load(a.x, type, n * m.values + group * 8 + j), ruler);
-    eight |= static_cast<uint64_t>(code_of(y16, even, noise_of(noise, j))) << (even.bits * j);
-  }
-  uint8_t* const codes = a.bytes + m.unit * entry_before(entry);
-  if (group * 8 == block * m.block) store_header(a.bytes + m.headers, m.header, n * m.blocks + block, h);
-  for (int k = 0; k < (count * even.bits + 7) / 8; ++k) codes[group * even.bits + k] = static_cast<uint8_t>(eight >> (8 * k));
-  if (group + 1 == m.groups) {  // what aligns the next sample
-    for (int64_t i = code_bytes(m.values, even.bits); i < m.unit * even.bits; ++i) codes[i] = 0;
-  }
+  for (int k = 0; k < 2; ++k) noise[k] = group_noise(seed, m.rounding, n * m.each_groups + group[k]);  // while the values are on their way
+  with_bits(entry_bits(entry), [&](auto bits) { encode_pair<bits(), usual>(a, n, entry, group, v, noise); });
 }
 
 struct Decode {
@@ -184,60 +126,162 @@ struct Decode {
   int64_t first;  // the sample that x starts with
 };
 
-/// A thread's quads of sample n.
-template <int bits, DType type>
+/// A thread's quads of sample n. `whole`: four values may be written at once.
+template <int bits, DType type, bool whole>
 __device__ inline void decode_quads(const Decode& a, int64_t n, const uint8_t* codes, int64_t first) {
   const Sizes& m = a.code;
 #pragma unroll
   for (int q = 0; q < kQuads; ++q) {
-    const int64_t quad = first + 32 * q;
+    const int64_t quad = first + 32 * q, to = (n - a.first) * m.values + quad * 4;
     if (quad * 4 >= m.values) return;
-    const Header h = load_header(a.bytes + m.headers, m.header, n * m.blocks + m.block_of(quad / 2));
-    const uint32_t four = load_four<bits>(codes, quad);
+    const Header h = load_header(a.bytes + m.headers, m.header, n * m.each_blocks + m.block_of(quad / 2));
+    const uint32_t four = load_four<bits>(codes, quad);  // of a last, broken quad too: samples are padded
     float v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float level = static_cast<float>(four >> (bits * j) & ((1u << bits) - 1));
       v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
     }
-    store4<type>(a.x, (n - a.first) * m.values + quad * 4, v);
+    if constexpr (whole) {
+      store4<type>(a.x, to, v);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (quad * 4 + j < m.values) store(a.x, type, to + j, v[j]);
+      }
+    }
   }
 }
 
-/// Samples of a multiple of 4 values: a warp has kQuadTile quads of one sample, so it writes whole lines and knows one number of bits.
-template <DType type>
+/// A warp has kQuadTile quads of one sample, so it writes whole lines and knows one number of bits. `whole`: samples are multiples of 4
+/// values, and start at multiples of them.
+template <DType type, bool whole>
 __global__ void __launch_bounds__(kThreads) decode_tiles(const __grid_constant__ Decode a, int64_t tiles, int64_t tiles_each) {
   const int64_t tile = thread_index() / 32;
   if (tile >= tiles) return;
   const int64_t in = quotient(tile, tiles_each), n = a.first + in;
   const int64_t first = (tile - in * tiles_each) * kQuadTile + threadIdx.x % 32;
   const uint32_t entry = entry_of(a.code, a.bytes, n);
-  const uint8_t* const codes = a.bytes + a.code.unit * entry_before(entry);
-  switch (entry_bits(entry)) {
-    case 1: return decode_quads<1, type>(a, n, codes, first);
-    case 2: return decode_quads<2, type>(a, n, codes, first);
-    case 3: return decode_quads<3, type>(a, n, codes, first);
-    case 4: return decode_quads<4, type>(a, n, codes, first);
-    case 5: return decode_quads<5, type>(a, n, codes, first);
-    case 6: return decode_quads<6, type>(a, n, codes, first);
-    case 7: return decode_quads<7, type>(a, n, codes, first);
-    default: return decode_quads<8, type>(a, n, codes, first);
+  const uint8_t* const codes = a.bytes + a.code.bit_bytes * entry_before(entry);
+  with_bits(entry_bits(entry), [&](auto bits) { decode_quads<bits(), type, whole>(a, n, codes, first); });
+}
+
+// ---- allocation ------------------------------------------------------------------------------------------------------
+//
+// Who gets the bits, in one thread block: of all gains C_n·bit_gain(b) the budget − n largest are taken. Bisection on the gains' bit
+// patterns finds the least one taken; equal ones go by fewer bits, then by sample. Counts are integers: any order gives the same.
+
+constexpr int kShareThreads = 1024, kShareWarps = kShareThreads / 32;
+constexpr unsigned long long kInfinity = 0x7ff0000000000000ull;
+
+struct Samples {
+  const double* squares;
+  const float* weights;
+  int64_t count;
+
+  __device__ inline double sensitivity(int64_t n) const {
+    return per_sample_sensitivity(squares[n], weights == nullptr ? 1.0f : weights[n]);
+  }
+};
+
+__device__ inline double gain_of(unsigned long long pattern) { return __longlong_as_double(static_cast<long long>(pattern)); }
+
+/// Bits beyond the least that gains of at least `least` give one sample.
+__device__ inline uint32_t bits_taken(double c, double least) {
+  uint32_t taken = 0;
+#pragma unroll
+  for (int b = kLeastSampleBits; b < kMostSampleBits; ++b) taken += c * bit_gain(b) >= least ? 1u : 0u;
+  return taken;
+}
+
+/// The sum over the thread block, for all threads. `slots` must not be those of the call before: no thread may still read them.
+__device__ inline uint32_t block_sum(uint32_t mine, uint32_t* slots) {
+  const uint32_t warp = __reduce_add_sync(~0u, mine);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = warp;
+  __syncthreads();
+  return __reduce_add_sync(~0u, slots[threadIdx.x % 32]);
+}
+
+/// What the threads before this one hold, and in `total` what all do. Safe to call again at once.
+__device__ inline uint32_t block_scan(uint32_t mine, uint32_t* slots, uint32_t& total) {
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint32_t sum = mine;
+#pragma unroll
+  for (unsigned o = 1; o < 32; o *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, sum, o);
+    sum += lane >= o ? other : 0u;
+  }
+  if (lane == 31) slots[warp] = sum;
+  __syncthreads();
+  const uint32_t each = slots[lane];
+  total = __reduce_add_sync(~0u, each);
+  const uint32_t before = __reduce_add_sync(~0u, lane < warp ? each : 0u);
+  __syncthreads();
+  return before + sum - mine;
+}
+
+struct Cut {
+  double taken;   // gains of at least this are taken
+  double tied;    // of those that equal this,
+  uint32_t rest;  // so many are
+};
+
+__device__ inline Cut find_cut(const Samples& s, uint32_t want, uint32_t (&slots)[2][kShareWarps]) {
+  // At least `want` gains reach `low`, fewer reach `high`.
+  unsigned long long low = 0, high = kInfinity;
+  uint32_t above = 0;  // gains that reach `high`
+  if (want == 0) return {gain_of(kInfinity), 0.0, 0};
+  for (int turn = 0; high - low > 1; turn ^= 1) {
+    const unsigned long long middle = low + (high - low) / 2;
+    const double least = gain_of(middle);
+    uint32_t mine = 0;
+    for (int64_t n = threadIdx.x; n < s.count; n += kShareThreads) mine += bits_taken(s.sensitivity(n), least);
+    const uint32_t reach = block_sum(mine, slots[turn]);
+    if (reach == want) return {least, 0.0, 0};
+    if (reach > want) {
+      low = middle;
+    } else {
+      high = middle;
+      above = reach;
+    }
+  }
+  return {gain_of(high), gain_of(low), want - above};
+}
+
+/// Equal gains: a bit each to the first `rest` of them, by fewer bits, then by sample.
+__device__ inline void share_ties(const Samples& s, const Cut& cut, uint32_t* entries, uint32_t* slots) {
+  uint32_t before = 0;
+  for (int b = kLeastSampleBits; b < kMostSampleBits; ++b) {
+    for (int64_t base = 0; base < s.count; base += kShareThreads) {
+      if (before >= cut.rest) return;  // the same in all threads
+      const int64_t n = base + threadIdx.x;
+      const bool tied = n < s.count && s.sensitivity(n) * bit_gain(b) == cut.tied;
+      uint32_t total;
+      const uint32_t rank = before + block_scan(tied ? 1u : 0u, slots, total);
+      if (tied && rank < cut.rest) ++entries[n];  // sample n is this thread's throughout
+      before += total;
+    }
   }
 }
 
-/// Any samples: one value a thread.
-template <DType type>
-__global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ Decode a, int64_t values) {
-  const int64_t i = thread_index();
-  if (i >= values) return;
-  const Sizes& m = a.code;
-  const int64_t in = quotient(i, m.values), at = i - in * m.values, n = a.first + in;
-  const uint32_t entry = entry_of(m, a.bytes, n);
-  const Header h = load_header(a.bytes + m.headers, m.header, n * m.blocks + m.block_of(at / kGroup));
-  LevelTable levels;
-  levels.bits = entry_bits(entry);
-  store(a.x, type, i, value_of(get_code(a.bytes + m.unit * entry_before(entry), levels.bits, at), h, levels));
+__global__ void __launch_bounds__(kShareThreads) share_out(const __grid_constant__ Samples s, uint32_t want, uint32_t* entries) {
+  __shared__ uint32_t slots[2][kShareWarps];
+  const Cut cut = find_cut(s, want, slots);
+  for (int64_t n = threadIdx.x; n < s.count; n += kShareThreads) entries[n] = kLeastSampleBits + bits_taken(s.sensitivity(n), cut.taken);
+  __syncthreads();  // the last turn's slots have been read
+  share_ties(s, cut, entries, slots[0]);
+  uint32_t before = 0;
+  for (int64_t base = 0; base < s.count; base += kShareThreads) {
+    const int64_t n = base + threadIdx.x;
+    const uint32_t bits = n < s.count ? entries[n] : 0u;
+    uint32_t total;
+    const uint32_t rank = block_scan(bits, slots[0], total);
+    if (n < s.count) entries[n] = make_entry(before + rank, bits);
+    before += total;
+  }
 }
+
+// ---- launch ----------------------------------------------------------------------------------------------------------
 
 /// May load8() serve every whole group of every sample?
 bool is_vector(const PerSampleCode& code, const void* x, DType type) { return is_aligned(x) && code.values * size_of(type) % 16 == 0; }
@@ -247,53 +291,43 @@ bool is_vector(const PerSampleCode& code, const void* x, DType type) { return is
 void per_sample_measure(const PerSampleCode& code, const void* x, DType type, F32Header* ranges, double* squares, StreamHandle stream) {
   const int64_t blocks = code.samples * code.blocks();
   if (blocks == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  with_type(type, [&](auto t) {
-    if (is_vector(code, x, type))
-      measure_blocks<t(), true><<<blocks_for(blocks * 32), kThreads, 0, s>>>(Sizes(code), x, ranges, blocks);
-    else
-      measure_blocks<t(), false><<<blocks_for(blocks * 32), kThreads, 0, s>>>(Sizes(code), x, ranges, blocks);
+  with_values(type, is_vector(code, x, type), [&](auto t, auto vector) {
+    launch_kernel("per_sample_measure", stream, {blocks_for(blocks * 32)}, measure_blocks<t(), vector()>, Sizes(code), x, ranges, blocks);
   });
-  check_launch("per_sample_measure");
   per_sample_squares(code, ranges, squares, stream);
 }
 
 void per_sample_squares(const PerSampleCode& code, const F32Header* ranges, double* squares, StreamHandle stream) {
   if (code.samples == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  sum_ranges<<<blocks_for(code.samples * 32), kThreads, 0, s>>>(ranges, code.samples, code.blocks(), squares);
-  check_launch("per_sample_squares");
+  launch_kernel("per_sample_squares", stream, {blocks_for(code.samples * 32)}, sum_ranges, ranges, code.samples, code.blocks(), squares);
+}
+
+void per_sample_allocate(const PerSampleCode& code, const double* squares, const float* weights, uint8_t* bytes, StreamHandle stream) {
+  if (code.samples == 0) return;
+  const auto want = static_cast<uint32_t>(code.budget - code.samples * kLeastSampleBits);
+  launch_kernel("per_sample_allocate", stream, {1, kShareThreads}, share_out, {squares, weights, code.samples}, want,
+                reinterpret_cast<uint32_t*>(bytes + code.entries_at()));
 }
 
 void per_sample_encode(const PerSampleCode& code, const void* x, DType type, const uint64_t* seed, const F32Header* ranges, uint8_t* bytes,
                        StreamHandle stream) {
   const int64_t tiles_each = ceil_div(code.groups(), kTileGroups), tiles = code.samples * tiles_each;
   if (tiles == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const Encode a = {Sizes(code), x, seed, ranges, bytes};
   const bool one_block = code.block % 256 == 0 || code.blocks() == 1;
-  with_type(type, [&](auto t) {
-    if (one_block && is_vector(code, x, type))
-      encode_tiles<t()><<<blocks_for(tiles * kTileThreads), kThreads, 0, s>>>(a, tiles, tiles_each);
-    else
-      encode_any<t()><<<blocks_for(code.samples * code.groups()), kThreads, 0, s>>>(a);
+  with_values(type, one_block && is_vector(code, x, type), [&](auto t, auto usual) {
+    launch_kernel("per_sample_encode", stream, {blocks_for(tiles * kTileThreads)}, encode_tiles<t(), usual()>,
+                  {Sizes(code), x, seed, ranges, bytes}, tiles, tiles_each);
   });
-  check_launch("per_sample_encode");
 }
 
 void per_sample_decode(const PerSampleCode& code, const uint8_t* bytes, void* x, DType type, int64_t first, int64_t last,
                        StreamHandle stream) {
   if (last <= first || code.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const Decode a = {Sizes(code), bytes, x, first};
   const int64_t tiles_each = ceil_div(code.values, 4 * kQuadTile), tiles = (last - first) * tiles_each;
-  with_type(type, [&](auto t) {
-    if (is_aligned(x) && code.values % 4 == 0)
-      decode_tiles<t()><<<blocks_for(tiles * 32), kThreads, 0, s>>>(a, tiles, tiles_each);
-    else
-      decode_any<t()><<<blocks_for((last - first) * code.values), kThreads, 0, s>>>(a, (last - first) * code.values);
+  with_values(type, is_aligned(x) && code.values % 4 == 0, [&](auto t, auto whole) {
+    launch_kernel("per_sample_decode", stream, {blocks_for(tiles * 32)}, decode_tiles<t(), whole()>, {Sizes(code), bytes, x, first}, tiles,
+                  tiles_each);
   });
-  check_launch("per_sample_decode");
 }
 
 }  // namespace satchel::cuda

@@ -213,32 +213,28 @@ bool max_pool_fits(const MaxPool& p) {
 void max_pool(const MaxPool& p, const void* x, DType type, void* y, uint8_t* offsets, StreamHandle stream) {
   constexpr const char* op = "max_pool";
   pool::check(p, offsets, op);
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int64_t values = pool::pixels(p, true) * p.channels;
   const bool vector = p.channels % 8 == 0 && is_aligned(x) && is_aligned(y);
   const unsigned blocks = blocks_for(ceil_div(values, 8));
   with_type(type, [&](auto t) {
     if (vector)
-      pool::pool_groups<t()><<<blocks, kThreads, 0, s>>>(p, x, y, offsets, values / 8);
+      launch_kernel(op, stream, {blocks}, pool::pool_groups<t()>, p, x, y, offsets, values / 8);
     else
-      pool::pool_any<t()><<<blocks, kThreads, 0, s>>>(p, x, y, offsets, values);
+      launch_kernel(op, stream, {blocks}, pool::pool_any<t()>, p, x, y, offsets, values);
   });
-  check_launch(op);
 }
 
 void max_pool_back(const MaxPool& p, const void* g, DType type, const uint8_t* offsets, void* dx, StreamHandle stream) {
   constexpr const char* op = "max_pool_back";
   pool::check(p, offsets, op);
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int64_t values = pool::pixels(p, false) * p.channels;
   const bool vector = p.channels % 8 == 0 && is_aligned(g) && is_aligned(dx);
   with_type(type, [&](auto t) {
     if (vector)
-      pool::gather_groups<t()><<<blocks_for(values / 8), kThreads, 0, s>>>(p, g, offsets, dx, values / 8);
+      launch_kernel(op, stream, {blocks_for(values / 8)}, pool::gather_groups<t()>, p, g, offsets, dx, values / 8);
     else
-      pool::gather_any<t()><<<blocks_for(values), kThreads, 0, s>>>(p, g, offsets, dx, values);
+      launch_kernel(op, stream, {blocks_for(values)}, pool::gather_any<t()>, p, g, offsets, dx, values);
   });
-  check_launch(op);
 }
 
 }  // namespace satchel::cuda

@@ -309,18 +309,15 @@ __global__ void __launch_bounds__(kWarps * 32, 4) project_tiles(const __grid_con
 }
 
 template <class Sink>
-void launch_tiles(const Args& a, DType type, cudaStream_t stream) {
+void launch_tiles(const Args& a, DType type, StreamHandle stream) {
   const Projection& p = a.p;
   const int64_t tiles = ceil_div(less_of(p.per_matrix, p.rows), kTileRows), workers = ceil_div(tiles, kTilesEach);
   const dim3 grid(grid_size(p.matrices() * workers), static_cast<unsigned>(ceil_div(p.width, kMostWidth)));
   const bool whole = is_aligned(a.h) && p.columns % (32 * kBatch) == 0;
   with_type(type, [&](auto t) {
-    if (whole)
-      project_tiles<t(), true, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
-    else
-      project_tiles<t(), false, Sink><<<grid, kWarps * 32, 0, stream>>>(a, workers);
+    launch_kernel("project", stream, {grid, kWarps * 32}, whole ? project_tiles<t(), true, Sink> : project_tiles<t(), false, Sink>, a,
+                  workers);
   });
-  check_launch("project");
 }
 
 /// Can a tile be coded where it was made? Then Z never stands in device memory.
@@ -347,7 +344,7 @@ float unit_of(const Projection& p) { return 1.0f / std::sqrt(static_cast<float>(
 
 void project(const Projection& p, const void* h, DType type, const uint64_t* seed, float* z, StreamHandle stream) {
   if (p.rows == 0 || p.width == 0) return;
-  launch_tiles<KeepZ>({p, h, seed, z, unit_of(p), {}, nullptr, nullptr}, type, static_cast<cudaStream_t>(stream));
+  launch_tiles<KeepZ>({p, h, seed, z, unit_of(p), {}, nullptr, nullptr}, type, stream);
 }
 
 int64_t project_scratch_bytes(const Projection& p, const BlockCode& code) { return is_fused(p, code) ? 0 : p.rows * p.width * 4; }
@@ -360,18 +357,16 @@ void project_encode(const Projection& p, const BlockCode& code, const void* h, D
     return encode(code, scratch, DType::f32, seed, codes, headers, stream);
   }
   const Args a = {p, h, seed, nullptr, unit_of(p), code, codes, headers};
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   if (p.width == 16)
-    code.levels.even ? launch_tiles<CodeZ<2, true, 1>>(a, type, s) : launch_tiles<CodeZ<2, false, 1>>(a, type, s);
+    code.levels.even ? launch_tiles<CodeZ<2, true, 1>>(a, type, stream) : launch_tiles<CodeZ<2, false, 1>>(a, type, stream);
   else
-    code.levels.even ? launch_tiles<CodeZ<2, true, 2>>(a, type, s) : launch_tiles<CodeZ<2, false, 2>>(a, type, s);
+    code.levels.even ? launch_tiles<CodeZ<2, true, 2>>(a, type, stream) : launch_tiles<CodeZ<2, false, 2>>(a, type, stream);
 }
 
 void draw_projection(const Projection& p, const uint64_t* seed, float* matrices, int64_t first, int64_t last, StreamHandle stream) {
   const int64_t entries = (last - first) * p.columns * p.width;
   if (entries == 0) return;
-  draw<<<blocks_for(entries), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, seed, matrices, first, entries, unit_of(p));
-  check_launch("project");
+  launch_kernel("project", stream, {blocks_for(entries)}, draw, p, seed, matrices, first, entries, unit_of(p));
 }
 
 }  // namespace satchel::cuda

@@ -189,25 +189,18 @@ struct Tiling {
   }
 };
 
-template <int width, DType type>
-void launch(const Product& a, const Tiling& t, cudaStream_t stream) {
-  const dim3 grid(grid_size(t.parts), grid_size(t.tiles));
-  if (t.lanes == 8)
-    multiply_codes<width, type, 8><<<grid, kWarps * 32, 0, stream>>>(a);
-  else if (t.lanes == 16)
-    multiply_codes<width, type, 16><<<grid, kWarps * 32, 0, stream>>>(a);
-  else
-    multiply_codes<width, type, 32><<<grid, kWarps * 32, 0, stream>>>(a);
-}
-
 template <int width>
 void launch_both(const Product& a, const Tiling& t, const Projection& p, const uint64_t* seed, DType type, float* out,
-                 cudaStream_t stream) {
-  with_type(type, [&](auto known) { launch<width, known()>(a, t, stream); });
-  check_launch("project_product");
-  multiply_signs<width><<<grid_size(ceil_div(a.columns, kFinishColumns)), kFinishThreads, 0, stream>>>(
-      seed, a.partial, static_cast<int>(t.parts), a.columns, p.columns, 1.0f / std::sqrt(static_cast<float>(width)), out);
-  check_launch("project_product");
+                 StreamHandle stream) {
+  constexpr const char* op = "project_product";
+  with_type(type, [&](auto known) {
+    const auto kernel = t.lanes == 8    ? multiply_codes<width, known(), 8>
+                        : t.lanes == 16 ? multiply_codes<width, known(), 16>
+                                        : multiply_codes<width, known(), 32>;
+    launch_kernel(op, stream, {dim3(grid_size(t.parts), grid_size(t.tiles)), kWarps * 32}, kernel, a);
+  });
+  launch_kernel(op, stream, {grid_size(ceil_div(a.columns, kFinishColumns)), kFinishThreads}, multiply_signs<width>, seed, a.partial,
+                static_cast<int>(t.parts), a.columns, p.columns, 1.0f / std::sqrt(static_cast<float>(width)), out);
 }
 
 }  // namespace
@@ -242,8 +235,7 @@ void project_product(const Projection& p, const BlockCode& code, const uint8_t* 
                {0.0f, 1.0f, 2.0f, 3.0f},
                static_cast<float*>(scratch)};
   for (int k = 0; k < 4 && !code.levels.even; ++k) a.level[k] = code.levels.at[k];
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  p.width == 16 ? launch_both<16>(a, t, p, seed, type, out, s) : launch_both<32>(a, t, p, seed, type, out, s);
+  p.width == 16 ? launch_both<16>(a, t, p, seed, type, out, stream) : launch_both<32>(a, t, p, seed, type, out, stream);
 }
 
 }  // namespace satchel::cuda

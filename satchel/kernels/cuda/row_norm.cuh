@@ -11,12 +11,6 @@ constexpr int kMostThreads = 1024;  // eight values each: the longest row
 /// Threads that hold a row.
 inline unsigned row_threads(int64_t width) { return static_cast<unsigned>(ceil_div(width, 256) * 32); }
 
-template <DType type>
-__device__ inline void to_floats(const Eight<type>& from, float (&v)[8]) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = from[j];
-}
-
 /// v as memory of that type gives it back.
 template <DType type>
 __device__ inline void as_stored(float (&v)[8]) {

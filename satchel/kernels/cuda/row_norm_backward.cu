@@ -17,16 +17,6 @@ struct BackArgs {
   float* partial;  // of every thread block: width sums for β, then as many for γ
 };
 
-/// The codes of a group of eight, the lowest first.
-template <int bits>
-__device__ inline uint32_t load_group(const uint8_t* codes, uint32_t group) {
-  if constexpr (bits == 1) return __ldg(codes + group);
-  if constexpr (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(codes) + group);
-  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint32_t*>(codes) + group);
-  const uint8_t* at = codes + static_cast<uint64_t>(group) * 3;
-  return __ldg(at) | static_cast<uint32_t>(__ldg(at + 1)) << 8 | static_cast<uint32_t>(__ldg(at + 2)) << 16;
-}
-
 /// A block's header as it stands: low in the lower half. A poisoned block's step is NaN, and so are its values.
 __device__ inline uint32_t raw_header(const RowCode& code, uint32_t group) {
   return __ldg(static_cast<const uint32_t*>(code.at.headers) + group / 32);
@@ -69,7 +59,7 @@ struct RowPart {
   SlopeWords slope_words;
 
   __device__ inline RowPart(const BackArgs& a, uint32_t group) : g(read8<type, true>(a.to.g, static_cast<int64_t>(group) * 8)) {
-    hat_codes = load_group<bits>(a.hat.at.codes, group);
+    hat_codes = static_cast<uint32_t>(load_eight<bits>(a.hat.at.codes, group));
     hat = raw_header(a.hat, group);
     if (!slopes) return;
     slope_words = SlopeWords(a.slope, group);
@@ -157,16 +147,14 @@ int64_t row_back_scratch_bytes(const RowShape& s) { return parts_of_rows(s) * 2 
 
 void row_back(const RowShape& shape, const RowNorm& norm, const RowCode& hat, const RowCode& slope, const RowGradients& to, void* scratch,
               StreamHandle stream) {
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int64_t parts = parts_of_rows(shape);
-  const unsigned threads = row_threads(shape.width), grid = grid_size(parts);
+  const unsigned threads = row_threads(shape.width);
   const BackArgs a{shape, norm, hat, slope, to, static_cast<float*>(scratch)};
   with_type(to.type, [&](auto t) {
     const auto launch = [&](auto bits, auto slopes) {
-      if (threads <= kFewThreads)
-        back_rows<t(), bits(), slopes(), kFewThreads><<<grid, threads, 0, s>>>(a);
-      else
-        back_rows<t(), bits(), slopes(), kMostThreads><<<grid, threads, 0, s>>>(a);
+      const auto kernel =
+          threads <= kFewThreads ? back_rows<t(), bits(), slopes(), kFewThreads> : back_rows<t(), bits(), slopes(), kMostThreads>;
+      launch_kernel("row_norm", stream, {grid_size(parts), threads}, kernel, a);
     };
     const auto with_slopes = [&](auto bits) {
       slope.at.codes != nullptr ? launch(bits, std::true_type()) : launch(bits, std::false_type());
@@ -177,15 +165,12 @@ void row_back(const RowShape& shape, const RowNorm& norm, const RowCode& hat, co
       default: return with_slopes(std::integral_constant<int, 3>());
     }
   });
-  check_launch("row_norm");
-  add_up(a.partial, parts, 2 * shape.width, false, shape.width, to.beta, to.gamma, s, "row_norm");
+  add_up(a.partial, parts, 2 * shape.width, false, shape.width, to.beta, to.gamma, stream, "row_norm");
 }
 
 void slope_back(const RowShape& shape, const RowCode& slope, const void* g, DType type, void* out, StreamHandle stream) {
   const int64_t groups = shape.rows * shape.width / 8;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  with_type(type, [&](auto t) { back_slopes<t()><<<blocks_for(groups), kThreads, 0, s>>>(slope, g, out, groups); });
-  check_launch("slope");
+  with_type(type, [&](auto t) { launch_kernel("slope", stream, {blocks_for(groups)}, back_slopes<t()>, slope, g, out, groups); });
 }
 
 }  // namespace satchel::cuda

@@ -67,66 +67,51 @@ struct EncodeArgs {
   Smooth act;
   const void* x;
   void* z;
-  uint32_t groups;       // of 8 values
-  FastDivisor each_row;  // groups
+  uint32_t groups, blocks;  // of 8 values, of 256
+  FastDivisor each_row;     // groups
 };
 
-constexpr int kWarps = kThreads / 32, kTurns = 4;  // blocks of 256 values a warp takes: its seeds are read once
-
-__device__ inline Extremes extremes_of(const float (&v)[8]) {
-  Extremes e;
-  e.add8(v);
-  e.reduce_warp();
-  return e;
-}
+constexpr int kWarps = kThreads / 32, kTurns = 4;  // blocks of 256 values a warp takes: keys of noise are made once
 
 /// Bits of the slopes, 3 or 4, known when the kernel runs: one of each would be half as many kernels again.
 __device__ inline bool has_three_bits(const RowCode& slope) { return slope.code.levels.bits == 3; }
 
-/// The ruler of a block, and its header to memory.
-template <int bits>
-__device__ inline BlockRuler put_header(const RowCode& to, uint32_t block, const Extremes& e) {
-  const BlockRuler ruler = block_ruler<bits>(e, HeaderType::bf16);
-  if (threadIdx.x % 32 == 0) store_header(to.at.headers, HeaderType::bf16, block, ruler.header);
-  return ruler;
-}
-
-__device__ inline BlockRuler put_slope_header(const RowCode& to, uint32_t block, const Extremes& e) {
-  return has_three_bits(to) ? put_header<3>(to, block, e) : put_header<4>(to, block, e);
-}
-
-/// Both codes' rulers in one go where both blocks are of usual size: the lower half of the warp works out that of x̂, the upper half that of
-/// the slopes, in block_ruler()'s own steps. False: nothing was done.
-template <int bits>
-__device__ inline bool put_headers(const EncodeArgs& a, uint32_t block, const Extremes& hat, const Extremes& slope, BlockRuler& of_hat,
-                                   BlockRuler& of_slope) {
-  constexpr float kHat = (1 << bits) - 1;
-  const bool upper = threadIdx.x % 32 >= 16, three = has_three_bits(a.slope);
-  const float top = upper ? (three ? 7.0f : 15.0f) : kHat, part = upper ? (three ? 1.0f / 7.0f : 1.0f / 15.0f) : 1.0f / kHat;
-  const float least = flush(upper ? slope.least : hat.least), most = flush(upper ? slope.most : hat.most);
-  const float low = from_bf16(bf16_down(least)), span = most - low;
-  const bool usual = fabsf(least) <= 0x1p60f && fabsf(most) <= 0x1p60f && span >= 0x1p-30f;
-  if (!__all_sync(~0u, usual)) return false;
-  const float near = span * part, step = from_bf16(bf16_up(fmaf(fmaf(-top, near, span), part, near))), inverse = 65536.0f * __frcp_rn(step);
-  if (threadIdx.x % 16 == 0) store_header(upper ? a.slope.at.headers : a.hat.at.headers, HeaderType::bf16, block, {low, step});
-  of_hat = {{}, {1.0f, -__shfl_sync(~0u, low, 0), __shfl_sync(~0u, inverse, 0)}, true};
-  of_slope = {{}, {1.0f, -__shfl_sync(~0u, low, 16), __shfl_sync(~0u, inverse, 16)}, true};
-  return true;
-}
-
+/// Header and codes of a warp's block, eight values a lane. `own`: they exist; where not, they are another lane's, and the block's extremes
+/// stay.
 template <int bits, bool even>
-__device__ inline void put_codes(const RowCode& to, UniformSeed seed, uint32_t group, const BlockRuler& ruler, const float (&v)[8]) {
-  store_codes<bits>(to.at.codes, group, encode8_inside<bits, even>(v, ruler, to.code.levels, group_noise(seed, to.code.rounding, group)),
-                    8);
+__device__ inline void put_block(const RowCode& to, const RoundKeys& keys, uint32_t block, uint32_t group, bool own, AroundZero near,
+                                 const float (&v)[8]) {
+  const bool leads = threadIdx.x % 32 == 0;
+  Words noise = rounding_noise(keys, group);
+  near.reduce_warp();
+  const BlockRuler usual = usual_ruler<bits>(near, HeaderType::bf16);
+  if (usual.plain && to.code.rounding != Rounding::nearest) {
+    if (leads) static_cast<uint32_t*>(to.at.headers)[block] = bf16_header(usual.header);
+    const uint64_t eight = encode8_inside<bits, even>(v, {usual.header, usual.ruler, true}, to.code.levels, noise);
+    if (own) store_codes<bits>(to.at.codes, group, eight, 8);
+    return;
+  }
+  Extremes e = Extremes::of8(v);
+  e.reduce_warp();
+  const BlockRuler ruler = block_ruler<bits>(e, HeaderType::bf16);
+  if (leads) store_header(to.at.headers, HeaderType::bf16, block, ruler.header);
+  if (to.code.rounding == Rounding::nearest) noise = nearest_noise();
+  if (own) store_codes<bits>(to.at.codes, group, encode8_inside<bits, even>(v, ruler, to.code.levels, noise), 8);
 }
 
 /// `bits` of x̂; 0: there is no norm, and y is x. `slopes`: there is an activation. `output`: there is no norm either, and z is coded in
 /// the place of x̂.
 template <DType type, int bits, bool even, bool slopes, bool output = false>
-__global__ void __launch_bounds__(kThreads) encode_rows(const __grid_constant__ EncodeArgs a) {
-  const UniformSeed hat_seed(bits > 0 ? a.hat.seed : a.slope.seed), slope_seed(slopes ? a.slope.seed : a.hat.seed);
+__global__ void __launch_bounds__(kThreads, !slopes                                       ? 6
+                                            : bits == 0 || (output && type != DType::f16) ? 5
+                                                                                          : 4)
+    encode_rows(const __grid_constant__ EncodeArgs a) {
+  __shared__ RoundKeys hat_keys, slope_keys;
+  if constexpr (bits > 0) hat_keys.fill(a.hat.seed);
+  if constexpr (slopes) slope_keys.fill(a.slope.seed);
+  __syncthreads();
   uint32_t block = blockIdx.x * (kWarps * kTurns) + threadIdx.x / 32;
-  for (int turn = 0; turn < kTurns && block < ceil_div(a.groups, 32); ++turn, block += kWarps) {
+  for (int turn = 0; turn < kTurns && block < a.blocks; ++turn, block += kWarps) {
     const bool own = block * 32 + threadIdx.x % 32 < a.groups;
     const uint32_t group = block * 32 + (own ? threadIdx.x % 32 : 0);  // past the end the first lane's: the extremes stay
     float hat[8], y[8], slope[8];
@@ -142,32 +127,18 @@ __global__ void __launch_bounds__(kThreads) encode_rows(const __grid_constant__ 
     if constexpr (slopes) {
       float z[8];
       smooth8(a.act, y, z, slope);
-      if (own) write8<type, true>(a.z, static_cast<int64_t>(group) * 8, z);
-      if constexpr (output) {
-        as_stored<type>(z);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) hat[j] = z[j];
-      }
+      Eight<type> stored;
+      stored.set(z);
+      if (own) stored.store(static_cast<typename Eight<type>::Raw*>(a.z) + static_cast<int64_t>(group) * 8);
+      if constexpr (output) to_floats(stored, hat);
     }
-    BlockRuler of_hat, of_slope;
-    if constexpr (bits > 0 && slopes) {
-      const Extremes e = extremes_of(hat), f = extremes_of(slope);
-      if (!put_headers<bits>(a, block, e, f, of_hat, of_slope)) {
-        of_hat = put_header<bits>(a.hat, block, e);
-        of_slope = put_slope_header(a.slope, block, f);
-      }
-    } else if constexpr (bits > 0) {
-      of_hat = put_header<bits>(a.hat, block, extremes_of(hat));
-    } else {
-      of_slope = put_slope_header(a.slope, block, extremes_of(slope));
-    }
-    if (!own) continue;
-    if constexpr (bits > 0) put_codes<bits, even>(a.hat, hat_seed, group, of_hat, hat);
+    if constexpr (bits > 0) put_block<bits, even>(a.hat, hat_keys, block, group, own, AroundZero::of8(hat), hat);
     if constexpr (slopes) {
+      const AroundZero near = AroundZero::of8(slope);
       if (has_three_bits(a.slope))
-        put_codes<3, true>(a.slope, slope_seed, group, of_slope, slope);
+        put_block<3, true>(a.slope, slope_keys, block, group, own, near, slope);
       else
-        put_codes<4, true>(a.slope, slope_seed, group, of_slope, slope);
+        put_block<4, true>(a.slope, slope_keys, block, group, own, near, slope);
     }
   }
 }
@@ -231,7 +202,15 @@ void row_encode(const RowShape& shape, const RowNorm& norm, const RowCode& hat, 
                 void* z, StreamHandle stream) {
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int64_t groups = shape.rows * shape.width / 8;
-  const EncodeArgs a{norm, hat, slope, act, x, z, static_cast<uint32_t>(groups), FastDivisor(static_cast<uint32_t>(shape.width / 8))};
+  const EncodeArgs a{norm,
+                     hat,
+                     slope,
+                     act,
+                     x,
+                     z,
+                     static_cast<uint32_t>(groups),
+                     static_cast<uint32_t>(ceil_div(groups, 32)),
+                     FastDivisor(static_cast<uint32_t>(shape.width / 8))};
   const unsigned grid = grid_size(ceil_div(groups, 32 * kWarps * kTurns));
   with_type(type, [&](auto t) {
     with_hat(hat, [&](auto bits, auto even) {
@@ -249,7 +228,8 @@ void smooth_encode(const RowCode& slope, const RowCode& output, Smooth act, cons
                    StreamHandle stream) {
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const int64_t groups = values / 8;
-  const EncodeArgs a{{}, output, slope, act, x, z, static_cast<uint32_t>(groups), FastDivisor(1)};
+  const EncodeArgs a{
+      {}, output, slope, act, x, z, static_cast<uint32_t>(groups), static_cast<uint32_t>(ceil_div(groups, 32)), FastDivisor(1)};
   const unsigned grid = grid_size(ceil_div(groups, 32 * kWarps * kTurns));
   with_type(type, [&](auto t) { encode_rows<t(), 2, false, true, true><<<grid, kThreads, 0, s>>>(a); });
   check_launch("smooth");

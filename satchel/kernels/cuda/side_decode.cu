@@ -25,39 +25,22 @@ __device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds
   return off == 1 && !on ? g.off_mean : v;
 }
 
-/// Eight values of a 16-bit type stop at its largest number and have one NaN, as store() has it. `small`: none needs that.
-template <DType type>
+/// Eight values, the second four `next` past the first. Those of a 16-bit type stop at its largest number and have one NaN, as store() has
+/// it. `small`: none needs that.
+template <DType type, int next = 4>
 __device__ inline void put8(void* x, int64_t i, const float (&v)[8], bool small) {
-  if (type == DType::f32 || small) return write8<type, true>(x, i, v);
+  if (type != DType::f32 && small) return write8<type, true>(x, i, v);
   store4<type>(x, i, {v[0], v[1], v[2], v[3]});
-  store4<type>(x, i + 4, {v[4], v[5], v[6], v[7]});
+  store4<type>(x, i + next, {v[4], v[5], v[6], v[7]});
 }
 constexpr float kSmall = 0x1p15f;  // values up to here, and their codes' levels, are far from any type's end
 
-/// The off values among four, where they stand in a drawn block.
-__device__ inline void sample_off4(const SideCode& code, OffKey key, int64_t quad, Range r, uint32_t four, const Gate (&g)[4],
-                                   float (&v)[4]) {
-  const int64_t block = code.plane.first_block + quad / 64;
-  const uint32_t weight = off_weight(key, block, code.plane.blocks);
-  if (weight == 0 || is_poisoned(r)) return;
-  const uint32_t bits = __ldg(code.plane.bytes + kOffKeyBytes + block / kOffGroup * 32 + quad % 64 / 2) >> (quad % 2 * 4);
-  const Bounds b(r);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const Reach side = reach_of(g[j], b, false);
-    const float sampled = off_value_at((bits >> j & 1) != 0, static_cast<float>(weight), side.from, side.far, g[j].off_mean);
-    v[j] = (four >> (2 * j) & 3) == 0 ? sampled : v[j];
-  }
-}
-
-/// Blocks of 256 values, four neighbouring values a thread and step; the channels of a thread never change.
+/// Blocks of 256 values without an off plane, four neighbouring values a thread and step; the channels of a thread never change.
 template <int bits, int off, DType type>
 __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__ Args a, void* x) {
   const int64_t quads = a.code.grid.values / 4, step = static_cast<int64_t>(gridDim.x) * kThreads;
   Gate g[4];
   load_gates(a.code, a.channels, thread_index() * 4, g);
-  const bool planes = bits == 2 && off == 1 && a.code.plane.bytes != nullptr;
-  const OffKey key = planes ? stored_key(a.code) : OffKey{};
   for (int64_t quad = thread_index(); quad < quads; quad += step) {
     const Range r = load_range(a.headers, a.code.header, quad / 64);
     const Bounds b(r);
@@ -68,7 +51,6 @@ __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__
       v[j] = side_value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
       if (is_poisoned(r)) v[j] = __uint_as_float(kCanonicalNaN);
     }
-    if (planes) sample_off4(a.code, key, quad, r, four, g, v);
     store4<type>(x, quad * 4, v);
   }
 }
@@ -103,17 +85,18 @@ struct Halves {
     const int first = value(lane, half);
     return static_cast<uint32_t>(__ldg(slot + first / 8)) >> (first % 8);
   }
-  /// x: of the block. `small`: no value needs to stop at the type's largest number, as store() has it.
-  __device__ static inline void put(void* x, int64_t block, int lane, const float (&v)[8], bool small) {
-    const int64_t first = block * 256 + value(lane, 0);
-    if constexpr (apart) {
-      store4<type>(x, first, {v[0], v[1], v[2], v[3]});
-      store4<type>(x, first + kNext, {v[4], v[5], v[6], v[7]});
-    } else {
-      put8<type>(x, first, v, small);
-    }
-  }
 };
+
+/// Decoder::value<true>() of one_sided.cuh in six instructions, from the code's two bits, each in any place: the upper one holds the sum
+/// back, where the compiler would select.
+__device__ inline float usual_value(uint32_t lower, uint32_t upper, float off, float threshold, float high, float middle) {
+  float v = lower != 0 ? threshold : off;
+  const float level = lower != 0 ? 1.0f : middle;
+  asm("{.reg .pred on; setp.ne.u32 on, %1, 0; @on fma.rn.f32 %0, %2, %3, %4;}"
+      : "+f"(v)
+      : "r"(upper), "f"(level), "f"(high - threshold), "f"(threshold));
+  return v;
+}
 
 /// Whole blocks of 256 values of one-sided codes of 2 bits, one a warp and step: decode_fixed() in fewer instructions, where the channels
 /// fit.
@@ -144,6 +127,7 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
   const bool planes = a.code.plane.bytes != nullptr, is_bf16 = a.code.header == HeaderType::bf16;
   const OffKey key = planes ? stored_key(a.code) : OffKey{};
   const uint32_t first = static_cast<uint32_t>(a.code.plane.first_block);
+  const float middle = a.code.table.on_short[1];
   // The next block's header and codes, on their way while this one is decoded.
   uint2 header = {};
   typename Own::Codes codes = {};
@@ -168,7 +152,10 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
     const bool usual = weight == 0 && met.fit(b) && b.low >= -kSmall && b.high <= kSmall;
     if (usual) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] = half[j / 4].value<true>(j % 4, eight >> (j / 4 * 8), b, a.code.table);
+      for (int j = 0; j < 8; ++j) {
+        const epilogue::Decoder& own = half[j / 4];
+        v[j] = usual_value(eight & 1u << (2 * j), eight & 2u << (2 * j), own.off[j % 4], own.threshold[j % 4], b.high, middle);
+      }
     } else {
       const uint8_t* slot = a.code.plane.bytes + kOffKeyBytes + static_cast<int64_t>((first + block) / kOffGroup) * 32;
 #pragma unroll
@@ -186,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
         for (int j = 0; j < 4; ++j) v[k * 4 + j] = four[j];
       }
     }
-    Own::put(x, block, lane, v, usual);
+    put8<type, Own::kNext>(x, static_cast<int64_t>(block) * 256 + Own::value(lane, 0), v, usual);
   }
 }
 
@@ -217,8 +204,7 @@ struct ReluValues {
   }
 };
 
-/// Blocks of 256 values of a ReLU's output in 2 bits, eight values a thread and step.
-template <DType type>
+/// Blocks of 256 values of a ReLU's output in 2 bits, eight values of float32 a thread and step.
 __global__ void __launch_bounds__(kThreads) decode_relu(const __grid_constant__ Args a, void* x) {
   const uint32_t groups = static_cast<uint32_t>(a.code.grid.values / 8), step = gridDim.x * kThreads;
   const uint16_t* codes = reinterpret_cast<const uint16_t*>(a.codes);
@@ -230,7 +216,36 @@ __global__ void __launch_bounds__(kThreads) decode_relu(const __grid_constant__ 
     float v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = values.at(eight >> (2 * j));
-    put8<type>(x, static_cast<int64_t>(group) * 8, v, r.high <= kSmall);
+    write8<DType::f32, true>(x, static_cast<int64_t>(group) * 8, v);
+  }
+}
+
+/// The same of a 16-bit type, a block a warp and step: a lane works out one of the 16 pairs of values that a block has, lanes from 16 on
+/// those again, and every two codes name a lane; a shuffle looks at the lower five bits of a number alone.
+template <DType type>
+__global__ void __launch_bounds__(kThreads) decode_relu_pairs(const __grid_constant__ Args a, uint4* x) {
+  const uint32_t groups = static_cast<uint32_t>(a.code.grid.values / 8), lane = threadIdx.x % 32, step = gridDim.x * (kThreads / 32);
+  const uint16_t* codes = reinterpret_cast<const uint16_t*>(a.codes);
+  for (uint32_t block = (blockIdx.x * kThreads + threadIdx.x) / 32; block * 32 < groups; block += step) {
+    const uint32_t group = block * 32 + lane;
+    const bool own = group < groups;
+    const uint32_t eight = own ? __ldg(codes + group) : 0;
+    const Range r = load_range(a.headers, a.code.header, block);
+    const Bounds b(r);
+    const auto value = [&](uint32_t code) {
+      const float v = side_value_at<2, 1>(code, {0.0f, 1.0f, 0.0f, 0.0f}, b, a.code.table);
+      return is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : v;
+    };
+    const float low = value(lane & 3), high = value(lane >> 2 & 3);
+    uint32_t pair;
+    if (r.high <= kSmall)
+      pair = half_pair<type>(low, high);
+    else  // stops at the type's largest number, as store() has it
+      pair = type == DType::f16 ? to_f16(low) | static_cast<uint32_t>(to_f16(high)) << 16
+                                : to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16;
+    const auto two = [&](int k) { return __shfl_sync(~0u, pair, static_cast<int>(eight >> (4 * k))); };
+    const uint4 w = make_uint4(two(0), two(1), two(2), two(3));
+    if (own) x[group] = w;
   }
 }
 
@@ -287,41 +302,39 @@ void side_decode_extra(const SideCode& code, const ExtraBitView& extra, const ui
   if (!is_aligned(x)) fail(op, "values must start at a multiple of 16");
   if (first >= last) return;
   const side::Args a = {code, nullptr, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), nullptr};
-  const epilogue::Wide w(code.table, extra);
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  with_type(type, [&](auto t) { side::decode_extra<t()><<<blocks_for((last - first) / 8), kThreads, 0, s>>>(a, w, first, last, x); });
-  check_launch(op);
+  const LaunchSize size = {blocks_for((last - first) / 8)};
+  with_type(type, [&](auto t) { launch_kernel(op, stream, size, side::decode_extra<t()>, a, {code.table, extra}, first, last, x); });
 }
 
 void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType type,
                  StreamHandle stream) {
   if (code.grid.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   const side::Args a = {code,   nullptr, const_cast<Channel*>(channels), nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers),
                         nullptr};
+  const auto launch = [&](int64_t blocks, auto kernel, const auto&... args) {
+    launch_kernel("side_decode", stream, {grid_size(blocks)}, kernel, a, args...);
+  };
   const bool aligned = is_aligned(x) && is_aligned(codes, code_alignment(code.table.bits));
-  const int64_t wanted = aligned ? side::free_blocks(code, channels != nullptr, 4 * kThreads, kDecodeFours) : 0;
+  const int64_t fours = aligned ? side::free_blocks(code, channels != nullptr, 4 * kThreads, kDecodeFours) : 0;
   const bool eights =
-      aligned && is_aligned(codes, 2) && code.table.bits == 2 && code.table.off == 1 && code.grid.values / 8 < int64_t{1} << 31;
-  const int64_t wide = eights && channels != nullptr ? side::free_blocks(code, true, 8 * kThreads, kDecodeEights) : 0;
-  const bool relu = eights && wanted > 0 && channels == nullptr && code.plane.bytes == nullptr;
+      fours > 0 && is_aligned(codes, 2) && code.table.bits == 2 && code.table.off == 1 && code.grid.values / 8 < int64_t{1} << 31;
+  const bool one_sided = eights && channels != nullptr, drawn = code.plane.bytes != nullptr, relu = eights && !one_sided && !drawn;
+  const int64_t values = code.grid.values, each = one_sided ? 256 : relu ? 8 : 4;
+  const int64_t done = one_sided || (fours > 0 && !drawn) ? values / each * each : 0;
   with_type(type, [&](auto t) {
-    if (wide > 0) {
-      side::decode_one_sided<t()><<<static_cast<unsigned>(wide), kThreads, 0, s>>>(a, x);
-      check_launch("side_decode");
+    if (one_sided) {
+      launch(blocks_in_units(int64_t{1} << 31, side::block_unit(code, true, 8 * kThreads), resident(this_gpu(), kDecodeEights)),
+             side::decode_one_sided<t()>, x);
     } else if (relu) {
-      side::decode_relu<t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x);
-      check_launch("side_decode");
-    } else if (wanted > 0) {
-      side::with_table(code.table, [&](auto bits, auto off) {
-        side::decode_fixed<bits(), off(), t()><<<static_cast<unsigned>(wanted), kThreads, 0, s>>>(a, x);
-      });
-      check_launch("side_decode");
+      if constexpr (t() == DType::f32)
+        launch(fours, side::decode_relu, x);
+      else
+        launch(fours, side::decode_relu_pairs<t()>, static_cast<uint4*>(x));
+    } else if (done > 0) {
+      side::with_table(code.table, [&](auto bits, auto off) { launch(fours, side::decode_fixed<bits(), off(), t()>, x); });
     }
-    const int64_t each = wide > 0 ? 256 : relu ? 8 : 4, done = wide > 0 || wanted > 0 ? code.grid.values / each * each : 0;
-    if (done < code.grid.values) side::decode_any<t()><<<blocks_for(code.grid.values - done), kThreads, 0, s>>>(a, x, done);
+    if (done < values) launch(ceil_div(values - done, kThreads), side::decode_any<t()>, x, done);
   });
-  check_launch("side_decode");
 }
 
 }  // namespace satchel::cuda

@@ -102,7 +102,7 @@ void slope_encode(SlopeOf kind, const void* x, DType type, int64_t values, const
   const unsigned blocks = std::min(blocks_for(ceil_div(values, 8)), kMostEncoders);
   const bool vector = is_aligned(x);
   const auto launch = [&](auto k, auto t, auto b) {
-    encode_slopes<k(), t(), b()><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(x, values, levels, seed, codes, vector);
+    launch_kernel("slope_encode", stream, {blocks}, encode_slopes<k(), t(), b()>, x, values, levels, seed, codes, vector);
   };
   with_type(type, [&](auto t) {
     with_bits(bits, [&](auto b) {
@@ -114,7 +114,6 @@ void slope_encode(SlopeOf kind, const void* x, DType type, int64_t values, const
       }
     });
   });
-  check_launch("slope_encode");
 }
 
 void table_decode(const uint8_t* codes, int64_t values, int bits, const float* table, void* x, DType type, void* stream) {
@@ -123,10 +122,9 @@ void table_decode(const uint8_t* codes, int64_t values, int bits, const float* t
   with_type(type, [&](auto t) {
     with_bits(bits, [&](auto b) {
       const bool vector = is_aligned(x) && is_aligned(codes, 8);
-      decode_table<t(), b()><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(codes, values, table, x, vector);
+      launch_kernel("table_decode", stream, {blocks}, decode_table<t(), b()>, codes, values, table, x, vector);
     });
   });
-  check_launch("table_decode");
 }
 
 }  // namespace satchel::cuda

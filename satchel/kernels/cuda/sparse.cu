@@ -244,25 +244,20 @@ void with_lanes(int64_t wanted, F&& f) {
 }
 
 template <DType type, int wide>
-void launch(const Sparse& a, Operands o, cudaStream_t s) {
+void launch(const Sparse& a, Operands o, StreamHandle stream) {
   const bool weighted = a.value != nullptr || a.column_scale != nullptr;
   for (int64_t* n : {&o.width, &o.x_stride, &o.y_stride, &o.plus_stride}) *n /= wide;
   with_lanes<Raw<type, wide>::kBytes>(o.width, [&](auto lanes) {
     o.tiles = ceil_div(o.width, lanes());
     const unsigned blocks = grid_size(ceil_div((a.groups + a.long_stretches) * o.tiles, kThreads / lanes()));
-    if (weighted)
-      multiply_rows<type, lanes(), wide, true><<<blocks, kThreads, 0, s>>>(a, o);
-    else
-      multiply_rows<type, lanes(), wide, false><<<blocks, kThreads, 0, s>>>(a, o);
+    const auto kernel = weighted ? multiply_rows<type, lanes(), wide, true> : multiply_rows<type, lanes(), wide, false>;
+    launch_kernel("multiply", stream, {blocks}, kernel, a, o);
   });
-  check_launch("multiply");
-  if (a.long_rows == 0) return;
-  add_stretches<type, wide><<<blocks_for(a.long_rows * o.width), kThreads, 0, s>>>(a, o);
-  check_launch("multiply");
+  if (a.long_rows > 0) launch_kernel("multiply", stream, {blocks_for(a.long_rows * o.width)}, add_stretches<type, wide>, a, o);
 }
 
 template <DType type>
-void launch(const Sparse& a, const Operands& o, cudaStream_t s) {
+void launch(const Sparse& a, const Operands& o, StreamHandle stream) {
   constexpr int kMost = type == DType::f32 ? 4 : 8;
   const auto fits = [&](int wide) {
     const auto bytes = static_cast<uintptr_t>(wide) * size_of(type);
@@ -271,13 +266,13 @@ void launch(const Sparse& a, const Operands& o, cudaStream_t s) {
            is_aligned(o.y, bytes) && (o.plus == nullptr || is_aligned(o.plus, bytes));
   };
   if (fits(kMost))
-    launch<type, kMost>(a, o, s);
+    launch<type, kMost>(a, o, stream);
   else if (fits(4))
-    launch<type, 4>(a, o, s);
+    launch<type, 4>(a, o, stream);
   else if (fits(2))
-    launch<type, 2>(a, o, s);
+    launch<type, 2>(a, o, stream);
   else
-    launch<type, 1>(a, o, s);
+    launch<type, 1>(a, o, stream);
 }
 
 }  // namespace
@@ -287,11 +282,10 @@ int64_t multiply_scratch_values(const Sparse& a, int64_t width) { return a.long_
 void multiply(const Sparse& a, const ProductSides& sides, float* scratch, StreamHandle stream) {
   if (a.rows == 0 || sides.width == 0) return;
   const Operands o{sides.x, sides.y, sides.plus, scratch, sides.width, sides.x_stride, sides.y_stride, sides.plus_stride, 0};
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   switch (sides.type) {
-    case DType::f32: return launch<DType::f32>(a, o, s);
-    case DType::f16: return launch<DType::f16>(a, o, s);
-    case DType::bf16: return launch<DType::bf16>(a, o, s);
+    case DType::f32: return launch<DType::f32>(a, o, stream);
+    case DType::f16: return launch<DType::f16>(a, o, stream);
+    case DType::bf16: return launch<DType::bf16>(a, o, stream);
     default: fail("multiply", "x must be float32, float16 or bfloat16");
   }
 }

@@ -49,6 +49,43 @@ __device__ inline float high_half(uint32_t pair) {
   return type == DType::bf16 ? __uint_as_float(pair & 0xffff0000u) : float_of_f16(static_cast<uint16_t>(pair >> 16));
 }
 
+/// Least and most of values of a type of 16 bits, two at a time, as they stand in memory; NaN if any of them is.
+template <DType type>
+struct PairExtremes {
+  uint32_t least, most;  // of the values in the lower halves, and of those in the upper ones
+
+  __device__ static inline uint32_t less_of_pairs(uint32_t a, uint32_t b) {
+    uint32_t c;
+    if constexpr (type == DType::bf16)
+      asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else
+      asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+  }
+  __device__ static inline uint32_t more_of_pairs(uint32_t a, uint32_t b) {
+    uint32_t c;
+    if constexpr (type == DType::bf16)
+      asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else
+      asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+  }
+
+  __device__ inline void add(uint32_t pair) { least = less_of_pairs(least, pair), most = more_of_pairs(most, pair); }
+
+  /// Of all values of a team of `lanes` neighbouring threads (a power of two); every thread of the warp takes part. −least and most travel
+  /// as one pair, of which both halves want the maximum.
+  __device__ inline Extremes reduced(uint32_t lanes) const {
+    const uint32_t minus = least ^ 0x80008000u;
+    uint32_t both = more_of_pairs(__byte_perm(minus, most, 0x5410), __byte_perm(minus, most, 0x7632));
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) {
+      if (o < static_cast<int>(lanes)) both = more_of_pairs(both, __shfl_xor_sync(~0u, both, o));
+    }
+    return {-low_half<type>(both), high_half<type>(both)};
+  }
+};
+
 /// Eight values as they stand in memory: halves become floats where they are used, so that nobody waits for a read ahead of its time.
 template <DType type>
 struct Eight {
@@ -95,6 +132,12 @@ struct Eight<DType::f32> {
     for (int j = 0; j < 8; ++j) v[j] = relu ? max_nan(from[j], 0.0f) : from[j];
   }
 };
+
+template <DType type>
+__device__ inline void to_floats(const Eight<type>& from, float (&v)[8]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = from[j];
+}
 
 template <DType type>
 __device__ inline float read1(const void* x, int64_t i) {
@@ -167,6 +210,33 @@ __device__ inline void write8_within(void* x, int64_t i, int64_t begin, int64_t 
   for (int j = 0; j < 8; ++j) {
     if (i + j >= begin && i + j < end) write1<type>(x, i + j - begin, v[j]);
   }
+}
+
+/// A value as it stands in memory, and four neighbours.
+template <DType type>
+using Cell = std::conditional_t<type == DType::f32, float, uint16_t>;
+template <DType type>
+using Quad = std::conditional_t<type == DType::f32, float4, uint2>;
+
+template <DType type>
+__device__ inline Quad<type> load_quad(const void* x, int64_t i) {
+  return __ldg(reinterpret_cast<const Quad<type>*>(static_cast<const Cell<type>*>(x) + i));
+}
+
+template <DType type>
+__device__ inline Cell<type> cell_of(const Quad<type>& q, int k) {
+  if constexpr (type == DType::f32) {
+    return k == 0 ? q.x : k == 1 ? q.y : k == 2 ? q.z : q.w;
+  } else {
+    return static_cast<uint16_t>((k < 2 ? q.x : q.y) >> (k % 2 * 16));
+  }
+}
+
+template <DType type>
+__device__ inline float value_of_cell(Cell<type> cell) {
+  if constexpr (type == DType::f32) return cell;
+  if constexpr (type == DType::bf16) return __uint_as_float(static_cast<uint32_t>(cell) << 16);
+  if constexpr (type == DType::f16) return float_of_f16(cell);
 }
 
 /// Calls f with the type of activations and with whether 16-byte accesses serve, both as integral constants.
