@@ -5,11 +5,12 @@ PYTHON ?=
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 RELEASE ?=
+LIMIT ?= 3600
 export PYTHON JOBS RELEASE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check test-cuda sanitize-cuda test-python test-wheel notebooks wheel bench bench-cuda sanitize fuzz lint format docs install clean
+.PHONY: help demo test check check-gpu test-cuda sanitize-cuda test-python test-wheel notebooks wheel bench bench-cuda sanitize fuzz lint format docs install clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=/path/to/python3] [JOBS=n]"
@@ -45,6 +46,10 @@ check: ## what takes longer: the Python package and its notebooks, CUDA kernels 
 	@scripts/test_python.sh
 	@scripts/notebooks.sh
 	@$(MAKE) --no-print-directory fuzz
+
+check-gpu: ## what only a GPU can show, each part with a limit: tests, compute-sanitizer, the measurements behind the figures; LIMIT=3600 seconds in all
+	@scripts/with_gpu.sh scripts/build.sh cuda test_cuda satchel_tool satchel_stable
+	@source scripts/setup.sh && all_of_torch requirements-python.txt && "$$TORCH_PYTHON" scripts/check_gpu.py --seconds $(LIMIT)
 
 test-cuda: ## the tests that need a GPU
 	@scripts/with_gpu.sh scripts/build.sh cuda test_cuda
