@@ -10,10 +10,14 @@ import subprocess
 from typing import Any
 
 from scikit_build_core import build as _build
-from scikit_build_core.build import build_editable, build_sdist, build_wheel, get_requires_for_build_sdist
+from scikit_build_core.build import (
+    build_editable, build_sdist, build_wheel, get_requires_for_build_sdist, prepare_metadata_for_build_editable, prepare_metadata_for_build_wheel,
+)  # fmt: skip
 
+# Without the two for metadata pip would compile while it says "Preparing metadata".
 __all__ = [
     "build_editable", "build_sdist", "build_wheel", "get_requires_for_build_editable", "get_requires_for_build_sdist", "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable", "prepare_metadata_for_build_wheel",
 ]  # fmt: skip
 
 _OLDEST = 8.0  # compute capability, as cmake/SatchelArchitectures.cmake has it

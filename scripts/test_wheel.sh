@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_wheel.sh [VERSION…]: one wheel, built with this machine's torch, under each of these versions of torch (2.10.*, and the newest): tests of
-# the ops (torch.library.opcheck among them), of packing() and of compile(). About 5 GB and three minutes a version; a version's venv is
+# the ops (torch.library.opcheck among them), of packing(), compile() and convert(). About 5 GB and five minutes a version; a version's venv is
 # removed when its tests end. WHEEL=FILE takes a wheel that is there.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 all_of_torch requirements-python.txt
@@ -25,6 +25,6 @@ for version in "${versions[@]}"; do
     cd "$venv"  # not in the clone: the installed package is the one that is imported
     unset SATCHEL_LIBRARY PYTHONPATH
     bin/python -c 'import satchel, sys, torch; print(f"satchel {satchel.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")'
-    PYTHONDONTWRITEBYTECODE=1 bin/python -m pytest -q -p no:cacheprovider "$tests"/test_{codec,packing,edges,unbiased,compile}.py
+    PYTHONDONTWRITEBYTECODE=1 bin/python -m pytest -q -p no:cacheprovider "$tests"/test_{opcheck,codec,packing,edges,unbiased,compile,norms,activations,waiting,convert,convert_hostile}.py
   ) || die "the wheel fails under torch $version"
 done

@@ -26,7 +26,7 @@ from ._seeds import mixed, rank
 if TYPE_CHECKING:
     from .packing import packing
 
-__all__ = ["Step"]
+__all__ = ["Step", "has_memory"]
 
 _Made = tuple[Any, str, bool]  # a kept form, words for the meter, and whether another save has counted its bytes
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -46,7 +46,7 @@ _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, 
 def _newest_node() -> int:
     """The sequence number that this thread has reached."""
     with torch.enable_grad():
-        node = torch.zeros((), requires_grad=True).view(()).grad_fn
+        node = torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn
     return -1 if node is None else node._sequence_nr()  # inference mode makes no nodes
 
 
@@ -87,11 +87,16 @@ def _parameter_below(t: Tensor) -> Tensor | None:
     return parameter if plain and t.untyped_storage().nbytes() == parameter.numel() * t.element_size() else None
 
 
+def has_memory(t: Tensor) -> bool:
+    """Sparse and MKL-DNN's tensors and those of torch.func have no storage, and strided nested ones no strides."""
+    return t.layout is torch.strided and not t.is_nested and not _is_wrapped(t)
+
+
 def _why_exact(t: Tensor) -> str:
     """Why no tensor like this is coded, whatever saves it; nothing where it may be."""
-    if type(t) is Tensor and (t.is_cuda or t.is_cpu) and t.layout is torch.strided and 0 not in t.stride() and not _is_wrapped(t):
+    if type(t) is Tensor and (t.is_cuda or t.is_cpu) and has_memory(t) and 0 not in t.stride():
         return ""  # as nearly all are
-    if type(t) not in _PLAIN or t.layout is not torch.strided or _is_wrapped(t):
+    if type(t) not in _PLAIN or not has_memory(t):
         return "exact: no plain tensor"
     if not (t.is_cuda or t.is_cpu or t.is_meta):
         return "exact: no kernels for this device"
@@ -205,11 +210,11 @@ class Step(TorchFunctionMode):
         try:
             t = field.saved(node)
         except RuntimeError:  # changed in place since: torch itself says so in backward
-            self.report_exact(raw, node, field, raw.data.nbytes < self.min_bytes, "exact: changed in place")
+            self.report_exact(raw, node, field, not raw.data.is_sparse and raw.data.nbytes < self.min_bytes, "exact: changed in place")
             return
         if t is None:
             return
-        small = t.nbytes < self.min_bytes
+        small = not t.is_sparse and t.nbytes < self.min_bytes  # torch has no nbytes of a sparse tensor
         why = "exact: small" if small else _why_exact(t)
         if why or (self.filtered and not self.owner.wants(self.paths[-1], field.node, field.name)):
             self.report_exact(raw, node, field, small, why)
@@ -268,7 +273,7 @@ class Step(TorchFunctionMode):
             t = field.saved(node)
         except RuntimeError:
             return False
-        if not isinstance(t, Tensor):
+        if not isinstance(t, Tensor) or not has_memory(t):
             return False
         return (_is_parameter(t) and _parameter_below(t) is None) or t.untyped_storage()._cdata in self.inputs
 
@@ -295,7 +300,7 @@ class Step(TorchFunctionMode):
         if self.meter is None or raw.unpack_hook is not None:
             return
         t = raw.data
-        if isinstance(t, Tensor) and t.layout is torch.strided:
+        if isinstance(t, Tensor) and has_memory(t):
             self.meter.add(self.paths[-1], name, field, t, why, None)
             if self.tally is not None:
                 self.tally.fit(lambda f: self.seed(f.device))

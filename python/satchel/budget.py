@@ -20,8 +20,9 @@ from ._watch import SPREAD, Key, Watch
 if TYPE_CHECKING:
     from .meter import Line, Meter
 
-__all__ = ["Budget", "PRESETS", "Tally", "allocate", "nearest", "parse_size", "preset_of"]
+__all__ = ["BITS", "Budget", "PRESETS", "Tally", "allocate", "chosen_bits", "nearest", "parse_size", "preset_of", "variance"]
 
+BITS = "2/4/8"
 MOST = 8  # bits that a budget gives at most
 _UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -47,22 +48,32 @@ def nearest(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name.lower(), PRESETS, 1)), None)
 
 
-def preset_of(name: Any) -> Preset:
+def preset_of(name: Any, op: str = "packing") -> Preset:
     """The preset of a name; the nearest one is named where there is none."""
     if isinstance(name, str) and name in PRESETS:
         return PRESETS[name]
     near = nearest(str(name))
-    raise ValueError(f"[packing] preset must be one of {', '.join(PRESETS)}, got {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+    raise ValueError(f"[{op}] preset must be one of {', '.join(PRESETS)}, got {name!r}" + (f"; did you mean {near!r}?" if near else ""))
 
 
-def parse_size(size: Any) -> int:
+def chosen_bits(bits: Any, preset: str | None, op: str = "packing") -> tuple[Bits, float | None]:
+    """What the caller's bits, or a preset's name in place of them, ask for: bits, and the mean that a preset shares out."""
+    if preset is None and isinstance(bits, str) and nearest(bits):
+        bits, preset = BITS, bits
+    if preset is not None and bits != BITS:
+        raise ValueError(f"[{op}] bits and preset must not both be given, got {bits!r} and {preset!r}")
+    chosen = None if preset is None else preset_of(preset, op)
+    return (Bits.of(bits, op), None) if chosen is None else (Bits.of(chosen.bits, op), chosen.mean)
+
+
+def parse_size(size: Any, op: str = "packing") -> int:
     """Bytes of "4GiB", "512 MiB", "1.5e9" or a number."""
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None or not 1 <= float(match[1]) * unit < 2**63:
-        raise ValueError(f'[packing] budget must be bytes, as a number or a text like "4GiB" or "512 MiB", got {size!r}')
+        raise ValueError(f'[{op}] budget must be bytes, as a number or a text like "4GiB" or "512 MiB", got {size!r}')
     return int(float(match[1]) * unit)
 
 
@@ -74,34 +85,65 @@ def size_text(size: int) -> str:
     return f"{size} bytes" if units[0] == "bytes" else f"{value:.4g} {units[0]}"
 
 
+def variance(bits: int) -> float:
+    """Of a value's code, in squared ranges of its block."""
+    return SPREAD[bits] / ((1 << bits) - 1) ** 2
+
+
 def allocate(sensitivity: Sequence[float], sizes: Sequence[Sequence[int]], least: Sequence[int], room: int) -> list[int]:
     """Bits of each item, from its least to MOST, of sum of sizes[i][bits] at most `room`: always the bit that saves most variance a byte.
 
-    Item i in b bits adds sensitivity[i]·SPREAD[b]/(2^b − 1)² to the variance. Room for the least bits is not asked for.
+    Item i in b bits adds sensitivity[i]·variance(b) to the gradient's. Room for the least bits is not asked for.
     """
-
-    def variance(b: int) -> float:
-        return SPREAD[b] / ((1 << b) - 1) ** 2
 
     bits = list(least)
     room -= sum(size[b] for size, b in zip(sizes, bits))
     smallest = min((c for c in sensitivity if c > 0), default=1.0)
-    steps: list[tuple[float, int]] = []
+    steps: list[tuple[float, int, int]] = []
+
+    def worth(i: int, b: int) -> float:
+        """Variance that bit b + 1 takes off. Unseen items share what others leave."""
+        return max(sensitivity[i], 1e-6 * smallest) * (variance(b) - variance(b + 1))
+
+    def cost(i: int, b: int) -> int:
+        return sizes[i][b + 1] - sizes[i][b]
 
     def push(i: int) -> None:
         if bits[i] < MOST:
-            gain = max(sensitivity[i], 1e-6 * smallest) * (variance(bits[i]) - variance(bits[i] + 1))  # unseen ones share what others leave
-            heapq.heappush(steps, (-gain / max(1, sizes[i][bits[i] + 1] - sizes[i][bits[i]]), i))
+            heapq.heappush(steps, (-worth(i, bits[i]) / max(1, cost(i, bits[i])), i, bits[i]))
+
+    def exchange(i: int) -> list[int]:
+        """Items that may give a bit each for one of i's, because the room that is left makes it the better deal; none where it is not."""
+        lost, freed, given = 0.0, room, list[int]()
+        while freed < cost(i, bits[i]):
+            last = {j: bits[j] - 1 - given.count(j) for j in range(len(bits)) if j != i}
+            found = [(worth(j, b) / max(1, cost(j, b)), j) for j, b in last.items() if b >= least[j]]
+            if not found:
+                return []
+            j = min(found)[1]
+            lost, freed = lost + worth(j, last[j]), freed + cost(j, last[j])
+            given.append(j)
+            if lost >= worth(i, bits[i]):
+                return []
+        return given
 
     for i in range(len(bits)):
         push(i)
     while steps:
-        i = heapq.heappop(steps)[1]
-        more = sizes[i][bits[i] + 1] - sizes[i][bits[i]]
-        if more <= room:  # one that does not fit makes way for smaller ones
-            room -= more
-            bits[i] += 1
-            push(i)
+        _, i, b = heapq.heappop(steps)
+        if b != bits[i]:
+            continue
+        more = cost(i, b)
+        given = exchange(i) if room < more <= 2 * room else []
+        if more > room and not given:  # one that does not fit makes way for smaller ones
+            continue
+        for j in given:
+            bits[j] -= 1
+            room += cost(j, bits[j])
+        room -= more
+        bits[i] += 1
+        for j in {i, *given}:
+            push(j)
     return bits
 
 

@@ -144,7 +144,7 @@ def channel_table(gamma: Tensor, beta: Tensor) -> Tensor:
 def _table_of(gamma: Tensor | None, beta: Tensor | None, device: torch.device) -> Tensor:
     """Without γ one channel with threshold 0."""
     if gamma is None or beta is None:
-        return torch.tensor([[0.0, 1.0, 0.0, 0.0]], device=device).view(torch.uint8)
+        return torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=torch.float32, device=device).view(torch.uint8)
     return channel_table(gamma.detach().float(), beta.detach().float())
 
 

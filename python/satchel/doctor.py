@@ -159,9 +159,12 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
         raise ValueError("[doctor] loss must depend on the model's parameters, got gradients of zero for all of them")
     if packs.budget is not None:
         gradients(inputs, packs)  # from the second step on each field has bits of its own
-    halves = [gradients(half) for half in _halves(inputs)]
+    try:
+        halves = [gradients(half) for half in _halves(inputs)]
+    except (RuntimeError, ValueError, IndexError):  # a loss of the whole batch alone, as of all nodes of a graph
+        halves = []
     means = [torch.zeros_like(g) for g in exact]
-    squares, products = ([torch.zeros((), device=g.device) for g in exact] for _ in range(2))
+    squares, products = ([torch.zeros((), dtype=torch.float32, device=g.device) for g in exact] for _ in range(2))
     for _ in range(draws):
         for i, g in enumerate(gradients(inputs, packs)):
             off = g - exact[i]

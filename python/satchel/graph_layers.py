@@ -17,11 +17,12 @@ from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import activation_ops
-from ._ops import ops, package_id
+from ._ops import KnownByUuid, ops, package_id
 from ._policy import Bits
 from ._seeds import mixed, rank
+from .graph_budget import Plan
 from .graph_choice import Choice, activation_inputs
-from .norm_ops import ACT, ADD, ALONE, specs
+from .norm_ops import ACT, ADD, ALONE, method_of, specs
 
 __all__ = ["LayerPass"]
 
@@ -37,15 +38,24 @@ _VIEWS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.resha
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class LayerPass(CustomGraphPass):
-    """bits, choice: as PackPass has them. min_bytes: what is smaller is left to that pass."""
+class LayerPass(KnownByUuid, CustomGraphPass):
+    """bits, choice: as PackPass has them. min_bytes: what is smaller is left to that pass. plan: of a budget. It says whether norms are made one
+    with what follows them, in 2 or 3 bits; of activations, which have fewer choices yet, the other pass makes two codes with bits of their own."""
 
-    def __init__(self, bits: Bits, min_bytes: int, choice: Choice = Choice()) -> None:
-        self.bits, self.min_bytes, self.choice = bits, min_bytes, choice
-        self.method = "satchel" if bits.local == 2 else f"satchel,bits={bits.local}"
+    def __init__(self, bits: Bits, min_bytes: int, choice: Choice = Choice(), plan: Plan | None = None) -> None:
+        self.bits, self.min_bytes, self.choice, self.plan = bits, min_bytes, choice, plan
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._decides() == other._decides()  # as PackPass
+
+    def __hash__(self) -> int:
+        return hash(self._decides())
+
+    def _decides(self) -> tuple[Any, ...]:
+        return self.bits, self.min_bytes, self.choice, None if self.plan is None else id(self.plan)
 
     def uuid(self) -> bytes:
-        return package_id("layers", self.bits, self.min_bytes, self.choice)
+        return package_id("layers", self.bits, self.min_bytes, self.choice, None if self.plan is None else self.plan.key())
 
     def __call__(self, graph: fx.Graph) -> None:
         self.mark(graph)
@@ -68,7 +78,7 @@ class LayerPass(CustomGraphPass):
 
     def activation(self, graph: fx.Graph, n: fx.Node) -> fx.Node | None:
         """The op that stands for this GELU or SiLU."""
-        kind = _kind(n)
+        kind = _kind(n) if self.plan is None else None
         x = n.args[0] if kind is not None and n.args else None
         if not isinstance(x, fx.Node) or not _wants_gradient(n) or self.is_small(val := _value(x)) or not self.choice.wants(n):
             return None
@@ -87,7 +97,8 @@ class LayerPass(CustomGraphPass):
     def norm(self, graph: fx.Graph, n: fx.Node) -> fx.Node | None:
         """The op that stands for this norm and what follows it, where it is one that the op serves."""
         given = _arguments(n)
-        if given is None:
+        local = self.bits.local if self.plan is None else self.plan.norm_bits
+        if given is None or local not in (2, 3):  # codes that hold a ReLU's mask; with others PackPass codes norm and mask by themselves
             return None
         x, gamma, beta = (given[name] for name in ("input", "weight", "bias"))
         val = _value(x)
@@ -99,7 +110,7 @@ class LayerPass(CustomGraphPass):
                 continue  # the norm is called again: its statistics must move in order
             if not self.choice.wants(end) or not self.choice.wants(place):
                 continue
-            found = specs(self.method, form, rows, val.shape[1], val.dtype, val.is_cuda, val.dim() > 2)
+            found = specs(method_of(local), form, rows, val.shape[1], val.dtype, val.is_cuda, val.dim() > 2)
             if found is not None:
                 break
         else:

@@ -11,7 +11,9 @@ Satchel's ops encode and decode, one kernel each. Where graph_layers.py has put 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import math
 import operator
 from typing import Any, Callable, Iterable, Iterator
@@ -25,8 +27,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _policy
 from ._ops import ops, package_id
-from ._policy import Bits, checked_size
+from ._policy import Bits, checked_size, least_bits
 from ._seeds import mixed, rank
+from .budget import chosen_bits, parse_size
+from .graph_budget import Graph, Mark, Plan, Split
 from .graph_choice import Choice, activation_inputs
 from .graph_layers import LayerPass
 from .kept import BLOCK, code_numbers
@@ -128,16 +132,42 @@ class PackPass(CustomGraphPass):
         self.choice = Choice.of(include, exclude, model, "compile")
         self.report: list[Packing] = []
         self.exact: list[Exact] = []
+        self._codes: list[str] = []  # the nodes of the report's codes
         self.marked = False  # does LayerPass mark the graphs?
+        self.plan: Plan | None = None  # of a budget
 
     def uuid(self) -> bytes | None:
         """None, which leaves torch's caches out, where paths are chosen by and nothing tells equal graphs of different modules apart."""
-        return package_id("pack", self.bits, self.min_bytes, self.choice) if self.marked or not self.choice else None
+        planned = None if self.plan is None else self.plan.key()
+        return package_id("pack", self.bits, self.min_bytes, self.choice, planned) if self.marked or not self.choice else None
+
+    def __eq__(self, other: object) -> bool:
+        """Equal passes make equal graphs, so that blocks of one class share one: torch asks."""
+        return type(other) is type(self) and self._decides() == other._decides()
+
+    def __hash__(self) -> int:
+        return hash(self._decides())
+
+    def _decides(self) -> tuple[Any, ...]:
+        return self.bits, self.min_bytes, self.choice, self.marked, None if self.plan is None else id(self.plan)
 
     def __call__(self, graph: fx.Graph) -> None:
         rewrite = _Rewrite(self, graph)
         rewrite.run()
-        self.report, self.exact = rewrite.report, list(rewrite.exact.values())
+        self.report, self.exact = list(rewrite.report.values()), list(rewrite.exact.values())
+        self._codes = list(rewrite.report)
+
+    def bits_by_field(self) -> dict[str, int]:
+        """Bits of each code under a budget or "gact", by module and by the ops that make and read the value."""
+        return self.plan.bits_by_field() if self.plan is not None else {}
+
+    def _tell(self, graph: Graph) -> None:
+        """The report's lines have the bits that a budget gave."""
+        for item in graph.items:
+            for name, size in item.codes.items():
+                if name in self._codes:
+                    i = self._codes.index(name)
+                    self.report[i] = dataclasses.replace(self.report[i], bits=item.bits, after=size)
 
 
 class _Rewrite:
@@ -154,7 +184,8 @@ class _Rewrite:
         self.inputs: dict[fx.Node, bool] = {}
         self.stops: set[fx.Node] = set()  # sources that are casts
         self.codes: dict[tuple[str, int], _Decode] = {}
-        self.report: list[Packing] = []
+        self.least: dict[tuple[str, int], int] = {}  # bits that a budget leaves a code
+        self.report: dict[str, Packing] = {}  # by the node that writes the code
         self.seeds: dict[torch.device, tuple[fx.Node, list[fx.Node]]] = {}  # the vector, and what was taken of it
         self.scales: dict[fx.Node, fx.Node] = {}  # 1/σ by the node that makes the mean
         self.places: dict[fx.Node, int] = {}  # of the nodes in the graph
@@ -188,6 +219,7 @@ class _Rewrite:
         for (n, place, value), draw in zip(edges, draws):
             key = (self.name(self.source(value)[0]), draw)
             most[key] = max(most.get(key, 0), self.wanted(n, place, value))
+            self.least[key] = max(self.least.get(key, 0), self.fewest(n, place, value))
         for (n, place, value), draw in zip(edges, draws):
             source, chain = self.source(value)
             bits = most[(self.name(source), draw)]
@@ -293,6 +325,9 @@ class _Rewrite:
         """What the ops of graph_layers.py write for backward."""
         for n in nodes:
             n.target = _FORWARD.get(n.target, n.target)  # gradients are recorded: the op that does it costs time
+            if n.target is ops.norm_forward.default:
+                spec: Any = n.args[7]
+                n.meta["satchel"] = Mark(self.label(n, n), least_bits("normed", spec[0]), spec[0])
             for user in n.users if n.target in _CODES else ():
                 if user.target is operator.getitem and user.args[1] in _CODES[n.target]:
                     user.meta["recompute"] = _SAVE
@@ -321,10 +356,16 @@ class _Rewrite:
                 return self.node(ops.norm_output.default, (code, list(val.shape), val.dtype, form, spec), None, _AGAIN)
             return self.in_shape(self.unpacked(code, val.numel(), val.dtype, spec), list(val.shape), _order(val))
 
+    def label(self, made: fx.Node, read: fx.Node) -> str:
+        """Names a code for a budget: the module that reads it, and the ops that make and read the value."""
+        choice = self.options.choice
+        path = choice.path(read) or choice.path(made) or ""
+        return f"{path + ': ' if path else ''}{_short(made)} > {_short(read)}"
+
     def tell(self, s: fx.Node, maker: fx.Node, reader: fx.Node, bits: int, code: fx.Node) -> None:
         val, dtype = s.meta["val"], str(s.meta["val"].dtype).removeprefix("torch.")
         after = _bytes(code.meta["val"])
-        self.report.append(Packing(s.name, str(maker.target), str(reader.target), tuple(val.shape), dtype, bits, _bytes(val), after))
+        self.report[code.name] = Packing(s.name, str(maker.target), str(reader.target), tuple(val.shape), dtype, bits, _bytes(val), after)
 
     # ---- what may be coded -------------------------------------------------------------------------------------------------------
 
@@ -515,16 +556,22 @@ class _Rewrite:
                     self.scales.setdefault(mean, scale)
 
     def wanted(self, n: fx.Node, place: int, value: fx.Node) -> int:
-        bits, row = self.options.bits, self.linear[n.target]
-        if value.meta["val"].dtype is torch.bool:
-            return 1
+        return 1 if value.meta["val"].dtype is torch.bool else self.options.bits.for_role(self.role(n, place, value))
+
+    def fewest(self, n: fx.Node, place: int, value: fx.Node) -> int:
+        """Bits that a budget leaves at least; without one they are as wanted."""
+        bits = self.wanted(n, place, value)
+        if self.options.plan is None or value.meta["val"].dtype is torch.bool:
+            return bits
+        return max(least_bits(name, bits) for name in (self.role(n, place, value), *(["normed"] if self.values_per_statistic(value) else [])))
+
+    def role(self, n: fx.Node, place: int, value: fx.Node) -> str:
+        row = self.linear[n.target]
         if "role" in row:
-            return bits.for_role("flow" if place in row.get("flow", ()) else row["role"])
+            return "flow" if place in row.get("flow", ()) else row["role"]
         if self.is_softmax(self.origin(value)):
-            return bits.attention
-        if self.ends_outside(n) or self.values_per_statistic(value) >= _MANY:
-            return bits.local
-        return bits.flow
+            return "attention"
+        return "local" if self.ends_outside(n) or self.values_per_statistic(value) >= _MANY else "flow"
 
     def is_softmax(self, n: fx.Node) -> bool:
         """Powers, or powers by something: probabilities. x by a power, as SiLU's, is none."""
@@ -551,7 +598,7 @@ class _Rewrite:
         two reads of one draw has the code's variance in its mean. Exact masks, 8 bits and norms of many values need no second draw."""
         readers: dict[str, list[int]] = {}
         for i, (n, place, value) in enumerate(edges):
-            if value.meta["val"].dtype is not torch.bool and self.wanted(n, place, value) < 8 and self.values_per_statistic(value) < _SOME:
+            if value.meta["val"].dtype is not torch.bool and self.fewest(n, place, value) < 8 and self.values_per_statistic(value) < _SOME:
                 readers.setdefault(self.name(self.part(value)), []).append(i)
         draws = [0] * len(edges)
         for group in readers.values():
@@ -656,6 +703,8 @@ class _Rewrite:
                 narrow = self.narrow_reader(before) if val.dtype is torch.float32 else None
                 coded = coded if narrow is None else self.node(_CAST, (coded, narrow))
                 decode, data = self.encode(coded, bits, seed, val.dtype)
+            if seed is not None:
+                data.meta["satchel"] = Mark(self.label(s, before), self.least[key], bits)
             self.codes[key] = decode if scale is None else lambda n: self.line(_AGAIN, decode(n), (aten.div.Tensor, scale), (_CAST, val.dtype))
             self.tell(s, s, before, bits, data)
         with self.graph.inserting_before(before):
@@ -755,6 +804,12 @@ class _Rewrite:
         n.update_arg(place, empty)
 
 
+def _short(n: fx.Node) -> str:
+    """An op's name; an input's is "input"."""
+    target = _arg(n, 0).target if n.target is operator.getitem else n.target
+    return "input" if n.op == "placeholder" else str(target).removeprefix("aten.").removeprefix("satchel_stable.").partition(".")[0]
+
+
 def _arg(n: fx.Node, k: int) -> fx.Node:
     """Argument k, where it is known to be a node."""
     value = n.args[k]
@@ -813,6 +868,8 @@ def compile(  # noqa: A001
     model: Any,
     bits: str | int | tuple[int, ...] | Bits = "2/4/8",
     *,
+    preset: str | None = None,
+    budget: str | int | None = None,
     min_bytes: int = 16384,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -822,8 +879,12 @@ def compile(  # noqa: A001
 ) -> Any:
     """torch.compile(model), with what crosses from forward to backward packed. The other arguments are torch.compile's.
 
-    bits, min_bytes, include, exclude: as PackPass has them. Returns what torch.compile returns; its PackPass, with the report of the newest graph, is
-    `satchel_pass` of it. A model may be compiled in parts, block by block: what one part hands to the next is packed too.
+    bits, min_bytes, include, exclude: as PackPass has them. preset: a name in place of bits, as packing() takes it.
+    budget: bytes ("4GiB", "512 MiB", a number) that a call of the model keeps at most, codes and what stays exact; bits then go where they take most
+      variance off the gradient. The first training step runs op by op and measures that; then the model is compiled. "gact" does so too.
+
+    Returns what torch.compile returns; its PackPass, with the report of the newest graph, is `satchel_pass` of it. A model may be compiled in
+    parts, block by block: what one part hands to the next is packed too, and a budget is the part's own.
     """
     if not callable(model) or isinstance(model, type):
         raise ValueError(f"[compile] model must be a module or a function, got {model!r}")
@@ -831,17 +892,63 @@ def compile(  # noqa: A001
         raise ValueError(f"[compile] backend must be inductor, got {arguments['backend']!r}")
     if options is not None and not isinstance(options, dict):
         raise ValueError(f"[compile] options must be a dict, got {options!r}")
-    for name in ("budget", "preset", "refresh", "seed", "meter"):
+    for name in ("refresh", "seed", "meter"):
         if name in arguments:
             raise ValueError(f"[compile] {name} must be left to packing() and attach(), got {arguments[name]!r}")
-    for name in ("joint_custom_post_pass", "pre_grad_custom_pass"):
+    given_bits, mean = chosen_bits(bits, preset, "compile")
+    limit = None if budget is None else parse_size(budget, "compile")
+    plan = Plan(limit, mean if limit is None else None, given_bits) if limit is not None or mean is not None else None
+    for name in ("joint_custom_post_pass", "pre_grad_custom_pass", *(["custom_partitioner_fn"] if plan is not None else [])):
         if (options or {}).get(name) is not None:
             raise ValueError(f"[compile] options must leave {name} to Satchel, got another pass")
-    pack = PackPass(bits, min_bytes=min_bytes, include=include, exclude=exclude, model=model)
-    pack.marked = True
+    pack = PackPass(given_bits, min_bytes=min_bytes, include=include, exclude=exclude, model=model)
+    pack.marked, pack.plan = True, plan
     given = dict(torch._inductor.list_mode_options(mode)) if mode is not None else {}
     given.update(options or {})
-    passes = {"joint_custom_post_pass": pack, "pre_grad_custom_pass": LayerPass(pack.bits, pack.min_bytes, pack.choice)}
-    compiled = torch.compile(model, options={**given, **passes}, **arguments)
+    layers = LayerPass(pack.bits, pack.min_bytes, pack.choice, plan)
+    given.update(joint_custom_post_pass=pack, pre_grad_custom_pass=layers)
+    if plan is not None:
+        given["custom_partitioner_fn"] = Split(plan, pack._tell)
+    compiled = torch.compile(model, options=dict(given), **arguments)
+    if plan is not None and compiled is not model:  # which is what disable=True gives
+        compiled = _watched(compiled, model, plan, given, arguments)
     compiled.__dict__["satchel_pass"] = pack  # a compiled module would hand an attribute on to the model
+    return compiled
+
+
+_frames = itertools.count()
+
+
+def _own_frame(f: Any) -> Callable[..., Any]:
+    """f behind a code object of its own. Dynamo keeps its graphs by code object, and few for each: blocks of one class would share them."""
+
+    def frame(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    frame.__code__ = frame.__code__.replace(co_name=f"satchel_part_{next(_frames)}")
+    return frame
+
+
+def _watched(compiled: Any, model: Any, plan: Plan, given: dict[str, Any], arguments: dict[str, Any]) -> Any:
+    """Calls that record gradients go to the plan's own backend until it has seen a backward; then, and without gradients, to Inductor's."""
+    filters = {name: given[name] for name in given if name == "guard_filter_fn"}  # Dynamo's; the other options are Inductor's
+    patches = {name.replace("-", "_"): value for name, value in given.items() if name not in filters}
+    rest = {name: value for name, value in arguments.items() if name != "backend"}
+    later = torch.compile(_own_frame(model), options=dict(given), **rest)
+    watched: dict[int, Any] = {}  # by the plan's bits of norms, which make other graphs
+
+    @functools.wraps(model.forward if isinstance(model, torch.nn.Module) else model)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or plan.learn():
+            return later(*args, **kwargs)
+        if plan.norm_bits not in watched:
+            watched[plan.norm_bits] = torch.compile(_own_frame(model), backend=plan.backend(patches), options=filters or None, **rest)
+        plan.begin()
+        result = watched[plan.norm_bits](*args, **kwargs)
+        plan.check()
+        return result
+
+    if not isinstance(model, torch.nn.Module):
+        return call
+    compiled.forward = call
     return compiled

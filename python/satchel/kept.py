@@ -233,7 +233,7 @@ class Normed(_OfCode):
 
 @functools.lru_cache(maxsize=256)
 def _two_values(off: float, on: float, device: torch.device) -> Tensor:
-    return torch.tensor([off, on], device=device)
+    return torch.tensor([off, on], dtype=torch.float32, device=device)
 
 
 class _InOrder:
@@ -274,7 +274,7 @@ class Mask(_InOrder):
 
 def _ones(x: Tensor) -> Tensor:
     """A gradient of 1 at every value, in no memory; float32, so that what torch makes of it is."""
-    return torch.ones((), device=x.device).expand_as(x)
+    return torch.ones((), dtype=torch.float32, device=x.device).expand_as(x)
 
 
 def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
@@ -285,20 +285,30 @@ def inside(x: Tensor, ends: tuple[float, float] | None) -> Mask | None:
         return Mask(torch.ops.aten.hardsigmoid_backward(one, x), x.dtype, 0.0, -math.inf)
     low, high = ends
     middle = max(low + 1, min(0.0, high - 1)) if math.isinf(low) or math.isinf(high) else (low + high) / 2
-    low_, middle, high_ = torch.tensor([low, middle, high]).to(x.dtype).double().tolist()
+    low_, middle, high_ = torch.tensor([low, middle, high], dtype=torch.float32, device="cpu").to(x.dtype).double().tolist()
     if not max(low, low_) < middle < min(high, high_):
         return None
     return Mask(torch.ops.aten.hardtanh_backward(one, x, low, high), x.dtype, middle, -math.inf)
 
 
+@functools.lru_cache(maxsize=1)
+def _clamp_passes_at_ends() -> bool:
+    """Has a clamp the slope 1 at its ends? In torch 2.11 it has, in 2.15 it has 0 there."""
+    with torch._C.DisableTorchFunction(), torch.enable_grad():  # no context packs what this saves
+        x = torch.ones((), device="cpu", requires_grad=True)
+        return bool(torch.autograd.grad(x.clamp(max=1.0), x)[0])
+
+
 def within(x: Tensor, least: float | None, most: float | None) -> Mask | None:
-    """Where a clamp passes the gradient: from `least` to `most`, both ends in."""
+    """Where a clamp passes the gradient: between `least` and `most`, with or without the ends."""
     low, high = -math.inf if least is None else float(least), math.inf if most is None else float(most)
     middle = (low + high) / 2 if math.isfinite(low) and math.isfinite(high) else min(max(0.0, low + 1), high - 1)
-    if not low < float(torch.tensor(middle).to(x.dtype)) < high:  # ends so near that no number of the type lies between them
+    middle_ = float(torch.tensor(middle, dtype=torch.float32, device="cpu").to(x.dtype))
+    if not low < middle_ < high:  # ends so near that no number of the type lies between them
         return None
-    inside = torch.ones_like(x, dtype=torch.bool) if least is None else x >= least
-    return Mask(inside if most is None else inside & (x <= most), x.dtype, middle, math.nan)  # which lies in no interval
+    above, below = (torch.ge, torch.le) if _clamp_passes_at_ends() else (torch.gt, torch.lt)
+    inside = torch.ones_like(x, dtype=torch.bool) if least is None else above(x, least)
+    return Mask(inside if most is None else inside & below(x, most), x.dtype, middle, math.nan)  # which lies in no interval
 
 
 @functools.lru_cache(maxsize=4096)
@@ -399,17 +409,18 @@ SLOPES = {name: curve for name, (_, curve) in _KINDS.items()}
 def _slope_tables(kind: str, bits: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """2^bits levels of slopes, 0 and 1 among them, and a value with each slope. A level is the slope of its value as the type holds it."""
     curve = _KINDS[kind][1]
-    x = torch.linspace(-6, 6, 1_200_001, dtype=torch.float64)
+    line = functools.partial(torch.linspace, dtype=torch.float64, device="cpu")  # whatever torch's defaults are
+    x = line(-6, 6, 1_200_001)
     d = curve(x)
     least, most = int(d.argmin()), int(d.argmax())
     x, d = x[least : most + 1], d[least : most + 1]  # here the slope rises
     low, high, count = float(d[0]), float(d[-1]), 1 << bits
     outside = max(1, round((count - 1) * -low / (high - low)))
     if bits == 1:
-        levels = torch.tensor([low, high], dtype=torch.float64)
+        levels = torch.tensor([low, high], dtype=torch.float64, device="cpu")
     else:
-        below, above = (torch.linspace(a, b, outside + 1, dtype=torch.float64) for a, b in ((low, 0.0), (1.0, high)))
-        levels = torch.cat([below[:-1], torch.linspace(0, 1, count - 2 * outside, dtype=torch.float64), above[1:]])
+        below, above = (line(a, b, outside + 1) for a, b in ((low, 0.0), (1.0, high)))
+        levels = torch.cat([below[:-1], line(0, 1, count - 2 * outside), above[1:]])
     at = torch.searchsorted(d, levels).clamp_(1, len(d) - 1)
     share = ((levels - d[at - 1]) / (d[at] - d[at - 1])).clamp_(0, 1)
     values = (x[at - 1] + share * (x[at] - x[at - 1])).to(dtype)
@@ -516,6 +527,8 @@ def slope_of(node: Any, name: str, dtype: torch.dtype) -> tuple[Callable[[Tensor
         return (_same, _same) if exponent == 2 else ((lambda x: x.float().square()), _root) if exponent == 3 else None
     if name == "SoftplusBackward0":
         beta, threshold = float(node._saved_beta), float(node._saved_threshold)
+        if math.exp(-threshold) > torch.finfo(torch.float32).eps:  # beyond the threshold the slope is 1, and none lies between
+            return None
         return (lambda x: aten.softplus_backward(_ones(x), x, beta, threshold)), lambda d: _line(d.logit_(0.0), 1 / beta, 0)
     if name == "SigmoidBackward0":  # y(1 − y) = d, by the smaller root: it has the finer floats
         return (lambda y: aten.sigmoid_backward(_ones(y), y)), lambda d: _line(_line(d, -4, 1).clamp_(min=0).sqrt_(), -0.5, 0.5)

@@ -147,7 +147,7 @@ class _ELU(Function):
         width = x.shape[1] if image else x.shape[-1] if x.dim() > 0 else 1
         # The first is the code: "shared", or "activation" where each function keeps its own.
         kind, keep_ = next(iter(keeps(method, "epilogue", "none", "elu", False, image, width).items()))
-        threshold = (torch.ones(1, device=x.device), torch.zeros(1, device=x.device))  # one channel: on above 0
+        threshold = (torch.ones(1, dtype=torch.float32, device=x.device), torch.zeros(1, dtype=torch.float32, device=x.device))  # one channel: on above 0
         kept_ = z.detach().clone() if keep_.numbers[0] > 8 else z.detach()  # z may be changed, as in torch
         bytes_, code = pack(in_order(kept_, dense_strides(z)), keep_.numbers, fresh_seed(x.device), *threshold, dim=-1)
         save = Save(code, bytes_, mask=None if code.side else forms.Mask(z, x.dtype).bits, alpha=alpha, kind=kind, layer=name)

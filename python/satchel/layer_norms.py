@@ -151,7 +151,7 @@ def norm_back(
     zero, one = torch.zeros_like(rstd), torch.ones_like(rstd)
     if call.kind == "layer":
         shape = x.shape[-call.dims :]
-        like = torch.ones(shape, device=g.device) if gamma is None else gamma.view(shape)
+        like = torch.ones(shape, dtype=torch.float32, device=g.device) if gamma is None else gamma.view(shape)
         made = list(_aten.native_layer_norm_backward(g, x, shape, zero, one, like, like, wants))
         values, axes = x, tuple(range(-call.dims, 0))
     else:
@@ -201,8 +201,8 @@ class Deferred:
 
     def affine(self, width: int) -> tuple[Tensor, Tensor]:
         """Copies of γ and β, float32, in a line."""
-        gamma = torch.ones(width, device=self.rstd.device) if self.w is None else self.w.detach().float().flatten()
-        beta = torch.zeros(width, device=self.rstd.device) if self.b is None else self.b.detach().float().flatten()
+        gamma = torch.ones(width, dtype=torch.float32, device=self.rstd.device) if self.w is None else self.w.detach().float().flatten()
+        beta = torch.zeros(width, dtype=torch.float32, device=self.rstd.device) if self.b is None else self.b.detach().float().flatten()
         return gamma.clone(), beta.clone()
 
     def shared(self, method: str) -> Save | None:
@@ -257,7 +257,7 @@ class _Norm(Function):
         norm, needs = ctx.deferred, ctx.needs_input_grad
         save, w = kept(ctx)
         if not norm.reads:
-            x, coded = torch.zeros((), device=g.device).expand(g.shape), False
+            x, coded = torch.zeros((), dtype=torch.float32, device=g.device).expand(g.shape), False
         else:
             x, coded = norm.values() if save is None else _values_of(save)
         made = norm_back(norm.call, in_order(g, x.stride()) if norm.reads else g, x, norm.rstd, w, needs[:3], coded)

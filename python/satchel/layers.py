@@ -30,7 +30,7 @@ def _is_plain(t: Tensor | None) -> bool:
     if t is None:
         return True
     plain = type(t) in (Tensor, nn.Parameter) and t.dtype in _FLOATS and t.device.type in _DEVICES and t.layout is torch.strided
-    return plain and not t.is_inference() and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+    return plain and not t.is_nested and not t.is_inference() and not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def _is_ours(*tensors: Tensor | None) -> bool:

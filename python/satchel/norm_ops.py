@@ -19,11 +19,15 @@ from ._ops import Numbers, layout, ops
 from .codec import channel_table
 from .shared import ONE_SIDED, keeps
 
-__all__ = ["ACT", "ADD", "ALONE", "Specs", "specs"]
+__all__ = ["ACT", "ADD", "ALONE", "Specs", "method_of", "specs"]
 
 ACT, ADD, ALONE = 0, 1, 2
 
 Specs = tuple[Numbers, Numbers]  # of the norm's code and of the sum's; the second is empty but for ADD
+
+
+def method_of(bits: int) -> str:
+    return "satchel" if bits == 2 else f"satchel,bits={bits}"
 
 
 @functools.lru_cache(maxsize=4096)

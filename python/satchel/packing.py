@@ -17,13 +17,12 @@ from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 
 from ._policy import Bits, checked_size, eager_rows
-from ._step import Step
-from .budget import Budget, nearest, parse_size, preset_of
+from ._step import Step, has_memory
+from .budget import BITS, Budget, chosen_bits, parse_size
 from .meter import Meter
 
 __all__ = ["packing", "attach", "detach"]
 
-_BITS = "2/4/8"
 _OPTIONS = ("preset", "budget", "refresh", "min_bytes", "include", "exclude", "seed", "meter")  # packing()'s that attach() takes too
 _steps = itertools.count(1)  # of all contexts without a seed: one made anew for every step must not repeat its noise
 
@@ -50,7 +49,7 @@ class packing:
 
     def __init__(
         self,
-        bits: str | int | tuple[int, ...] | Bits = _BITS,
+        bits: str | int | tuple[int, ...] | Bits = BITS,
         *,
         preset: str | None = None,
         budget: str | int | None = None,
@@ -74,14 +73,9 @@ class packing:
             raise ValueError(f"[packing] meter must be True or False, got {meter!r}")
         if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
             raise ValueError(f"[packing] refresh must be a number of steps, 1 or more, got {refresh!r}")
-        if preset is None and isinstance(bits, str) and nearest(bits):
-            bits, preset = _BITS, bits
-        if preset is not None and bits != _BITS:
-            raise ValueError(f"[packing] bits and preset must not both be given, got {bits!r} and {preset!r}")
-        chosen = None if preset is None else preset_of(preset)
-        self.bits = Bits.of(bits if chosen is None else chosen.bits)
+        self.bits, mean = chosen_bits(bits, preset)
         limit = None if budget is None else parse_size(budget)
-        mean = chosen.mean if chosen is not None and limit is None else None
+        mean = mean if limit is None else None
         self.budget: Budget | None = None if limit is None and mean is None else Budget(limit, mean, self.bits, refresh)
         self.min_bytes, self.include, self.exclude, self.seed = checked_size(min_bytes, "packing"), tuple(include), tuple(exclude), seed
         self.filtered = bool(self.include or self.exclude)
@@ -90,6 +84,7 @@ class packing:
         self._local = threading.local()
         self._wanted: dict[tuple[str, str, str], bool] = {}
         self._model = model
+        self.attached = False  # by attach(), and no call beside the model's forward was seen
         if not _checked:
             _check_patterns((*self.include, *self.exclude), model, "packing")
 
@@ -98,7 +93,7 @@ class packing:
         if self.budget is not None:  # what a copy learns is its own
             options["refresh"] = self.budget.refresh
             options |= {"preset": "gact"} if self.budget.limit is None else {"budget": self.budget.limit}
-        return _packing_from, (_BITS if "preset" in options else self.bits, options)
+        return _packing_from, (BITS if "preset" in options else self.bits, options)
 
     def bits_by_field(self) -> dict[str, int]:
         """Bits of each coded field in the newest step, under a budget or "gact"."""
@@ -203,11 +198,16 @@ class _Before:
             step = self.owner.step
             assert step is not None
             for t in (*pytree.tree_leaves((args, kwargs)), *module.buffers()):
-                if type(t) is Tensor and t.is_leaf and t.layout is torch.strided:
+                if type(t) is Tensor and t.is_leaf and has_memory(t):
                     reference = StorageWeakRef(t.untyped_storage())  # the caller or the model holds it
                     step.inputs[reference.cdata] = reference
         if self.owner.step is not None:
             self.owner.step.paths.append(self.path)
+        elif self.owner.attached and module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:  # not in backward
+            self.owner.attached = False  # said once
+            warnings.warn(
+                f"[attach] packs in forward of the attached model, got a call of its part {self.path!r} outside it; attach that part instead",
+                RuntimeWarning, stacklevel=3)  # fmt: skip
 
 
 class _After:
@@ -241,7 +241,7 @@ def _name_modules(model: nn.Module, owner: packing) -> list[Any]:
     return handles
 
 
-def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = _BITS, **options: Any) -> packing:
+def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = BITS, **options: Any) -> packing:
     """Packs in every forward of `model` from now on; the options are packing()'s. Returns the packing, whose `.meter` may be read.
 
     The model's own code, its parameters and its state_dict stay as they are. The hooks are copied and stored with the model;
@@ -257,6 +257,7 @@ def attach(model: nn.Module, bits: str | int | tuple[int, ...] | Bits = _BITS, *
         if name not in _OPTIONS:
             raise ValueError(f"[attach] options must be {', '.join(_OPTIONS)}, got {name!r}")
     owner = packing(bits, _checked=True, **options)
+    owner.attached = True
     _check_patterns((*owner.include, *owner.exclude), model, "attach")
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):

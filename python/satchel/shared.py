@@ -6,6 +6,7 @@ place do not. What is kept, and in which code, is the C++ library's answer (`ops
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import math
@@ -80,7 +81,8 @@ def _seeds(device: torch.device, length: int) -> Tensor:
     else are as they would be without codes. In a captured graph they are drawn on the GPU, anew in every replay."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.randint(-(1 << 62), 1 << 62, (length,), dtype=torch.int64, device=device)
-    place = _HEAD.unpack(torch.default_generator.get_state().numpy()[:32].data)  # its seed, how far it is, and a number of its state
+    state = torch.default_generator.get_state()
+    place = _HEAD.unpack(ctypes.string_at(state.data_ptr(), 32))  # its seed, how far it is, and a number of its state; numpy() needs NumPy
     replays = torch._C._current_graph_task_id() != -1  # a forward within a backward: the end of one part and the start of the next are one place
     key = (device, raw_stream(device), length)
     with _lock:
@@ -124,7 +126,7 @@ def drawn_seed(device: torch.device) -> Tensor:
     """A seed of dropout, one draw of torch's CPU generator. Checkpointing sets that back: what is computed again is dropped alike."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return _seeds(device, 1)
-    return torch.full((1,), mixed(rank(), int(torch.empty((), dtype=torch.int64).random_())), dtype=torch.int64, device=device)
+    return torch.full((1,), mixed(rank(), int(torch.empty((), dtype=torch.int64, device="cpu").random_())), dtype=torch.int64, device=device)
 
 
 def raw_stream(device: torch.device) -> int:

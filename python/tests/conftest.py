@@ -5,6 +5,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 if os.environ.get("SATCHEL_LIBRARY"):  # a build folder's module: the package is this tree's
     sys.path.insert(0, str(ROOT / "python"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))  # for programs that tests start
 
 import pytest
 import torch

@@ -347,6 +347,8 @@ def test_allocation_is_near_the_best_there_is():
         bits = allocate(c, sizes, least, room)
         assert spent(bits) <= room and all(b >= low for b, low in zip(bits, least))
         assert cost(bits) <= best * (1.0001 if equal else 1.6), (trial, bits)
+    small, large = ([size * b for b in range(MOST + 1)] for size in (128, 8192))
+    assert allocate([7.0, 0.6], [small, large], [1, 1], 2 * (128 + 8192)) == [2, 2], "the small one's later bits make way for the large one's second"
     assert allocate([1.0, 0.0], [[0, 1, 2, 3, 4, 5, 6, 7, 8]] * 2, [1, 1], 16) == [8, 8], "what counts for nothing shares what is left"
 
 

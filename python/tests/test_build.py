@@ -25,7 +25,8 @@ def program(folder, name, prints, fails=False):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine without GPU and toolkit."""
+    """A machine without GPU and toolkit, in the clone, as pip calls the backend."""
+    monkeypatch.chdir(_FILE.parents[1])
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
     monkeypatch.delenv("CUDACXX", raising=False)
@@ -76,3 +77,9 @@ def test_torch_is_always_there(machine):
     assert torch() == ["torch>=2.10"]
     program(machine / "bin", "nvidia-smi", "9.0")
     assert torch() == ["torch==2.11.*"]  # the one whose CUDA libraries are of the pinned nvcc's version
+
+
+def test_metadata_comes_without_a_compiler(machine):
+    """Else pip compiles for minutes while it says "Preparing metadata"."""
+    found = machine / "metadata" / backend.prepare_metadata_for_build_wheel(str(machine / "metadata"))
+    assert "Name: satchel" in (found / "METADATA").read_text()

@@ -121,12 +121,6 @@ def test_ops_that_know_a_layout_by_a_number():
     assert torch.equal(ops.unpack_by_id(packed, like.id), ops.unpack(packed, like.shape, like.strides, x.dtype, list(spec)))
     table, codes = torch.randn(16), torch.randint(0, 256, (1200,), dtype=torch.uint8)
     assert torch.equal(ops.unpack_table_by_id(codes, table, like.id), ops.unpack_table(codes, table, like.shape, like.strides, x.dtype))
-    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(ops.pack_by_id.default, (x, seed, like.id), test_utils=tests)
-    torch.library.opcheck(ops.unpack_by_id.default, (packed, like.id), test_utils=tests)
-    torch.library.opcheck(ops.unpack_table_by_id.default, (codes, table, like.id), test_utils=tests)
-    torch.library.opcheck(ops.pack_exp_by_id.default, (x, seed, like.id), test_utils=tests)
-    torch.library.opcheck(ops.unpack_log_by_id.default, (ops.pack_exp_by_id(x, seed, like.id), like.id), test_utils=tests)
 
     def raises(rule, call):
         with pytest.raises(RuntimeError, match=rule):
@@ -207,22 +201,3 @@ def test_slopes(kind, dtype, bits):
     inside = (exact >= low) & (exact <= high)
     variance = ((exact - low) * (high - exact))[inside].sum() / 50
     assert (total - exact)[inside].square().sum() < 1.3 * variance + 1e-6
-
-
-def test_opcheck():
-    x, seed, spec = torch.randn(8, 300), torch.tensor([3]), list(parse_spec("bits=2"))
-    packed = ops.pack(x, seed, None, 1, spec)
-    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(ops.pack.default, (x, seed, None, 1, spec), test_utils=tests)
-    torch.library.opcheck(ops.unpack.default, (packed, [8, 300], [300, 1], torch.float32, spec), test_utils=tests)
-    torch.library.opcheck(ops.pack_mask.default, (x,), test_utils=tests)
-    torch.library.opcheck(ops.unpack_mask.default, (ops.pack_mask(x), [8, 300], [300, 1], torch.float32), test_utils=tests)
-    n = torch.randint(0, 100, (77,))
-    torch.library.opcheck(ops.narrow.default, (n, 0, 99), test_utils=tests)
-    torch.library.opcheck(ops.widen.default, (ops.narrow(n, 0, 99), [77], [1], 0, 7), test_utils=tests)
-    levels = torch.linspace(-0.2, 1.2, 16)
-    torch.library.opcheck(ops.pack_slope.default, (x, seed, levels, 0), test_utils=tests)
-    codes = ops.pack_slope(x, seed, levels, 0)
-    torch.library.opcheck(ops.unpack_table.default, (codes, levels, [8, 300], [300, 1], torch.float32), test_utils=tests)
-    drawn = (seed, 64, 32, 0, 1, list(parse_spec("exact")))
-    torch.library.opcheck(ops.draw_projection.default, drawn, test_utils=("test_schema", "test_faketensor"))

@@ -118,21 +118,24 @@ COLLECTIVES = {
 }
 
 
+def run_both(found, name, run, rank):
+    """What torch's norm and the converted one come to."""
+    for convert in (False, True):
+        torch.manual_seed(rank)
+        norm = nn.BatchNorm1d(SHAPE[1])
+        y = (satchel.convert(norm) if convert else norm)(torch.randn(SHAPE, requires_grad=True) * 3)
+        assert (type(y) is Waiting) == convert
+        with torch.set_grad_enabled(name in ("functional", "differentiable")):
+            found.setdefault(name, []).append(run(y, rank).detach().clone())
+
+
 def both_ways(rank):
-    """By name: what torch's norm and the converted one came to."""
+    """By name; an error's text where dist.reduce looks at nothing in Python. In torch 2.15 it does."""
     found = {}
     for name, run in COLLECTIVES.items():
-        for convert in (False, True):
-            torch.manual_seed(rank)
-            norm = nn.BatchNorm1d(SHAPE[1])
-            y = (satchel.convert(norm) if convert else norm)(torch.randn(SHAPE, requires_grad=True) * 3)
-            assert (type(y) is Waiting) == convert
-            with torch.set_grad_enabled(name in ("functional", "differentiable")):
-                found.setdefault(name, []).append(run(y, rank).detach().clone())
-    y = satchel.convert(nn.BatchNorm1d(SHAPE[1]))(torch.randn(SHAPE, requires_grad=True))
+        run_both(found, name, run, rank)
     try:
-        dist.reduce(y, 0)  # looks at nothing in Python
-        found["reduce"] = ""
+        run_both(found, "reduce", in_place(lambda y: dist.reduce(y, 0)), rank)
     except RuntimeError as error:
         found["reduce"] = str(error)
     return found
@@ -140,8 +143,9 @@ def both_ways(rank):
 
 def test_collectives_of_waiting_results(tmp_path):
     for found in spawned(both_ways, tmp_path):
-        assert "[convert] a batch norm's result must be read by torch's functions" in found.pop("reduce")
-        assert set(found) == set(COLLECTIVES)
+        if isinstance(found["reduce"], str):
+            assert "[convert] a batch norm's result must be read by torch's functions" in found.pop("reduce")
+        assert set(found) - {"reduce"} == set(COLLECTIVES)
         for name, (torchs, ours) in found.items():
             torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4, msg=name)
 

@@ -129,3 +129,11 @@ def test_modes_and_types_that_are_not_the_usual():
     sparse = nn.Sequential(nn.Embedding(20, 16, sparse=True), nn.Flatten(), nn.Linear(64, 8))
     found = satchel.doctor(sparse, torch.randint(0, 20, (64, 4)), loss=lambda i: sparse(i).square().mean(), draws=2)
     assert {f.parameter for f in found.findings} == {"0.weight", "2.weight", "2.bias"}
+
+
+def test_a_loss_of_the_whole_batch_alone():
+    """As of all nodes of a graph, whose matrix the loss knows: there are no halves to compare with."""
+    model, x = nn.Linear(64, 8), torch.randn(128, 64)
+    a = (torch.rand(128, 128) < 0.1).float().to_sparse()
+    found = satchel.doctor(model, x, loss=lambda x: torch.sparse.mm(a, model(x)).square().mean(), draws=4).findings
+    assert all(math.isnan(f.batch) and 0 < f.norm for f in found)

@@ -3,7 +3,10 @@
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import _len_torch_function_stack
 
 import satchel
+from satchel import kept
 from satchel._ops import ops, parse_spec
 
 X = torch.randn(64, 64)
@@ -184,15 +188,88 @@ def test_expanded_tensors_and_buffers_stay_exact():
     assert not [line for line in p.meter.lines if line.node == "MulBackward0"], "the model holds it anyway"
 
 
-def test_function_transforms():
+@pytest.mark.parametrize("meter", [False, True])
+def test_function_transforms(meter):
     w = torch.randn(64, 64)
 
     def loss(a):
         return (a @ w).relu().square().sum()
 
-    with satchel.packing(min_bytes=0):
+    with satchel.packing(min_bytes=0, meter=meter):
         got = torch.func.grad(loss)(X)
     assert torch.equal(got, torch.func.grad(loss)(X))
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))
+    by_row = torch.func.vmap(torch.func.grad(lambda a: model(a[None]).square().sum()))
+    expected = by_row(X)
+    satchel.attach(model, min_bytes=0, meter=meter)
+    assert torch.equal(by_row(X), expected)
+
+
+def a_sparse_sum(h, layout):
+    there = torch.rand(256, 256, generator=torch.Generator().manual_seed(5)) < 0.1
+    a = there.float().to_sparse(layout=layout)
+    return torch.sparse.mm(a, torch.relu(h)).sum()
+
+
+def sparse_values_with_a_gradient(h):
+    a = torch.sparse_coo_tensor(torch.arange(512).view(2, 256), h[:, 0], (256, 512)).coalesce()
+    return torch.sparse.mm(a * a, torch.ones(512, 64)).sum() + torch.sparse.softmax(a, 1).to_dense().sum()
+
+
+def a_nested_list(h):
+    parts = torch.nested.as_nested_tensor([h[:100], h[100:]], layout=torch.strided)
+    return nn.functional.linear(torch.relu(parts) * 2, torch.ones(64, 64)).to_padded_tensor(0.0).sum()
+
+
+UNUSUAL = {
+    "coo": lambda h: a_sparse_sum(h, torch.sparse_coo),
+    "csr": lambda h: a_sparse_sum(h, torch.sparse_csr),
+    "sparse values": sparse_values_with_a_gradient,
+    "nested": a_nested_list,
+    "mkldnn": lambda h: torch.relu(h.to_mkldnn()).to_dense().sum(),
+}
+
+
+@pytest.mark.parametrize("meter", [False, True])
+@pytest.mark.parametrize("name", UNUSUAL)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:The PyTorch API of nested:UserWarning")
+def test_tensors_without_storage_or_strides(name, meter):
+    """Sparse, nested and MKL-DNN's: they stay exact, and so do the gradients."""
+    x = torch.randn(256, 64, requires_grad=True)
+    expected = torch.autograd.grad(UNUSUAL[name](x * 1), x)[0]
+    with satchel.packing(min_bytes=0, meter=meter, exclude=["Mul*"]):
+        loss = UNUSUAL[name](x * 1)
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+
+
+ACTIVATIONS = [nn.GELU, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus]
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.device("meta")], ids=str)
+@pytest.mark.parametrize("way", ["packing", "convert"])
+def test_torchs_defaults_do_not_matter(way, default):
+    """torch.set_default_dtype and set_default_device: what is kept is what it is without, bit for bit, and so is what a cache holds afterwards."""
+
+    def step(default):
+        torch.manual_seed(3)
+        parts = [m for a in ACTIVATIONS for m in (nn.Linear(64, 64), nn.LayerNorm(64, elementwise_affine=False), a())]
+        model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(), *parts)  # dropout moves the generator, whose place is convert()'s seed
+        model = satchel.convert(model) if way == "convert" else model
+        kept._two_values.cache_clear(), kept._slope_tables.cache_clear()
+        if isinstance(default, torch.dtype):
+            torch.set_default_dtype(default)
+        elif default is not None:
+            torch.set_default_device(default)
+        try:
+            with satchel.packing("2/4/8" if way == "packing" else 32, min_bytes=0, seed=1):
+                loss = model(X).square().mean()
+            return torch.autograd.grad(loss, list(model.parameters()))
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+
+    for got, expected in zip(step(default), step(None)):
+        assert torch.equal(got, expected)
 
 
 class Failing(nn.Module):
@@ -345,7 +422,8 @@ def test_autocast(dtype):
         ("[doctor] parameters must have values", lambda: satchel.doctor(nn.Linear(2, 2, device="meta"), X)),
         ("[compile] model must be", lambda: satchel.compile(nn.Linear)),
         ("[compile] options must be a dict", lambda: satchel.compile(nn.Linear(2, 2), options="a")),
-        ("[compile] budget must be left to packing()", lambda: satchel.compile(nn.Linear(2, 2), budget="4GiB")),
+        ("[compile] budget must be bytes", lambda: satchel.compile(nn.Linear(2, 2), budget="4 bananas")),
+        ("[compile] refresh must be left to packing()", lambda: satchel.compile(nn.Linear(2, 2), refresh=8)),
         ("[report] path must be a file's name", lambda: satchel.report(satchel.Meter(), None)),
         ("[report] title must be text", lambda: satchel.report(satchel.Meter(), "page.html", title=None)),
     ],
@@ -417,6 +495,56 @@ def test_of_nested_contexts_the_innermost_packs(outer, inner):
     assert (first.weight.grad is None) is (third.weight.grad is None) is False
     exact = torch.autograd.grad(third(second(first(x))).sum(), second.weight)[0]
     assert torch.equal(second.weight.grad, exact) == (inner == "32/32/32")
+
+
+def test_a_part_that_is_called_by_itself_is_told():
+    """As a LightningModule's training_step calls self.net: the module's own forward does not run, and nothing is packed."""
+    model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(64, 64), nn.GELU())})
+    p = satchel.attach(model, meter=True)
+    with torch.no_grad():
+        model["net"](X)
+    with pytest.warns(RuntimeWarning, match=r"\[attach\] packs in forward of the attached model, got a call of its part 'net' outside it; attach that part"):
+        model["net"](X).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model["net"](X)  # once is enough
+    assert not p.meter.lines
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_call_parts_in_backward(reentrant):
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.GELU())
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.second, self.first(x), use_reentrant=reentrant)
+
+    model = Blocks()
+    satchel.attach(model, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(X).sum().backward()
+
+
+def test_numpy_is_not_needed(tmp_path):
+    """pip install satchel brings torch, and torch does not bring NumPy."""
+    program = """
+import sys, warnings
+sys.modules["numpy"] = None
+warnings.simplefilter("ignore")
+import torch, satchel
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+x = torch.randn(128, 64)
+with satchel.packing(meter=True) as p:
+    model(x).sum().backward()
+satchel.report(p, sys.argv[1])
+satchel.doctor(model, x, loss=lambda x: model(x).square().mean())
+satchel.convert(model)(x).sum().backward()
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "page.html")], cwd=tmp_path, check=True)
 
 
 def test_patterns_that_match_nothing():

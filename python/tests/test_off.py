@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -62,8 +61,7 @@ assert before == after
 
 
 def test_import_changes_nothing():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(pathlib.Path(satchel.__file__).parents[1]), os.environ.get("PYTHONPATH")]))}
-    subprocess.run([sys.executable, "-c", CHECK], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", CHECK], check=True)
 
 
 def test_nothing_is_installed_outside_a_context():
@@ -101,17 +99,17 @@ def test_a_thousand_steps_leave_nothing(way):
     packing = satchel.attach(model, meter=True) if way == "attach" else satchel.packing(meter=way == "packing", min_bytes=0)
     counts = {}
     with packing if way == "one packing" else contextlib.nullcontext():
-        for step in range(1001):
+        for step in range(1101):
             with packing if way == "packing" else contextlib.nullcontext():
                 loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             del loss
-            if step in (200, 1000):
+            if step in (500, 1100):  # by 500 the allocators have settled: before, memory in parts grows by up to 4 MiB once
                 counts[step] = alive(), resident()
-    assert counts[1000][0] <= counts[200][0], counts
-    assert counts[1000][1] <= counts[200][1] + (2 << 20), counts  # one saved tensor of 32 KiB a step would be 26 MiB
+    assert counts[1100][0] <= counts[500][0], counts
+    assert counts[1100][1] <= counts[500][1] + (2 << 20), counts  # one saved tensor of 32 KiB a step would be 19 MiB
 
 
 def test_a_scaler_sees_an_overflow():

@@ -296,8 +296,9 @@ def test_slopes_without_an_inverse_stay_exact():
         F.elu(x * 2, alpha=0.5)
         F.celu(x * 2, alpha=-0.5)
         torch.pow(x * 2, 4)
+        F.softplus(x * 2, beta=3, threshold=2)  # 0.88 at the threshold, and 1 beyond
         F.binary_cross_entropy_with_logits(x * 2, torch.sigmoid(x))  # the target's gradient is linear in x itself
-    for node in ("EluBackward0", "CeluBackward0", "PowBackward0", "BinaryCrossEntropyWithLogitsBackward0"):
+    for node in ("EluBackward0", "CeluBackward0", "PowBackward0", "SoftplusBackward0", "BinaryCrossEntropyWithLogitsBackward0"):
         assert kept(p.meter)[node + ".self"] == "exact: this case", node
 
 
@@ -649,7 +650,7 @@ def test_layouts_are_forgotten():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("f", [F.hardswish, F.elu, F.celu, F.selu, F.softplus, torch.sigmoid, torch.tanh, lambda x: F.softplus(x, 3, 5), lambda x: F.elu(x, 2)])
+@pytest.mark.parametrize("f", [F.hardswish, F.elu, F.celu, F.selu, F.softplus, torch.sigmoid, torch.tanh, lambda x: F.softplus(x, 3, 17), lambda x: F.elu(x, 2)])
 def test_slopes_are_float32_whatever_the_type(f, dtype):
     """Torch's own gradient of 1, not rounded to the type; and the value that is given back has the slope."""
     x = (3 * torch.randn(64, 64)).to(dtype).requires_grad_()
