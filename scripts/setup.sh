@@ -7,6 +7,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export JOBS=${JOBS:-$(nproc)}  # compilers and tests at once
 
+# Some virtual machines list AMX and hide its palette, which is CPUID's leaf 29: torch's bf16 products on the CPU then die of an illegal
+# instruction. oneDNN is told to do without, as tools/amx.h does for the command.
+if grep -qsw amx_tile /proc/cpuinfo && [[ "$(awk '/^cpuid level/ {print $4; exit}' /proc/cpuinfo)" -lt 29 ]]; then
+  export ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-AVX512_CORE_FP16}
+fi
+
 die() { echo "satchel: $*" >&2; exit 1; }
 say() { echo "satchel: $*" >&2; }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "satchel/core/suggest.h"
+#include "tools/amx.h"
 #include "tools/analyse.h"
 #include "tools/arguments.h"
 #include "tools/bench_batch.h"
@@ -223,6 +224,7 @@ int usage(const CLI::App& app, const CLI::ParseError& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  satchel::tool::avoid_broken_amx();
   CLI::App app("Packs what training saves for backward into one or two bits a value, and unpacks it on the way back.", "satchel");
   CodecOptions codec;
   BenchOptions bench;
