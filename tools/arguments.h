@@ -23,6 +23,12 @@ CLI::Validator device_name(const std::string& more = "");
 constexpr const char* kThreadsHelp =
     "CPU threads (default: torch's choice, one a core; fewer where other programs keep cores busy: a step waits for its slowest thread)";
 
+/// The last layer of graph models: what --help says of it.
+constexpr const char* kLastLayerHelp =
+    "Whose outputs the last layer of a training step computes: all nodes', those of training nodes alone (faster, but their edges are "
+    "stored "
+    "once more), or auto: training where that takes less memory";
+
 /// Of image models.
 constexpr const char* kWidthDefault = "the model's own";
 

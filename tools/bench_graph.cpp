@@ -39,6 +39,7 @@ TrainOptions options_of(const BenchGraphCommand& c) {
   o.amp = from_name<Amp>(c.amp, "bench");
   o.cuda_graph = c.cuda_graph;
   o.cache_aggregate = !c.no_cache;
+  o.last_layer = from_name<LastLayer>(c.last_layer, "bench");
   if (!c.cache.empty()) o.cache_bytes = parse_bytes(c.cache, "bench");
   return o;
 }
@@ -79,6 +80,7 @@ void print_about(const BenchGraphCommand& c, const Setting& s) {
   std::string kinds;
   if (c.tf32) kinds += ", products in TF32";
   if (!s.types.empty()) kinds += ", activations in " + s.types;
+  if (c.last_layer != "auto") kinds += ", the last layer for " + c.last_layer + " nodes";
   if (c.no_cache) kinds += ", A·X in every step";
   if (!c.cache.empty()) kinds += ", at most " + c.cache + " of A·X kept";
   if (wants_cuda_graph(options_of(c)))
@@ -108,6 +110,7 @@ ordered_json result_json(const BenchResult& r, const BenchResult* base) {
   put("loss_bytes", r.cost.loss_bytes);
   put("peak_bytes", r.peak_bytes());
   put("cached_bytes", r.cached_bytes);
+  put("last_layer_bytes", r.last_layer_bytes);
   put("steps", r.seconds.size());
   return j;
 }
@@ -129,6 +132,7 @@ ordered_json results_json(const std::vector<BenchResult>& results, const BenchGr
           {"amp", c.amp},
           {"cuda_graph", wants_cuda_graph(options_of(c))},
           {"cache", !c.no_cache},
+          {"last_layer", c.last_layer},
           {"cache_limit", c.cache.empty() ? ordered_json(nullptr) : ordered_json(c.cache)},
           {"cap", s.cap > 0 ? ordered_json(s.cap) : ordered_json(nullptr)},
           {"gradient_error", s.gradient_error},
@@ -181,6 +185,7 @@ void add_run_options(CLI::App& graph, BenchGraphCommand& c) {
       ->capture_default_str();
   add_choice(graph, "--cuda-graph,!--no-cuda-graph", c.cuda_graph,
              "Replay the methods' steps from a CUDA graph; torch's run eagerly (default: with cuda, where they can be)");
+  graph.add_option("--last-layer", c.last_layer, kLastLayerHelp)->check(members<LastLayer>())->capture_default_str();
   graph.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once");
   graph.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
       ->transform(byte_size())

@@ -19,17 +19,18 @@ struct BenchResult {
   Amp amp = Amp::none;        // decided
   bool fits = true;           // else nothing below was measured: memory ran out
   StepCost cost;
-  int64_t cached_bytes = 0;     // A·X
-  std::vector<double> seconds;  // of a step
+  int64_t cached_bytes = 0;      // A·X
+  int64_t last_layer_bytes = 0;  // edges of training nodes
+  std::vector<double> seconds;   // of a step
 
   double median() const;
-  int64_t peak_bytes() const { return cost.peak_bytes + cached_bytes; }
+  int64_t peak_bytes() const { return cost.peak_bytes + cached_bytes + last_layer_bytes; }
 };
 
 /// One graph, one shape of model. Dense features only.
 class GraphBench {
  public:
-  /// Options: shape, device, amp, cuda_graph, cache_aggregate. The data stay on the host until an entry needs them.
+  /// Options: shape, device, amp, cuda_graph, cache_aggregate, last_layer. The data stay on the host until an entry needs them.
   GraphBench(const GraphData& data, const TrainOptions& options);
 
   int64_t entries() const { return host_.a.matrix.entries(); }

@@ -42,8 +42,8 @@ constexpr const char* kTrainNotes =
     "replayed, with the same results bit for bit: what a step allocates stays reserved for the graph, and evaluations allocate\n"
     "beside it. Where steps cannot be captured, or less than twice a step's memory is free, they run one by one, and a line says\n"
     "why; --cuda-graph makes that an error, --no-cuda-graph captures none. A resumed run may change this, but not --tf32,\n"
-    "--amp, --cache or --no-cache; --amp auto then is the checkpoint's type. Equal seeds give equal results for equal\n"
-    "options: what is cached changes how sums round.\n"
+    "--amp, --cache, --no-cache or --last-layer; --amp auto then is the checkpoint's type. Equal seeds give equal results for equal\n"
+    "options: what is cached changes how sums round, and so does --last-layer.\n"
     "--threads: torch takes a thread a core. On a machine that other programs keep busy a step waits for the thread that got the\n"
     "least of the CPU: give it as many threads as there are idle cores. Results depend on the number of threads.\n"
     "--amp auto, graphs: fp16 with --tf32 for methods that pack (less than 32 bits), where a norm follows every hidden layer and\n"
@@ -62,6 +62,7 @@ TrainOptions options_of(const TrainCommand& c, const Method& method, uint64_t se
   o.optimizer = from_name<Optimizer>(c.optimizer, "train");
   o.amp = from_name<Amp>(c.amp, "train");
   o.cache_aggregate = !c.no_cache;
+  o.last_layer = from_name<LastLayer>(c.last_layer, "train");
   o.checkpoint_every = checkpoint_minutes(c);
   if (!c.cache.empty()) o.cache_bytes = parse_bytes(c.cache, "train");
   o.method = method;
@@ -92,6 +93,7 @@ ordered_json run_json(const RunResult& r, const TrainOptions& o, Task task) {
             {"train", r.train},
             {"epoch_seconds", r.step_seconds},
             {"cached_bytes", r.cached_bytes},
+            {"last_layer_bytes", r.last_layer_bytes},
             {"best_epoch", r.best_epoch},
             {"layers", o.shape.layers},
             {"hidden", o.shape.hidden},
@@ -138,6 +140,7 @@ void add_run_options(CLI::App& train, TrainCommand& c) {
                  "depends on it");
   train.add_flag("--overwrite", c.overwrite, "Replace the file that --checkpoint names, where there is one")->excludes("--resume");
   train.add_option("--threads", c.threads, kThreadsHelp)->transform(whole_number(1, 4096));
+  train.add_option("--last-layer", c.last_layer, kLastLayerHelp)->check(members<LastLayer>())->capture_default_str()->group(kGraphGroup);
   train.add_flag("--no-cache", c.no_cache, "Compute A·X of the first layer in every step instead of once")->group(kGraphGroup);
   train.add_option("--cache", c.cache, "Keep at most so much of A·X, as 40MB or 0.5GiB; the rest is computed in every step (default: all)")
       ->transform(byte_size())

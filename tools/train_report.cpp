@@ -185,6 +185,10 @@ void print_runs(const std::vector<RunResult>& runs, const std::string& metric, c
     const int64_t cached = std::llround(g.mean(&RunResult::cached_bytes));
     if (cached > 0)
       fmt::print("{}: peak includes {} of A·X, computed once for all steps (--no-cache does without)\n", g.method, bytes_text(cached));
+    const int64_t edges = std::llround(g.mean(&RunResult::last_layer_bytes));
+    if (edges > 0)
+      fmt::print("{}: peak includes {} of edges, for a last layer of training nodes alone (--last-layer all does without)\n", g.method,
+                 bytes_text(edges));
   }
   if (seeds_of(groups) > 1)
     fmt::print("±: standard deviation over seeds{}\n", base != nullptr ? "; of - fp32: standard error over pairs of a seed" : "");

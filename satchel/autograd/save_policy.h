@@ -18,6 +18,8 @@ struct SavePolicy {
   Method method = default_method();
   std::string name = {};
   std::shared_ptr<BitAllocator> allocator = {};  // methods with bits per sample: who allocates them; none: by the step's own ranges
+  /// Graph layers: a norm of the batch's own statistics reads the output, so that a bias cancels out and its gradient is 0.
+  bool norm_follows = false;
 };
 using Saving [[deprecated("it is called SavePolicy")]] = SavePolicy;
 

@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/index_select.h>
 
 #include <cmath>
 #include <map>
@@ -140,7 +141,7 @@ Csr to_device(const Csr& a, at::Device device) { return Mover(device)(a); }
 
 Adjacency to_device(const Adjacency& a, at::Device device) {
   Mover move(device);
-  return {move(a.matrix), move(a.transpose)};
+  return {move(a.matrix), move(a.transpose), a.targets.defined() ? a.targets.to(device) : a.targets};
 }
 
 Adjacency adjacency(const Csr& a) {
@@ -161,9 +162,25 @@ Adjacency gcn_adjacency(const Csr& a) {
   return to_device(paired(std::move(m)), a.device());
 }
 
+Adjacency rows_for(const Adjacency& a, const at::Tensor& nodes) {
+  if (a.targets.defined()) fail("csr", "rows must be chosen of an adjacency that has all", "one that has some");
+  const at::Tensor chosen = distinct_indices(nodes, a.matrix.rows, "nodes");
+  const Csr all = to_device(a.matrix, at::kCPU);
+  const Entries in(all);
+  const int64_t* node = chosen.const_data_ptr<int64_t>();
+  Csr some = by_rows(chosen.numel(), all.columns, in.value != nullptr, [&](int64_t i, const auto& put) {
+    for (int64_t e = in.start[node[i]]; e < in.start[node[i] + 1]; ++e) put(in.column[e], in.at(e));
+  });
+  if (all.row_scale.defined()) some.row_scale = all.row_scale.index_select(0, chosen);
+  some.column_scale = all.column_scale;
+  some = finished(std::move(some));
+  Csr transpose = finished(flipped(some));
+  return to_device({std::move(some), std::move(transpose), chosen}, a.matrix.device());
+}
+
 int64_t bytes_of(const Adjacency& a) {
   std::set<const void*> seen;
-  int64_t bytes = 0;
+  int64_t bytes = a.targets.defined() ? static_cast<int64_t>(a.targets.nbytes()) : 0;
   for (const Csr* m : {&a.matrix, &a.transpose}) {
     for (const at::Tensor* t :
          {&m->start, &m->column, &m->value, &m->row_scale, &m->column_scale, &m->long_row, &m->long_start, &m->group_row}) {

@@ -106,6 +106,18 @@ void check_array(const at::Tensor& t, const char* name, at::ScalarType type, int
 
 namespace csr_parts {
 
+at::Tensor distinct_indices(const at::Tensor& given, int64_t size, const char* name) {
+  at::Tensor index = indices_of(given, name);
+  const int64_t* at = index.const_data_ptr<int64_t>();
+  check_range(at, index.numel(), size, name);
+  std::vector<bool> seen(static_cast<size_t>(size));
+  for (int64_t i = 0; i < index.numel(); ++i) {
+    if (seen[static_cast<size_t>(at[i])]) fail(kOp, std::string(name) + " must be named once", placed(at[i], i));
+    seen[static_cast<size_t>(at[i])] = true;
+  }
+  return index;
+}
+
 Csr checked(const Csr& a) {
   check_size(a.rows, "rows");
   check_size(a.columns, "columns");

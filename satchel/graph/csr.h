@@ -54,7 +54,9 @@ Csr to_device(const Csr& a, at::Device device);
 /// The fixed matrix A of a graph layer and its transpose, made once. A symmetric structure is stored once for both.
 struct Adjacency {
   Csr matrix, transpose;
-  int64_t nodes() const { return matrix.rows; }
+  at::Tensor targets = {};                          // int64: the nodes whose rows A has; undefined: all
+  int64_t nodes() const { return matrix.columns; }  // whose x a layer reads
+  int64_t outputs() const { return matrix.rows; }   // that it gives
 };
 /// Any matrix as it is.
 Adjacency adjacency(const Csr& a);
@@ -62,6 +64,9 @@ Adjacency adjacency(const Csr& a);
 Adjacency mean_adjacency(const Csr& a);
 /// Kipf and Welling's D^−½·(A + I)·D^−½.
 Adjacency gcn_adjacency(const Csr& a);
+/// The rows of these nodes alone (int32 or int64, each once, in any order), for a layer that reads every node's x and gives the outputs of
+/// these. A row's sum is the same to the bit.
+Adjacency rows_for(const Adjacency& a, const at::Tensor& nodes);
 Adjacency to_device(const Adjacency& a, at::Device device);
 
 /// Bytes it holds in memory; shared arrays once.

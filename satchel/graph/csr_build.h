@@ -105,6 +105,8 @@ Csr by_rows(int64_t rows, int64_t columns, bool valued, const Emit& emit) {
   return out;
 }
 
+/// Indices of 0 to size − 1, none of them twice, as int64 on the CPU; throws `[csr] rule, got value`.
+at::Tensor distinct_indices(const at::Tensor& given, int64_t size, const char* name);
 /// `a` on the CPU; throws `[csr] rule, got value` unless every array and index fits.
 Csr checked(const Csr& a);
 /// Throws unless as many rows as columns.

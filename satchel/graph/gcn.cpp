@@ -28,6 +28,7 @@ class GcnNode : public SavingNode {
   Csr matrix;               // of the data set's layer
   InputSave x, aggregated;  // aggregated: A·X of the data set, of which some rows may be kept
   SavedVariable weight;
+  bool norm_follows = false;
 
   std::vector<SavedTensor> lines() const override {
     std::vector<SavedTensor> kept;
@@ -39,7 +40,7 @@ class GcnNode : public SavingNode {
   variable_list back(at::Tensor gradient) override {
     const at::Tensor g = gradient.contiguous();
     variable_list gradients(3);
-    if (needs(2)) gradients[2] = column_sums(g);
+    if (needs(2)) gradients[2] = bias_gradient(g, norm_follows);
     if (aggregated.defined()) {
       if (needs(1)) gradients[1] = aggregated_product(g, aggregated.tensor(), x.tensor(), matrix);
       return gradients;
@@ -66,14 +67,14 @@ class GcnNode : public SavingNode {
   /// A stretch of rows at a time, so that Aᵀ·g never stands beside x's gradient: false where x cannot be had by rows.
   bool by_rows(const at::Tensor& g, const at::Tensor& w, variable_list& gradients) const {
     if (!x.has_rows() || g.size(0) == 0) return false;
-    const int64_t in = x.columns();
+    const int64_t in = x.columns(), nodes = transpose.rows;
     ProductRows product(transpose, g, needs(0) ? in : 0);
-    const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{w}, at::Tensor(), g.size(0)) : std::nullopt;
+    const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{w}, at::Tensor(), nodes) : std::nullopt;
     const auto write = [&](int64_t, int64_t, const at::Tensor& ag, at::Tensor& dx) { weights->write(dx, {ag}); };
     if (g.is_cuda()) {
-      if (const std::vector<at::Tensor> products = x.products_from_codes({product.read(0, g.size(0))}); !products.empty()) {
+      if (const std::vector<at::Tensor> products = x.products_from_codes({product.read(0, nodes)}); !products.empty()) {
         gradients[1] = products.front();
-        if (needs(0)) product.write(0, g.size(0), write);
+        if (needs(0)) product.write(0, nodes, write);
         gradients[0] = product.result();
         return true;
       }
@@ -92,8 +93,8 @@ class GcnNode : public SavingNode {
 at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& given_bias) {
   const at::Tensor w = weight.detach().to(x.scalar_type());
   const at::Tensor bias = given_bias.defined() ? given_bias.detach().to(x.scalar_type()) : given_bias;
-  if (w.size(0) >= w.size(1)) {
-    const RowProduct weights({w.t()}, bias, x.size(0));
+  if (aggregates_first(a, w.size(1), w.size(0))) {
+    const RowProduct weights({w.t()}, bias, a.outputs());
     ProductRows product(a.matrix, x, w.size(0));
     product.write_all([&](int64_t, int64_t, const at::Tensor& ax, at::Tensor& to) { weights.write(to, {ax}); });
     return product.result();
@@ -113,6 +114,7 @@ at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight
   if (!needs_grad(x, weight, bias)) return combine(rows, a, weight, bias);
   const auto node = make_node<GcnNode>(saving.name, x, weight, bias);
   node->transpose = a.transpose;
+  node->norm_follows = saving.norm_follows;
   if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
   if (weight.requires_grad()) node->x = InputSave(x, saving);
   return attach(combine(rows, a, weight, bias), node);
@@ -126,8 +128,8 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   const auto forward = [&] {
     if (!aggregated) return combine(input.x.contiguous(), a, weight, bias);
     const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.detach().to(input.x.scalar_type()) : t; };
-    const RowProduct weights({as_x(weight).t()}, as_x(bias), a.nodes());
-    const at::Tensor out = at::empty({a.nodes(), weight.size(0)}, input.x.options());
+    const RowProduct weights({as_x(weight).t()}, as_x(bias), a.outputs());
+    const at::Tensor out = at::empty({a.outputs(), weight.size(0)}, input.x.options());
     for_aggregated(input.aggregated, input.x.contiguous(), a.matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
       at::Tensor to = out.narrow(0, first, last - first);
       weights.write(to, {rows});
@@ -137,6 +139,7 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   if (!needs_grad(weight, bias)) return forward();
   const auto node = make_node<GcnNode>(saving.name, at::Tensor(), weight, bias);
   node->transpose = a.transpose;
+  node->norm_follows = saving.norm_follows;
   node->x = InputSave::reference(input.x);
   node->matrix = a.matrix;
   if (aggregated) node->aggregated = InputSave::reference(input.aggregated);
@@ -155,9 +158,11 @@ void GcnConvImpl::reset_parameters() {
   if (bias_.defined()) torch::nn::init::zeros_(bias_);
 }
 
-at::Tensor GcnConvImpl::forward(const at::Tensor& x, const Adjacency& a) { return gcn(x, a, lin_->weight, bias_, options.saving); }
+at::Tensor GcnConvImpl::forward(const at::Tensor& x, const Adjacency& a) {
+  return gcn(x, a, lin_->weight, bias_, policy_now(options.saving));
+}
 at::Tensor GcnConvImpl::forward_data(const GraphInput& input, const Adjacency& a) {
-  return gcn(input, a, lin_->weight, bias_, options.saving);
+  return gcn(input, a, lin_->weight, bias_, policy_now(options.saving));
 }
 
 at::Tensor GcnConvImpl::torch_forward(const at::Tensor& x, const TorchFunctions& torch) const {

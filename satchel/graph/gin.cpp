@@ -26,6 +26,7 @@ namespace {
 class GinConvImpl : public GraphConvImpl {
  public:
   explicit GinConvImpl(const GraphConvOptions& given) : options_(given) {
+    options_.saving.norm_follows = false;  // its first product's bias goes through a ReLU
     const auto& [in, out, bias, saving] = options_;
     if (in < 1 || out < 1) fail("gin", "in and out must be at least 1", std::min(in, out));
     first_ = torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));

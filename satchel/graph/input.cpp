@@ -45,12 +45,12 @@ at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight) {
   return spmm(input.sparse, weight.t().contiguous());
 }
 
-GraphInput with_aggregated(GraphInput input, const Adjacency& a) { return with_aggregated(std::move(input), a, a.nodes()); }
+GraphInput with_aggregated(GraphInput input, const Adjacency& a) { return with_aggregated(std::move(input), a, a.outputs()); }
 
 GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows) {
   constexpr const char* op = "with_aggregated";
   if (input.is_sparse()) fail(op, "features must be dense", "sparse ones");
-  if (rows < 1 || rows > a.nodes()) fail(op, "rows must be 1 to " + std::to_string(a.nodes()), rows);
+  if (rows < 1 || rows > a.outputs()) fail(op, "rows must be 1 to " + std::to_string(a.outputs()), rows);
   const at::Tensor x = input.x.contiguous();
   input.aggregated = at::empty({rows, x.size(1)}, x.options());
   multiply_rows(a.matrix, x, 0, rows, input.aggregated);

@@ -38,6 +38,13 @@ class GraphConvImpl : public torch::nn::Module {
   virtual at::Tensor forward_data(const GraphInput& input, const Adjacency& a) = 0;
   /// The same values from torch's own functions alone: what benchmarks and tests compare with.
   virtual at::Tensor torch_forward(const at::Tensor& x, const TorchFunctions& torch) const = 0;
+
+ protected:
+  /// As the layer was told, but for the norm that follows: in evaluation it takes no statistics of the batch, and a bias counts.
+  SavePolicy policy_now(SavePolicy saving) const {
+    saving.norm_follows = saving.norm_follows && is_training();
+    return saving;
+  }
 };
 
 /// The half of a layer that needs torch; its file defines it for its struct in core/layer_table.h.

@@ -5,10 +5,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <string>
 
+#include "satchel/autograd/node.h"
 #include "satchel/autograd/shared.h"
 #include "satchel/core/error.h"
 #include "satchel/kernels/cpu/cpu.h"
@@ -300,6 +302,16 @@ void check_bias(const at::Tensor& weight, const at::Tensor& bias, const char* op
 
 }  // namespace
 
+at::Tensor bias_gradient(const at::Tensor& g, bool norm_follows) {
+  return norm_follows ? at::zeros({g.size(1)}, g.options().dtype(at::kFloat)) : column_sums(g);
+}
+
+bool aggregates_first(const Adjacency& a, int64_t in, int64_t out) {
+  if (!a.targets.defined()) return out >= in;
+  const int64_t entries = a.matrix.entries();
+  return entries * in + a.outputs() * (in + out) <= a.nodes() * (in + out) + entries * out;
+}
+
 void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op) {
   check_matrix(weight, -1, -1, a, "weight", op);
   check_matrix(x, a.nodes(), weight.size(1), a, "x", op, true);
@@ -321,8 +333,8 @@ void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& 
     check_layer(input.x, a, weight, bias, op);
     if (input.aggregated.defined()) {
       check_matrix(input.aggregated, -1, input.x.size(1), a, "aggregated x", op, true);
-      if (input.aggregated.size(0) < 1 || input.aggregated.size(0) > a.nodes())
-        fail(op, "aggregated features must be of 1 to " + std::to_string(a.nodes()) + " nodes", input.aggregated.size(0));
+      if (input.aggregated.size(0) < 1 || input.aggregated.size(0) > a.outputs())
+        fail(op, "aggregated features must be of 1 to " + std::to_string(a.outputs()) + " nodes", input.aggregated.size(0));
       if (input.aggregated.scalar_type() != input.x.scalar_type())
         fail(op, "aggregated features must have the features' type", c10::toString(input.aggregated.scalar_type()));
     }

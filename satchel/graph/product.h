@@ -16,6 +16,13 @@ namespace satchel {
 void check_layer(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op);
 void check_layer(const GraphInput& input, const Adjacency& a, const at::Tensor& weight, const at::Tensor& bias, const char* op);
 
+/// Which of A·(x·W) and (A·x)·W moves fewer values? The narrower side where every node has a row, and where some have, what their rows and
+/// entries make of it.
+bool aggregates_first(const Adjacency& a, int64_t in, int64_t out);
+
+/// Σ over g's rows; 0 where a norm of the batch's own statistics follows (SavePolicy): it takes off what a bias adds to all rows alike.
+at::Tensor bias_gradient(const at::Tensor& g, bool norm_follows);
+
 /// A·x as what comes next reads it: a stretch of rows at a time, never whole beside its result. The CPU computes a stretch when it is asked
 /// for, while it is in the cache. On CUDA a product by parts takes twice the time of the whole (docs/results.md), so the whole is made
 /// first, in memory that the result then writes over, a stretch behind the reader:

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -26,9 +27,11 @@ class SageNode : public SavingNode {
  public:
   explicit SageNode(const std::string& layer) : SavingNode("sage", layer) {}
   Csr transpose;
+  at::Tensor targets;       // the nodes whose gradients come; undefined: all
   Csr matrix;               // of the data set's layer
   InputSave x, aggregated;  // aggregated: only where a method keeps it, or the data set's own, of which some rows may be kept
   SavedVariable neighbour, self;
+  bool norm_follows = false;
 
   std::vector<SavedTensor> lines() const override {
     std::vector<SavedTensor> kept;
@@ -41,14 +44,15 @@ class SageNode : public SavingNode {
   variable_list back(at::Tensor gradient) override {
     const at::Tensor g = gradient.contiguous();
     variable_list gradients(4);
-    if (needs(3)) gradients[3] = column_sums(g);
-    if (!aggregated.defined() && by_rows(g, gradients)) return gradients;
+    if (needs(3)) gradients[3] = bias_gradient(g, norm_follows);
+    const at::Tensor own = needs(0) || needs(2) ? at_nodes(g) : g;
+    if (!aggregated.defined() && by_rows(g, own, gradients)) return gradients;
     const bool from_x = needs(1) && !aggregated.defined();  // (A·x)ᵀ·g = xᵀ·(Aᵀ·g)
     at::Tensor ag;
     if (from_x || (needs(0) && !input_is_narrower())) ag = multiply(transpose, g);
     if (needs(1) && aggregated.defined()) gradients[1] = from_aggregated(g);
-    add_products(from_x, ag, g, gradients);
-    if (needs(0)) gradients[0] = input_gradient(ag, g);
+    add_products(from_x, ag, own, gradients);
+    if (needs(0)) gradients[0] = input_gradient(ag, g, own);
     return gradients;
   }
 
@@ -60,25 +64,32 @@ class SageNode : public SavingNode {
   }
 
  private:
-  /// All of it a stretch of rows at a time, so that Aᵀ·g never stands beside x's gradient: false where x cannot be had by rows.
-  bool by_rows(const at::Tensor& g, variable_list& gradients) const {
+  /// A row a node, as x has them: 0 for those that were given no output.
+  at::Tensor at_nodes(const at::Tensor& g) const {
+    if (!targets.defined()) return g;
+    return at::zeros({transpose.rows, g.size(1)}, g.options()).index_copy_(0, targets, g);
+  }
+
+  /// All of it a stretch of rows at a time, so that Aᵀ·g never stands beside x's gradient: false where x cannot be had by rows. `own`: g
+  /// at its nodes.
+  bool by_rows(const at::Tensor& g, const at::Tensor& own, variable_list& gradients) const {
     if (!x.has_rows() || g.size(0) == 0 || (!needs(0) && !needs(1))) return false;
-    const int64_t out = g.size(1), in = x.columns();
+    const int64_t out = g.size(1), in = x.columns(), nodes = transpose.rows;
     const at::Tensor wl = needs(0) ? neighbour.unpack().to(g.scalar_type()) : at::Tensor();
     const at::Tensor wr = needs(0) ? self.unpack().to(g.scalar_type()) : at::Tensor();
     ProductRows product(transpose, g, needs(0) ? in : 0);
-    const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{wl, wr}, at::Tensor(), g.size(0)) : std::nullopt;
+    const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{wl, wr}, at::Tensor(), nodes) : std::nullopt;
     const auto write = [&](int64_t first, int64_t last, const at::Tensor& ag, at::Tensor& dx) {
-      weights->write(dx, {ag, g.narrow(0, first, last - first)});
+      weights->write(dx, {ag, own.narrow(0, first, last - first)});
     };
     if (g.is_cuda()) {
       std::vector<at::Tensor> gs;
-      if (needs(1)) gs.push_back(product.read(0, g.size(0)));
-      if (needs(2)) gs.push_back(g);
+      if (needs(1)) gs.push_back(product.read(0, nodes));
+      if (needs(2)) gs.push_back(own);
       if (const std::vector<at::Tensor> products = x.products_from_codes(gs); !products.empty()) {
         if (needs(1)) gradients[1] = products.front();
         if (needs(2)) gradients[2] = products.back();
-        if (needs(0)) product.write(0, g.size(0), write);
+        if (needs(0)) product.write(0, nodes, write);
         gradients[0] = product.result();
         return true;
       }
@@ -89,7 +100,7 @@ class SageNode : public SavingNode {
     x.for_rows(g.scalar_type(), [&](int64_t first, int64_t last, const at::Tensor& rows) {
       const at::Tensor ag = product.read(first, last);
       if (needs(1)) add_product_(gradients[1], ag.t(), rows);
-      if (needs(2)) add_product_(gradients[2], g.narrow(0, first, last - first).t(), rows);
+      if (needs(2)) add_product_(gradients[2], own.narrow(0, first, last - first).t(), rows);
       if (needs(0)) product.write(first, last, write);
     });
     gradients[0] = product.result();
@@ -104,10 +115,10 @@ class SageNode : public SavingNode {
 
   bool input_is_narrower() const { return neighbour.unpack().size(1) < neighbour.unpack().size(0); }
 
-  void add_products(bool from_x, const at::Tensor& ag, const at::Tensor& g, variable_list& gradients) const {
+  void add_products(bool from_x, const at::Tensor& ag, const at::Tensor& own, variable_list& gradients) const {
     std::vector<at::Tensor> gs;
     if (from_x) gs.push_back(ag);
-    if (needs(2)) gs.push_back(g);
+    if (needs(2)) gs.push_back(own);
     if (gs.empty()) return;
     const std::vector<at::Tensor> products = x.transposed_products(gs);
     if (from_x) gradients[1] = products.front().t();
@@ -115,30 +126,37 @@ class SageNode : public SavingNode {
   }
 
   /// Aᵀ·g·Wl + g·Wr; `ag` is undefined where aggregating after the product is narrower and nothing else needed it.
-  at::Tensor input_gradient(const at::Tensor& ag, const at::Tensor& g) const {
+  at::Tensor input_gradient(const at::Tensor& ag, const at::Tensor& g, const at::Tensor& own) const {
     const at::Tensor wl = neighbour.unpack().to(g.scalar_type()), wr = self.unpack().to(g.scalar_type());
-    if (ag.defined()) return RowProduct({wl, wr}, {}, g.size(0))({ag, g});
-    return multiply(transpose, RowProduct({wl}, {}, g.size(0))({g})).addmm_(g, wr);
+    if (ag.defined()) return RowProduct({wl, wr}, {}, own.size(0))({ag, own});
+    return multiply(transpose, RowProduct({wl}, {}, g.size(0))({g})).addmm_(own, wr);
   }
 };
+
+/// Rows of x of the nodes whose outputs [first, last) are.
+at::Tensor target_rows(const at::Tensor& x, const Adjacency& a, int64_t first, int64_t last) {
+  if (!a.targets.defined()) return x.narrow(0, first, last - first);
+  return at::index_select(x, 0, a.targets.narrow(0, first, last - first));
+}
+at::Tensor target_rows(const at::Tensor& x, const Adjacency& a) { return a.targets.defined() ? at::index_select(x, 0, a.targets) : x; }
 
 /// bias + x·Wrᵀ + A·x·Wlᵀ without gradients, on the narrower side; or through `aggregated`. In x's type.
 at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adjacency& a, const SageWeights& w) {
   const auto as_x = [&](const at::Tensor& t) { return t.detach().to(x.scalar_type()); };
   const at::Tensor bias = w.bias.defined() ? as_x(w.bias) : w.bias;
   const int64_t out = w.self.size(0), in = w.self.size(1);
-  if (out < in && !aggregated.defined()) {
+  if (!aggregated.defined() && !aggregates_first(a, in, out)) {
     const at::Tensor weights = as_x(at::cat({w.neighbour.detach(), w.self.detach()})).t();
     const at::Tensor biases = bias.defined() ? at::cat({at::zeros_like(bias), bias}) : bias;
     const at::Tensor both = RowProduct({weights}, biases, x.size(0))({x});
-    return multiply_plus(a.matrix, both.narrow(1, 0, out), both.narrow(1, out, out));
+    return multiply_plus(a.matrix, both.narrow(1, 0, out), target_rows(both.narrow(1, out, out), a));
   }
-  const RowProduct weights({as_x(w.self).t(), as_x(w.neighbour).t()}, bias, x.size(0));
+  const RowProduct weights({as_x(w.self).t(), as_x(w.neighbour).t()}, bias, a.outputs());
   const auto write = [&](int64_t first, int64_t last, const at::Tensor& ax, at::Tensor& to) {
-    weights.write(to, {x.narrow(0, first, last - first), ax});
+    weights.write(to, {target_rows(x, a, first, last), ax});
   };
   if (aggregated.defined()) {
-    const at::Tensor sum = at::empty({x.size(0), out}, x.options());
+    const at::Tensor sum = at::empty({a.outputs(), out}, x.options());
     for_aggregated(aggregated, x, a.matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
       at::Tensor to = sum.narrow(0, first, last - first);
       write(first, last, rows, to);
@@ -158,6 +176,8 @@ void check_weights(const SageWeights& w, const char* op) {
 std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
   auto node = make_node<SageNode>(saving.name, x, w.neighbour, w.self, w.bias);
   node->transpose = a.transpose;
+  node->targets = a.targets;
+  node->norm_follows = saving.norm_follows;
   node->neighbour = SavedVariable(w.neighbour, /*is_output=*/false);
   node->self = SavedVariable(w.self, /*is_output=*/false);
   return node;
@@ -171,7 +191,7 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, c
   const Method& method = saving.method;
   if (is_baseline(method)) {
     const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.to(x.scalar_type()) : t; };
-    return at::linear(spmm(a, x), as_x(w.neighbour), as_x(w.bias)) + at::linear(x, as_x(w.self));
+    return at::linear(spmm(a, x), as_x(w.neighbour), as_x(w.bias)) + at::linear(target_rows(x, a), as_x(w.self));
   }
   const at::Tensor rows = x.detach().contiguous();
   if (!needs_grad(x, w.neighbour, w.self, w.bias)) return combine(rows, {}, a, w);
@@ -188,7 +208,7 @@ at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& 
   check_weights(w, "sage");
   check_layer(input, a, w.neighbour, w.bias, "sage");
   if (input.is_sparse()) {
-    const at::Tensor own = times_transposed(input, w.self);
+    const at::Tensor own = target_rows(times_transposed(input, w.self), a);
     const at::Tensor out = own + spmm(a, times_transposed(input, w.neighbour));
     return w.bias.defined() ? out + w.bias : out;
   }
@@ -215,8 +235,10 @@ void SageConvImpl::reset_parameters() {
 
 SageWeights SageConvImpl::weights() const { return {lin_l_->weight, lin_r_->weight, lin_l_->bias}; }
 
-at::Tensor SageConvImpl::forward(const at::Tensor& x, const Adjacency& a) { return sage(x, a, weights(), options.saving); }
-at::Tensor SageConvImpl::forward_data(const GraphInput& input, const Adjacency& a) { return sage(input, a, weights(), options.saving); }
+at::Tensor SageConvImpl::forward(const at::Tensor& x, const Adjacency& a) { return sage(x, a, weights(), policy_now(options.saving)); }
+at::Tensor SageConvImpl::forward_data(const GraphInput& input, const Adjacency& a) {
+  return sage(input, a, weights(), policy_now(options.saving));
+}
 
 at::Tensor SageConvImpl::torch_forward(const at::Tensor& x, const TorchFunctions& torch) const {
   return torch.linear(torch.aggregate(x), lin_l_->weight, lin_l_->bias) + torch.linear(x, lin_r_->weight);

@@ -33,6 +33,8 @@ class GraphModelImpl : public torch::nn::Module {
   at::Tensor forward(const GraphInput& input, const Adjacency& a);
   /// The same logits in the type of activations, which the losses take as they are.
   at::Tensor logits(const GraphInput& input, const Adjacency& a);
+  /// … of the last layer's targets alone: `last` is rows_for(a, nodes), and there are two layers at least.
+  at::Tensor logits(const GraphInput& input, const Adjacency& a, const Adjacency& last);
   const GraphModelOptions& options() const { return options_; }
   const std::vector<std::shared_ptr<GraphConvImpl>>& convs() const { return convs_; }
 

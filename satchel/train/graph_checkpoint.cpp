@@ -38,6 +38,7 @@ void each_field(Options& o, const Field& field) {
   field("self_loops", o.self_loops);
   field("cache_aggregate", o.cache_aggregate);
   field("cache_bytes", o.cache_bytes);
+  field("last_layer", o.last_layer);
   field("tf32", o.tf32);
   field("amp", o.amp);
 }
@@ -57,6 +58,7 @@ TrainOptions parse_options(const std::string& json) {
     ordered_json j = ordered_json::parse(json);
     // Checkpoints of 0.1 have none of these.
     if (!j.contains("cache_bytes")) j["cache_bytes"] = 0;
+    if (!j.contains("last_layer")) j["last_layer"] = "auto";
     if (!j.contains("tf32")) j["tf32"] = false;
     if (!j.contains("amp")) j["amp"] = "none";
     TrainOptions o;

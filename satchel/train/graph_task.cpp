@@ -14,6 +14,7 @@
 #include "satchel/autograd/loss.h"
 #include "satchel/autograd/seeds.h"
 #include "satchel/core/error.h"
+#include "satchel/core/graph_layer.h"
 #include "satchel/core/noise.h"
 #include "satchel/train/memory.h"
 #include "satchel/train/metrics.h"
@@ -204,10 +205,37 @@ void add_loss_labels(GraphTask& task, bool plain) {
   }
 }
 
+bool wants_training_rows(const GraphTask& task, const TrainOptions& options) {
+  const GraphShape& shape = options.shape;
+  if (options.last_layer == LastLayer::all || is_baseline(options.method) || shape.layers < 2) return false;
+  const LayerSites sites = graph_layer(shape.conv, "train").sites(shape.hidden, shape.classes);
+  const bool keeps_input_alone = std::ranges::all_of(sites.packed, [&](const LayerSite& s) {
+    const bool is_input = s.site.role == Role::weight_input && s.part.empty();
+    return is_input || keeps_of(options.method, s.site).empty();
+  });
+  if (!keeps_input_alone || options.last_layer == LastLayer::training) return keeps_input_alone;
+  // A column in each direction, a value in one, and starts; of a graph's mean number of edges a node.
+  const double nodes = static_cast<double>(task.a.nodes()), trained = static_cast<double>(task.train.numel());
+  const double edges = trained / nodes * (12.0 * static_cast<double>(task.a.matrix.entries()) + 16.0 * nodes) + 8.0 * nodes;
+  const auto element = static_cast<double>(c10::elementSize(activation_type(options.amp)));
+  return edges < (nodes - trained) * static_cast<double>(shape.classes) * element;
+}
+
+void give_training_rows(GraphTask& task) {
+  task.last = rows_for(task.a, task.train);
+  task.train_labels = at::index_select(task.labels, 0, task.train);
+  if (task.kind == Task::single_label) task.masked = masked_labels(task.train_labels);
+}
+
+at::Tensor training_logits(GraphModel& model, const GraphTask& task) {
+  return model->logits(task.input, task.a, task.gives_training_rows() ? task.last : task.a);
+}
+
 GraphTask to_device(const GraphTask& task, at::Device device) {
   const auto moved = [&](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
   GraphTask there = task;
   there.a = to_device(task.a, device);
+  if (task.gives_training_rows()) there.last = to_device(task.last, device);
   there.input.x = moved(task.input.x);
   if (task.input.is_sparse()) there.input.sparse = to_device(task.input.sparse, device);
   there.input.aggregated = moved(task.input.aggregated);
@@ -247,6 +275,7 @@ double score_of(const GraphTask& task, const at::Tensor& logits, const at::Tenso
 at::Tensor loss_of(const GraphTask& task, const at::Tensor& logits, bool plain, double scale) {
   const bool single = task.kind == Task::single_label;
   if (!plain && single) return cross_entropy_(logits, task.masked, "loss", scale);
+  if (!plain && task.gives_training_rows()) return binary_cross_entropy_(logits, task.train_labels, {}, "loss", scale);
   if (!plain) return binary_cross_entropy_(logits, task.labels, task.train, "loss", scale);
   const at::Tensor rows = at::index_select(logits, 0, task.train).to(at::kFloat);
   const at::Tensor loss =

@@ -39,6 +39,12 @@ struct Names<Optimizer> {
                                   std::pair{"sgd", Optimizer::sgd}};
 };
 template <>
+struct Names<LastLayer> {
+  static constexpr const char* what = "last_layer";
+  static constexpr std::array all{std::pair{"auto", LastLayer::automatic}, std::pair{"all", LastLayer::all},
+                                  std::pair{"training", LastLayer::training}};
+};
+template <>
 struct Names<Task> {
   static constexpr const char* what = "task";
   static constexpr std::array all{std::pair{"single_label", Task::single_label}, std::pair{"multi_label", Task::multi_label},

@@ -65,14 +65,15 @@ struct RunResult {
   double step_seconds = 0;  // median of a training step: forward, loss, backward, optimizer, waiting for the batch; evaluation not counted
   double images_per_second = 0;          // images: over all epochs of this session
   int64_t batch = 0, skipped_steps = 0;  // images; skipped: by the loss scale
-  int64_t saved_bytes = 0;      // measured: asked for after the model's forward − before, less the logits; a batch is not counted
-  int64_t loss_bytes = 0;       // measured: the logits and what the loss added
-  int64_t peak_bytes = 0;       // measured: the most allocated during a step − what stood before; a cached A·X counts.
-                                // With a CUDA graph: of the steps before its capture; its pool is as large again
-  int64_t cached_bytes = 0;     // graphs, of it: A·X
-  int64_t parameter_bytes = 0;  // of the model: gradients and optimizer state take as much again, each
-  bool cuda_graph = false;      // steps were replayed from a CUDA graph
-  std::string eager_because;    // why they were not, where nothing was said and the device is CUDA
+  int64_t saved_bytes = 0;       // measured: asked for after the model's forward − before, less the logits; a batch is not counted
+  int64_t loss_bytes = 0;        // measured: the logits and what the loss added
+  int64_t peak_bytes = 0;        // measured: the most allocated during a step − what stood before; a cached A·X counts.
+                                 // With a CUDA graph: of the steps before its capture; its pool is as large again
+  int64_t cached_bytes = 0;      // graphs, of it: A·X
+  int64_t last_layer_bytes = 0;  // graphs, of it: the edges of training nodes, whose outputs alone the last layer gives
+  int64_t parameter_bytes = 0;   // of the model: gradients and optimizer state take as much again, each
+  bool cuda_graph = false;       // steps were replayed from a CUDA graph
+  std::string eager_because;     // why they were not, where nothing was said and the device is CUDA
   std::vector<std::pair<std::string, double>> more_scores;   // of the last evaluation of this session, percent, by name; perhaps none
   std::vector<SavedTensor> tensors;                          // read from the autograd graph (fp32: from the plan)
   std::vector<CurvePoint> curve;                             // one an epoch, earlier sessions included

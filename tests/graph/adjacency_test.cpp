@@ -82,6 +82,36 @@ TEST(Adjacency, SymmetricStructureIsStoredOnce) {
   EXPECT_EQ(bytes_of(wide), 8 * 3 + 4 * 2 + 8 + 4 * 2 + 8 * 4 + 4 * 2 + 8 + 4 * 2);
 }
 
+TEST(Adjacency, RowsOfSomeNodes) {
+  for (const bool valued : {false, true}) {
+    std::vector<float> value;
+    for (int e = 0; e < 90; ++e) value.push_back(0.25f + static_cast<float>(e % 7));
+    const Csr a = from(random_pairs(30, 30, 90, 7), 30, 30, valued ? floats(value) : at::Tensor());
+    for (const Adjacency& all : {adjacency(a), mean_adjacency(a), gcn_adjacency(a)}) {
+      const std::vector<int64_t> nodes = {7, 0, 29, 12};
+      const Adjacency some = rows_for(all, longs(nodes));
+      Dense want;
+      for (const int64_t node : nodes) want.push_back(dense(all.matrix)[static_cast<size_t>(node)]);
+      EXPECT_EQ(dense(some.matrix), want);
+      EXPECT_EQ(dense(some.transpose), flip(want, 30));
+      EXPECT_EQ(some.nodes(), 30);
+      EXPECT_EQ(some.outputs(), 4);
+      expect_long_rows(some.matrix);
+      expect_long_rows(some.transpose);
+      const at::Tensor x = at::randn({30, 5});
+      EXPECT_TRUE(at::equal(multiply(some.matrix, x), multiply(all.matrix, x).index_select(0, longs(nodes))));
+    }
+  }
+  const Adjacency all = mean_adjacency(from(random_pairs(30, 30, 90, 7), 30, 30));
+  EXPECT_EQ(rows_for(all, at::empty({0}, at::kLong)).outputs(), 0);
+  const auto error = [&](const at::Tensor& nodes) { return error_of([&] { rows_for(all, nodes); }); };
+  EXPECT_EQ(error(longs({3, 30})), "[csr] nodes must be at least 0 and below 30, got 30 at position 1");
+  EXPECT_EQ(error(ints({3, 4, 3})), "[csr] nodes must be named once, got 3 at position 2");
+  EXPECT_EQ(error(floats({3})), "[csr] nodes must be int32 or int64, got Float");
+  EXPECT_EQ(error_of([&] { rows_for(rows_for(all, longs({3})), longs({0})); }),
+            "[csr] rows must be chosen of an adjacency that has all, got one that has some");
+}
+
 TEST(Adjacency, DirectedHasItsOwnTranspose) {
   const Csr a = from({{0, 1}, {1, 2}, {2, 0}}, 3, 3);
   const Adjacency m = adjacency(a);

@@ -86,6 +86,53 @@ TEST(GraphLayers, GradientsAreTorchsAt32Bits) {
   }
 }
 
+/// A layer that gives some nodes' outputs: those of the whole layer, and the gradients of a loss that reads these rows alone.
+void expect_chosen_rows(const std::string& name, const std::string& method, int64_t in, int64_t out, const at::Tensor& nodes) {
+  const std::string where =
+      name + ' ' + method + ' ' + std::to_string(in) + " to " + std::to_string(out) + ", " + std::to_string(nodes.numel()) + " nodes: ";
+  const Adjacency a = layer_adjacency(name, random_graph()), some = rows_for(a, nodes);
+  at::manual_seed(6);
+  const auto layer = make_layer(name, {in, out, true, SavePolicy{parse_method(method), "convs.0"}});
+  for (const at::Tensor& p : layer->parameters()) p.detach().add_(at::randn(p.sizes()), 0.1);
+  const at::Tensor x = at::randn({kRows, in}).requires_grad_();
+  std::vector<at::Tensor> inputs = layer->parameters();
+  inputs.push_back(x);
+  const at::Tensor want = reference(*layer, x, a).index_select(0, nodes), got = layer->forward(x, some);
+  expect_near(got.detach(), want.detach(), where + "output");
+  const auto expected = gradients(want, inputs), own = gradients(got, inputs);
+  for (size_t i = 0; i < own.size(); ++i) expect_near(own[i], expected[i], where + "gradient " + std::to_string(i));
+  inputs.pop_back();
+  GraphInput sparse;
+  sparse.sparse = adjacency(csr_from_coo(at::arange(kRows * in).div(in, "floor"), at::arange(kRows * in).remainder(in), kRows, in,
+                                         x.detach().reshape(-1).contiguous()));
+  for (const GraphInput& input : {GraphInput{x.detach()}, sparse}) {
+    const std::vector<at::Tensor> of_data = gradients(layer->forward_data(input, some), inputs);
+    for (size_t i = 0; i < of_data.size(); ++i) expect_near(of_data[i], expected[i], where + "data, gradient " + std::to_string(i));
+  }
+  const at::NoGradGuard no_grad;
+  expect_near(layer->forward(x, some), want, where + "without gradients");
+}
+
+TEST(GraphLayers, GiveTheRowsThatAreAskedFor) {
+  // Most nodes, where the product comes before A, and few, where it comes after; in any order.
+  const at::Tensor most = at::arange(kRows).slice(0, 5, kRows, 1), few = at::arange(kRows).slice(0, 2, kRows, 23).flip(0);
+  for (const std::string& name : graph_layer_names()) {
+    for (const char* method : kExactMethods) {
+      for (const at::Tensor& nodes : {most, few}) {
+        expect_chosen_rows(name, method, 12, 32, nodes);
+        expect_chosen_rows(name, method, 32, 12, nodes);
+      }
+    }
+  }
+}
+
+TEST(GraphLayers, AggregatesOfAllNodesDoNotServeSome) {
+  const Adjacency a = layer_adjacency("sage", random_graph());
+  const auto layer = make_layer("sage", {7, 5, true, {}});
+  const GraphInput input = with_aggregated({at::randn({kRows, 7})}, a);
+  expect_refused([&] { layer->forward_data(input, rows_for(a, at::arange(9))); }, "aggregated features must be made with this adjacency");
+}
+
 TEST(GraphLayers, WithoutABiasToo) {
   for (const std::string& name : graph_layer_names()) {
     const Adjacency a = layer_adjacency(name, random_graph());

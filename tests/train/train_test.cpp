@@ -101,6 +101,43 @@ TEST_F(Train, MeasuresWhatThePlanPredicts) {
   EXPECT_EQ(runs["satchel"].cached_bytes, kNodes * kFeatures * 4);
 }
 
+TEST_F(Train, TheLastLayerMayGiveTrainingNodesAlone) {
+  for (const Task task : {Task::single_label, Task::multi_label, Task::binary}) {
+    const GraphData data = communities(task);
+    for (const char* model : {"sage", "gcn", "gin"}) {
+      TrainOptions o = small("satchel,bits=32", 3);
+      o.shape.conv = model;
+      o.shape.dropout = 0;
+      o.last_layer = LastLayer::training;
+      const RunResult some = train_graph(data, o);
+      o.last_layer = LastLayer::all;
+      const RunResult all = train_graph(data, o);
+      EXPECT_EQ(all.last_layer_bytes, 0);
+      EXPECT_EQ(some.last_layer_bytes > 0, std::string(model) != "gin") << "gin keeps more than its input";
+      EXPECT_EQ(some.saved_bytes, all.saved_bytes) << model;
+      if (some.last_layer_bytes > 0) EXPECT_LT(some.loss_bytes, all.loss_bytes) << model;
+      // Equal but for the order of sums over 400 nodes, three steps apart.
+      ASSERT_EQ(some.curve.size(), 3U);
+      for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(some.curve[i].loss, all.curve[i].loss, 1e-4 * all.curve[i].loss) << model << ' ' << i;
+    }
+  }
+}
+
+TEST_F(Train, TheLastLayerGivesTrainingNodesWhereThatTakesLessMemory) {
+  GraphData data = communities();
+  const auto edge_bytes = [&](TrainOptions o) { return train_graph(data, o).last_layer_bytes; };
+  TrainOptions one = small("satchel", 2), kept = small("exact", 2);
+  EXPECT_EQ(edge_bytes(one), 0) << "three of five nodes, 8 edges each, 4 classes";
+  for (int64_t& node : data.splits[0].train) node = node / 20 * 20 + 2;
+  std::vector<int64_t>& train = data.splits[0].train;
+  train.erase(std::unique(train.begin(), train.end()), train.end());
+  EXPECT_GT(edge_bytes(one), 0) << "one of twenty";
+  EXPECT_EQ(edge_bytes(kept), 0) << "A·x is kept of every node, as published";
+  EXPECT_EQ(edge_bytes(small("fp32", 2)), 0);
+  one.shape.layers = 1;
+  EXPECT_EQ(edge_bytes(one), 0) << "a single layer reads the data set";
+}
+
 TEST_F(Train, NeverTrainsOnWithALossThatIsNotFinite) {
   GraphData data = communities();
   data.features.dense[0] = std::numeric_limits<float>::quiet_NaN();
