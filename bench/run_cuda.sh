@@ -69,6 +69,7 @@ setting() {
   local shape=(--data "$data/arxiv" --hidden "$hidden" "${tf32[@]}")
   bench "$name" "${shape[@]}" --methods "$methods" --no-cuda-graph
   bench "${name}_graph" "${shape[@]}" --methods "exact;blockwise;satchel" --cuda-graph --no-torch
+  bench "${name}_training_graph" "${shape[@]}" --methods satchel --last-layer training --cuda-graph --no-torch
   bench "${name}_no_cache_graph" "${shape[@]}" --methods satchel --no-cache --cuda-graph --no-torch
   if [[ $2 == on ]]; then  # float32 between layers, where the rows above have float16
     bench "${name}_none_graph" "${shape[@]}" --methods satchel --amp none --cuda-graph --no-torch

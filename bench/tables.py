@@ -142,7 +142,8 @@ TORCH_ROWS = {"fp32": "PyTorch fp32 (Python)", "bf16": "PyTorch bf16 autocast", 
 OWN_ROWS = [("", "torch", "libtorch"), *(("torch", m, name) for m, name in TORCH_ROWS.items()),
             ("", "fp32", "Satchel `fp32`: torch's functions and saves"), ("_graph", "exact", "`exact`, CUDA graph"),
             ("_graph", "blockwise", "`blockwise`, CUDA graph"), ("", "satchel", "`satchel`, eager"),
-            ("_graph", "satchel", "**`satchel`, CUDA graph**"), ("_some_cache_graph", "satchel", "… a part of A·X cached"),
+            ("_graph", "satchel", "**`satchel`, CUDA graph**"), ("_training_graph", "satchel", "… the last layer of training nodes alone"),
+            ("_some_cache_graph", "satchel", "… a part of A·X cached"),
             ("_no_cache_graph", "satchel", "… A·X not cached"), ("_none_graph", "satchel", "… float32 between layers"),
             ("_bf16_graph", "satchel", "… bf16 between layers"), ("", "satchel,bits=32", "`satchel,bits=32`: nothing packed")]
 
