@@ -60,6 +60,7 @@ _AFFINE: dict[Any, tuple[int, ...]] = {  # in which arguments, where the others 
     aten.add.Scalar: (0,), aten.sub.Scalar: (0,), aten.mul.Scalar: (0,), aten.div.Scalar: (0,),
 }  # fmt: skip
 _PURE = {*_VIEWS, *_AFFINE, aten.le.Scalar, aten.gt.Scalar, aten.relu.default, aten.rsqrt.default}
+_REDUCTIONS = {aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default}
 _SPLITS = {aten.split.Tensor, aten.split_with_sizes.default}
 _FEW = 16  # a product's coefficient that is so many times smaller than it is a statistic: kept as it is
 _FORWARD: dict[Any, Any] = {ops.norm.default: ops.norm_forward.default, ops.activation.default: ops.activation_forward.default}
@@ -68,7 +69,7 @@ _CODES: dict[Any, tuple[int, ...]] = {ops.norm_forward.default: (1, 2, 4), ops.a
 _OWN = {ops.norm_backward.default, ops.activation_backward.default}  # which read these codes
 _OFFSETS = getattr(inductor_prims, "_low_memory_max_pool_offsets_to_indices", None)
 _MANY = 4096  # values a statistic: a norm's noise, of which it reads the mean, takes local bits from here on
-_SOME = 256  # from here on a norm may read one code twice: it errs by a code's variance / values
+_SOME = 256  # values: a sum of so many may meet the code again that it was made of; that errs by the code's variance / values
 
 
 _HELD = "in memory anyway"
@@ -226,7 +227,7 @@ class _Rewrite:
             if bits == 32:
                 self.leave(n, value, "32 bits")
                 continue
-            x = self.made_with(source, bits, n) or self.coded(source, bits, draw, n)
+            x = self.made_with(source, bits, draw, n, place) or self.coded(source, bits, draw, n)
             with self.graph.inserting_before(n):
                 for step, k in reversed(chain):
                     args = tuple(x if i == k else a for i, a in enumerate(step.args))
@@ -332,22 +333,23 @@ class _Rewrite:
                 if user.target is operator.getitem and user.args[1] in _CODES[n.target]:
                     user.meta["recompute"] = _SAVE
 
-    def made_with(self, s: fx.Node, bits: int, before: fx.Node) -> fx.Node | None:
-        """The result of such an op from the op's own code of it, where that has as many bits as the reader wants."""
+    def made_with(self, s: fx.Node, bits: int, draw: int, before: fx.Node, place: int) -> fx.Node | None:
+        """The result of such an op from the op's own code of it, where that has as many bits as the reader wants. It is the first draw, and a norm's
+        own gradient reads it too."""
         op = s.args[0] if s.target is operator.getitem and s.args[1] == 0 else None
-        if not isinstance(op, fx.Node) or op.target not in _CODES:
+        if not isinstance(op, fx.Node) or op.target not in _CODES or draw > 0:
             return None
         form: Any = op.args[6] if op.target is ops.norm_forward.default else None
-        place = {ACT: 1, ADD: 2, None: 2}.get(form)
-        spec: Any = None if place is None else op.args[-1] if place == 2 else op.args[7]
-        if not spec or spec[0] < bits:
+        number = {ACT: 1, ADD: 2, None: 2}.get(form)  # of the code among the op's results
+        spec: Any = None if number is None else op.args[-1] if number == 2 else op.args[7]
+        if not spec or spec[0] < bits or (form == ACT and any(self.ancestors(n, _ways_out(before, place)) for n in self.gradients_of(op))):
             return None
         val = s.meta["val"]
         self.mode = val.fake_mode
-        code = next((user for user in op.users if user.target is operator.getitem and user.args[1] == place), None)
+        code = next((user for user in op.users if user.target is operator.getitem and user.args[1] == number), None)
         if code is None:
             with self.graph.inserting_before(s):
-                code = self.node(operator.getitem, (op, place), None, _SAVE)
+                code = self.node(operator.getitem, (op, number), None, _SAVE)
         if s not in self.known:
             self.known.add(s)
             self.tell(s, op, before, spec[0], code)
@@ -355,6 +357,10 @@ class _Rewrite:
             if form is not None:
                 return self.node(ops.norm_output.default, (code, list(val.shape), val.dtype, form, spec), None, _AGAIN)
             return self.in_shape(self.unpacked(code, val.numel(), val.dtype, spec), list(val.shape), _order(val))
+
+    def gradients_of(self, norm: fx.Node) -> list[fx.Node]:
+        """The nodes of backward that read a norm's code of its normalised values."""
+        return [n for code in norm.users if code.target is operator.getitem for n in code.users if n.target is ops.norm_backward.default]
 
     def label(self, made: fx.Node, read: fx.Node) -> str:
         """Names a code for a budget: the module that reads it, and the ops that make and read the value."""
@@ -595,28 +601,35 @@ class _Rewrite:
 
     def draws(self, edges: list[tuple[fx.Node, int, fx.Node]]) -> list[int]:
         """The draw of each edge. Readers of one value of which one lies on the other's gradient path take different draws: the product of
-        two reads of one draw has the code's variance in its mean. Exact masks, 8 bits and norms of many values need no second draw."""
+        two reads of one draw has the code's variance in its mean. Exact masks and 8 bits need no second draw."""
         readers: dict[str, list[int]] = {}
         for i, (n, place, value) in enumerate(edges):
-            if value.meta["val"].dtype is not torch.bool and self.fewest(n, place, value) < 8 and self.values_per_statistic(value) < _SOME:
+            if value.meta["val"].dtype is not torch.bool and self.fewest(n, place, value) < 8:
                 readers.setdefault(self.name(self.part(value)), []).append(i)
         draws = [0] * len(edges)
         for group in readers.values():
             for position, i in enumerate(group):
-                above = self.ancestors(edges[i][0], {edges[j][0] for j in group[:position]})
-                taken = {draws[j] for j in group[:position] if edges[j][0] in above}
+                ways = {j: _ways_out(*edges[j][:2]) for j in group[:position]}
+                above = self.ancestors(edges[i][0], set().union(*ways.values()))
+                taken = {draws[j] for j in group[:position] if ways[j] & above}
                 # Two arguments of one node, as in x·x of two tangent-free values, cannot be: it would not be linear.
                 draws[i] = next(d for d in range(len(group)) if d not in taken)
         return draws
 
     def ancestors(self, n: fx.Node, of: set[fx.Node]) -> set[fx.Node]:
-        """Which of these lie above n on a gradient path?"""
-        found, seen, stack = set(), set(), [n] if of else []
+        """Which of these lie above n on a gradient path? One on which many values are summed up, as in a norm's own gradient, is none: of the sum
+        that n multiplies one value alone is of n's own draw."""
+        found, least, stack = set(), dict[fx.Node, int](), [(n, 1)] if of else []
         while stack:
-            for i in stack.pop().all_input_nodes:
-                if i in self.tangent and i not in seen:
-                    seen.add(i)
-                    stack.append(i)
+            below, summed = stack.pop()
+            for i in below.all_input_nodes:
+                if i not in self.tangent:
+                    continue
+                sums = below.target in _REDUCTIONS and _has_sizes(i) and _has_sizes(below)
+                through = summed * (_values(i.meta["val"]) // max(1, _values(below.meta["val"])) if sums else 1)
+                if through < _SOME and through < least.get(i, _SOME):
+                    least[i] = through
+                    stack.append((i, through))
                     if i in of:
                         found.add(i)
         return found
@@ -802,6 +815,14 @@ class _Rewrite:
             kwargs = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
             empty = self.node(aten.empty_strided.default, (shape, strides), kwargs, _AGAIN)
         n.update_arg(place, empty)
+
+
+def _ways_out(n: fx.Node, place: int) -> set[fx.Node]:
+    """The nodes in whose values n's reading of this argument is seen. Of a convolution's gradients the weight's alone reads the input, and the input's
+    alone the weight."""
+    if n.target != aten.convolution_backward.default:
+        return {n}
+    return {user for user in n.users if user.target is operator.getitem and user.args[1] == {1: 1, 2: 0}.get(place)}
 
 
 def _short(n: fx.Node) -> str:
