@@ -37,7 +37,7 @@ _AFFINE: dict[Any, tuple[int, ...]] = {  # in which arguments, where the others 
 _PURE = {*VIEWS, *_AFFINE, aten.le.Scalar, aten.gt.Scalar, aten.relu.default, aten.rsqrt.default}
 _SPLITS = {aten.split.Tensor, aten.split_with_sizes.default}
 _FEW = 16  # a product's coefficient that is so many times smaller than it is a statistic: kept as it is
-_OWN = {ops.norm_backward.default, ops.activation_backward.default}  # which read these codes
+_OWN = {ops.norm_backward.default, ops.activation_backward.default}  # which read the codes of graph_layers.py's ops
 OFFSETS = getattr(inductor_prims, "_low_memory_max_pool_offsets_to_indices", None)
 _HELD = "in memory anyway"
 

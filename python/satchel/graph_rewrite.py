@@ -21,7 +21,7 @@ from ._seeds import mixed, rank
 from .graph_budget import Mark
 from .graph_draws import Draws, ways_out
 from .graph_nodes import AGAIN, CAST, SAVE, VIEWS, arg, bytes_of, has_sizes, memory_order, short_name, through, values_of
-from .graph_readers import OFFSETS, Edge
+from .graph_readers import OFFSETS
 from .kept import code_numbers
 from .norm_ops import ACT, ADD
 
@@ -35,7 +35,7 @@ _FORWARD: dict[Any, Any] = {ops.norm.default: ops.norm_forward.default, ops.acti
 # What of their results backward may read.
 _CODES: dict[Any, tuple[int, ...]] = {ops.norm_forward.default: (1, 2, 4), ops.activation_forward.default: (1, 2)}
 
-_Decode = Callable[[fx.Node], fx.Node]  # the decoded value for a reader, in front of it  # the decoded value for a reader, in front of it
+_Decode = Callable[[fx.Node], fx.Node]  # the decoded value for a reader, in front of it
 
 
 @dataclasses.dataclass(frozen=True)
