@@ -121,8 +121,8 @@ def doctor(model: nn.Module, *inputs: Any, loss: Callable[..., Tensor] | None = 
             raise ValueError(f"[doctor] model must be torch's own, for exact gradients, got {path or 'one'!r} {how} comes first")
     if loss is not None and not callable(loss):
         raise ValueError(f"[doctor] loss must be a function, got {loss!r}")
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
-        raise ValueError(f"[doctor] draws must be 2 or more, got {draws!r}")
+    if isinstance(draws, bool) or not isinstance(draws, int) or not 2 <= draws < 1 << 31:
+        raise ValueError(f"[doctor] draws must be 2 or more, and below 2³¹, got {draws!r}")
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ValueError("[doctor] model must have parameters that need a gradient, got none")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import pathlib
+import re
 import warnings
 from typing import Any, Iterable
 
@@ -12,7 +14,9 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["Choice", "activation_inputs"]
+__all__ = ["FRAME", "Choice", "activation_inputs", "place_of"]
+
+FRAME = "satchel_part_"  # how the functions are named through which compile() calls a model that has a budget
 
 
 def activation_inputs(graph: fx.Graph) -> list[fx.Node]:
@@ -83,6 +87,18 @@ class Choice:
             return None
         key, (text, *_) = list(stack.items())[-1]
         return self.paths.get(str(key).partition("@")[0], text)
+
+
+def place_of(graph: fx.Graph, choice: Choice) -> tuple[str, bool]:
+    """Where in the model's code a graph of Dynamo's begins, and whether it is all of the model: it then begins in compile()'s own function."""
+    for n in graph.nodes:
+        lines = re.findall(r'File "([^"]*)", line (\d+), in (\S+)', n.meta.get("stack_trace") or "")
+        if lines:
+            whole = lines[0][2].startswith(FRAME)
+            path = next((path for key in n.meta.get("nn_module_stack") or () if (path := choice.paths.get(str(key).partition("@")[0]))), "")
+            begins = [f"{name} at {pathlib.PurePath(file).name}:{line}" for file, line, name in lines[whole:][:1]]
+            return ", ".join([*([path] if path else []), *begins]), whole
+    return "", True
 
 
 def _match(patterns: tuple[str, ...], names: set[str]) -> bool:

@@ -21,7 +21,7 @@ from ._ops import KnownByUuid, ops, package_id
 from ._policy import Bits
 from ._seeds import mixed, rank
 from .graph_budget import Plan
-from .graph_choice import Choice, activation_inputs
+from .graph_choice import Choice, activation_inputs, place_of
 from .norm_ops import ACT, ADD, ALONE, method_of, specs
 
 __all__ = ["LayerPass"]
@@ -58,6 +58,8 @@ class LayerPass(KnownByUuid, CustomGraphPass):
         return package_id("layers", self.bits, self.min_bytes, self.choice, None if self.plan is None else self.plan.key())
 
     def __call__(self, graph: fx.Graph) -> None:
+        if self.plan is not None:
+            self.plan.now.place, self.plan.now.whole = place_of(graph, self.choice)
         self.mark(graph)
         made = [op for n in list(graph.nodes) if (op := self.norm(graph, n) or self.activation(graph, n)) is not None]
         _add_seeds(graph, made)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._compile import _disable_dynamo  # as torch.compiler.disable, but it imports torch._dynamo in the first call
 from torch.autograd import Function
 
 from . import norm_ops
@@ -62,7 +63,7 @@ class Waiting(Tensor):
     """The result of a batch norm, or of a batch norm and a sum, that nobody has read yet."""
 
     @classmethod
-    @torch.compiler.disable  # what is compiled starts behind it
+    @_disable_dynamo  # what is compiled starts behind it
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if len(args) == 2 and not kwargs and (func in _SUMS or func in _SUMS_OVER):
             made = _sum(args, over=func in _SUMS_OVER)
@@ -79,7 +80,7 @@ class Guarded(Tensor):
     """A running statistic that a waiting norm has not moved yet, or a skip that a waiting sum has not read."""
 
     @classmethod
-    @torch.compiler.disable  # what is compiled starts behind it
+    @_disable_dynamo  # what is compiled starts behind it
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _settled(func, args, kwargs)
 
@@ -425,7 +426,7 @@ def settle(t: Any) -> None:
         _settle(t)
 
 
-@torch.compiler.disable
+@_disable_dynamo
 def _settle(t: Tensor) -> None:
     if type(t) is Guarded:
         for norm in _release(t):

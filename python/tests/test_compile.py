@@ -186,9 +186,35 @@ def test_values_read_twice_on_a_path(monkeypatch):
     found = dict(zip(READ_TWICE, ratios(model, x, satchel.PackPass("2/2/8", min_bytes=1024), 60)))
     assert all(0.75 < ratio < 1.3 for ratio in found.values()), found
     # The detector itself: one draw for both reads.
-    monkeypatch.setattr(satchel.graph_pass._Rewrite, "draws", lambda self, edges: [0] * len(edges))
+    monkeypatch.setattr(satchel.graph_rewrite.Rewrite, "draws", lambda self, edges: [0] * len(edges))
     found = dict(zip(READ_TWICE, ratios(model, x, satchel.PackPass("2/2/8", min_bytes=1024), 60)))
     assert found["cube"] > 1.4, found
+
+
+WIDE = {
+    "layer norm": lambda h: F.layer_norm(h, (512,)),
+    "square of a layer norm": lambda h: F.layer_norm(h, (512,)).square(),
+    "cube of a layer norm": lambda h: F.layer_norm(h, (512,)) ** 3,
+    "square of an rms norm": lambda h: F.rms_norm(h, (512,), eps=1e-6).square(),
+    "gated by itself": lambda h: F.layer_norm(h, (512,)) * h,
+    "first row times all": lambda h: h * (h * h)[:1].sum(1, keepdim=True) / 512,
+}
+
+
+def test_a_norm_of_many_values_and_what_follows_it():
+    """A norm may read one draw twice, for it sums up many values in between. What follows it may not read that draw too: its result goes into the sum."""
+    model, x = Branches(*WIDE.values(), width=512), torch.randn(32, 512)
+    pack = satchel.PackPass("2/2/8", min_bytes=1024)
+    f, weights = op_by_op(model, pack), list(model.a.parameters())
+    expected = torch.autograd.grad(model(x), weights)
+    draws = [torch.autograd.grad(f(x), weights) for _ in range(60)]
+    for i, name in enumerate(WIDE):  # weight and bias each
+        apart = torch.stack([torch.cat([(g - e).flatten() for g, e in zip(draw[2 * i : 2 * i + 2], expected[2 * i : 2 * i + 2])]) for draw in draws])
+        ratio = float(apart.mean(0).norm() * 60**0.5 / apart.square().sum(1).mean().sqrt())
+        assert 0.75 < ratio < 1.3, (name, ratio)
+    norm = op_by_op(lambda x, w: (F.layer_norm(x @ w, (512,)) * model.weights).sum(), alone := satchel.PackPass("2/2/8", min_bytes=1024))
+    norm(x, model.a[0].weight)
+    assert len(alone.report) == 1, "its own two reads need one code"
 
 
 def test_a_weight_whose_gradient_passed_its_own_input():

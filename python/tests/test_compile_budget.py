@@ -4,9 +4,13 @@ All but one test run both halves of the graph op by op, behind all of torch's ow
 """
 
 import copy
+import gc
+import io
 import pathlib
 import pickle
+import re
 import sys
+import threading
 import warnings
 
 import pytest
@@ -14,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._inductor.utils import fresh_cache
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
@@ -22,6 +27,7 @@ import python_budget as models
 import satchel
 from satchel.budget import variance
 from satchel.graph_budget import Plan
+from satchel.graph_measure import Forward
 
 MODELS = {"gpt": lambda: models.gpt(1), "convolutions": models.convolutions}
 
@@ -51,7 +57,7 @@ def least_of(model, f, **options):
     with pytest.raises(ValueError, match=r"^\[compile\] budget must be at least [0-9.]+ \w+ for this model, got 1 bytes$"):
         f(compiled := satchel.compile(model, budget=1, min_bytes=1024, **options))
     plan = compiled.satchel_pass.plan
-    return sum(graph.needed for graph in plan.calls[-1])
+    return sum(runs * graph.needed for graph, runs in plan.calls[-1].items())
 
 
 @pytest.mark.parametrize("make, more", [(MODELS["gpt"], 2), (MODELS["convolutions"], 100)], ids=MODELS)
@@ -275,6 +281,170 @@ def test_a_model_that_torch_cuts(op_by_op, made):
         f(satchel.compile(model, budget=least - 1, min_bytes=1024))
 
 
+class Cut(nn.Module):
+    """Two parts that torch makes two graphs of."""
+
+    def __init__(self, between=16):
+        super().__init__()
+        self.a = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, between))
+        self.b = nn.Sequential(nn.Linear(between, 64), nn.Tanh(), nn.Linear(64, 64))
+
+    def forward(self, x):
+        x = self.a(x)
+        torch._dynamo.graph_break()
+        return self.b(x)
+
+
+def test_parts_share_the_budget_at_other_shapes_too(op_by_op):
+    """A batch of which other values pass min_bytes makes graphs of other codes: they are the same parts still, each with its share."""
+    model, budget = Cut(), 30_000
+    compiled = satchel.compile(model, budget=budget, min_bytes=8000, dynamic=False)
+    for rows in (256, 256, 100):
+        x = torch.randn(rows, 64)
+        loss = compiled(x).square().sum()
+        assert models.kept_bytes(loss, model, (x,)) <= budget, rows
+        loss.backward()
+    with pytest.warns(RuntimeWarning, match=r"\[compile\] budget must be at least .* for this model, got 29.3 KiB"):
+        compiled(torch.randn(640, 64))
+
+
+def test_codes_of_two_graphs_have_names_of_their_own(op_by_op):
+    """Of functions no module tells the parts apart; where they are in the code does."""
+    weights = [(torch.randn(*shape) / 8).requires_grad_() for shape in ((64, 64), (64, 64), (64, 256), (256, 64))]
+    x = torch.randn(256, 64)
+
+    def f(x):
+        h = torch.tanh(x @ weights[0]) @ weights[1]
+        torch._dynamo.graph_break()
+        return torch.tanh(h @ weights[2]) @ weights[3]
+
+    compiled = satchel.compile(f, budget=60_000, min_bytes=1024)
+    for _ in range(3):
+        loss = compiled(x).square().sum()
+        assert models.kept_bytes(loss, nn.ParameterList(weights), (x,)) <= 60_000
+        loss.backward()
+    bits, plan = compiled.satchel_pass.bits_by_field(), compiled.satchel_pass.plan
+    assert len(bits) == 5 == len(plan.sensitivity) and bits.keys() == plan.sensitivity.keys(), bits
+    assert len(plan.shares) == 2 and sum(plan.shares.values()) == pytest.approx(1)
+
+
+def test_a_graph_that_runs_often_counts_as_often(op_by_op):
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(Cut() for _ in range(3))
+
+        def forward(self, x):
+            for part in self.parts:  # in a loop torch gives the frame up, and compiles the parts: one graph serves several
+                x = part(x) + x
+                torch._dynamo.graph_break()
+            return x
+
+    model, x = Loop(), torch.randn(256, 64)
+    f = lambda model: model(x).square().sum()
+    budget = int(1.5 * least_of(model, f))
+    compiled = satchel.compile(model, budget=budget, min_bytes=1024)
+    for i in range(3):
+        loss = f(compiled)
+        kept = models.kept_bytes(loss, model, (x,))
+        assert kept <= budget, (i, kept, budget)
+        loss.backward()
+    assert kept > 0.8 * budget
+
+
+def test_memory_of_views_is_that_of_the_whole(op_by_op):
+    """Backward keeps one of three parts, and with it all of their memory."""
+    layer, x = nn.Linear(64, 192), torch.randn(256, 64)
+
+    def f(x):
+        q, k, _ = layer(x).view(-1, 3, 64).unbind(1)
+        return torch.where(q > 0, q, q * k).exp().sum()
+
+    compiled = satchel.compile(f, 32, budget="4 MiB", min_bytes=1024)
+    for _ in range(2):
+        loss = compiled(x)
+        (graph,) = compiled.satchel_pass.plan.graphs.values()
+        assert models.kept_bytes(loss, layer, (x,)) <= graph.kept
+        loss.backward()
+
+
+def test_threads_watch_calls_of_their_own(op_by_op):
+    model, batch, f = perceptron()
+    compiled, wrong = satchel.compile(model, budget=int(1.2 * least_of(model, f)), min_bytes=1024), []
+
+    def train():
+        try:
+            for _ in range(2):
+                f(compiled).backward()
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=train) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    f(compiled)
+    assert not wrong and not compiled.satchel_pass.plan.watching
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_ends_the_watching(reentrant, op_by_op):
+    model, (x,), _ = perceptron()
+    compiled = satchel.compile(model, budget="60 KiB", min_bytes=1024)
+    for _ in range(3):
+        checkpoint(compiled, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+    assert not compiled.satchel_pass.plan.watching
+
+
+def test_a_forward_that_raises_is_forgotten(op_by_op):
+    model, (x,), f = perceptron()
+    compiled = satchel.compile(model, budget="60 KiB", min_bytes=1024)
+    with pytest.raises(Exception, match="reduction dim"):
+        compiled(torch.randn(3, 5))
+    assert compiled.satchel_pass.plan.now.call is None
+    for _ in range(2):
+        f(compiled).backward()
+    assert compiled.satchel_pass.bits_by_field()
+
+
+def test_the_watched_graphs_are_let_go(op_by_op):
+    def watched_graphs():
+        gc.collect()
+        return sum(isinstance(o, Forward) for o in gc.get_objects())
+
+    model, batch, f = perceptron()
+    compiled, before = satchel.compile(model, budget="60 KiB", min_bytes=1024), watched_graphs()
+    f(compiled).backward()
+    assert watched_graphs() == before + 2
+    f(compiled).backward()
+    assert watched_graphs() == before
+
+
+@pytest.mark.parametrize("budget", [None, "300 KiB"])
+def test_copies_are_compiled_anew(budget, op_by_op):
+    """With the same options, modules and a plan of their own; from files too."""
+    model, (x,), f = perceptron()
+    compiled = satchel.compile(model, budget=budget, min_bytes=1024, exclude=["4"])
+    f(compiled).backward()
+    stored = io.BytesIO()
+    torch.save(compiled, stored)
+    stored.seek(0)
+    for other in (copy.deepcopy(compiled), torch.load(stored, weights_only=False)):
+        with torch.no_grad():
+            for p in other.parameters():
+                p.mul_(0.5)
+        pack = other.satchel_pass
+        assert isinstance(other, torch._dynamo.OptimizedModule) and pack is not compiled.satchel_pass
+        assert budget is None or pack.plan is not compiled.satchel_pass.plan
+        torch._dynamo.reset()  # without a budget equal models share a graph, and the first one has its report
+        for _ in range(3):
+            f(other).backward()
+        assert torch.allclose(f(other), f(other._orig_mod), rtol=1e-3) and not torch.allclose(f(other), f(model), rtol=0.1)
+        assert any(line.why == "not chosen" for line in pack.exact) and pack.report
+        assert bool(pack.bits_by_field()) == (budget is not None)
+
+
 def test_two_budgets_and_packing_on_one_model(op_by_op):
     model, batch, f = perceptron()
     a, b = (satchel.compile(model, budget=budget, min_bytes=1024) for budget in ("40 KiB", "90 KiB"))
@@ -387,6 +557,16 @@ def test_other_options():
         satchel.compile(layer, preset="gatc")
     with pytest.raises(ValueError, match=r"\[compile\] bits and preset must not both be given"):
         satchel.compile(layer, "4/4/8", preset="gact")
+    for name, value in (("fulgraph", True), ("fullgraph", 1), ("dynamic", "yes"), ("disable", None), ("mode", "fast"), ("mode", 3), ("backend", print)):
+        with pytest.raises(ValueError, match=rf"^\[compile\] (options|{name}) must be .*, got {re.escape(repr(name if name == 'fulgraph' else value))}$"):
+            satchel.compile(layer, **{name: value})
+    for options, got in (({"max_autotun": True}, "'max_autotun'; did you mean 'max_autotune'?"), ({3: 4}, "3"), ({"max_autotune": "yes"}, "{'max_autotune'")):
+        with pytest.raises(ValueError, match=rf"^\[compile\] options must be .*, got {re.escape(got)}"):
+            satchel.compile(layer, options=options)
+    with pytest.raises(ValueError, match=r"^\[compile\] model must not be scripted, .*, got ScriptFunction"):
+        satchel.compile(torch.jit.script(F.relu))
+    with pytest.raises(ValueError, match=r"^\[compile\] model must be a module or a function, got 5"):
+        satchel.PackPass(model=5)
     with pytest.raises(ValueError, match=r"\[compile\] options must leave custom_partitioner_fn to Satchel"):
         satchel.compile(layer, budget="1 GiB", options={"custom_partitioner_fn": object()})
     assert satchel.compile(layer, "int8").satchel_pass.bits == satchel.packing("int8").bits

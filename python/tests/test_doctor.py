@@ -72,6 +72,7 @@ def test_text_json_and_a_batch_without_halves():
 @pytest.mark.parametrize("rule, call", [
     ("model must be", lambda m: satchel.doctor(lambda x: x, torch.ones(2))),
     ("draws must be 2 or more", lambda m: satchel.doctor(m, torch.ones(4, 64), draws=1)),
+    ("draws must be 2 or more", lambda m: satchel.doctor(m, torch.ones(4, 64), draws=1 << 80)),
     ("loss must be one number", lambda m: satchel.doctor(m, torch.ones(4, 64))),
     ("seed is doctor's own", lambda m: satchel.doctor(m, torch.ones(4, 64), seed=3)),
     ("must have parameters", lambda m: satchel.doctor(nn.ReLU(), torch.ones(4, 64))),

@@ -140,9 +140,10 @@ class Seen:
         self.forms, self.saved = [], None
 
 
-def compiled(model, bits=2, min_bytes=1024, both=True):
+def compiled(model, bits=2, min_bytes=1024, both=True, flow=4):
     """Both passes, run op by op: Inductor's own compilation takes a minute on a CPU."""
-    seen, pack, norm = Seen(), satchel.PackPass(f"{bits}/4/8", min_bytes=min_bytes), LayerPass(Bits.of(f"{bits}/4/8", "test"), min_bytes)
+    given = f"{bits}/{flow}/8"
+    seen, pack, norm = Seen(), satchel.PackPass(given, min_bytes=min_bytes), LayerPass(Bits.of(given, "test"), min_bytes)
 
     def partition(module, inputs, **kwargs):
         pack(module.graph)
@@ -206,6 +207,48 @@ def test_any_number_of_bits(bits):
     if bits < 32:
         large = [v for v in seen.saved if v.dtype is not torch.uint8 and v.numel() >= 4096]
         assert not large, [(v.shape, v.dtype) for v in large]
+
+
+def test_what_flows_back_into_the_norm_has_a_code_of_its_own():
+    """z·z behind norm and ReLU: the norm's gradient multiplies g·z by its code, so z must not be read from that."""
+
+    class Squared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.out = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 8, 3)
+
+        def forward(self, x):
+            z = self.norm(self.conv(x)).relu()
+            return (self.out(z * z) + self.out(z)).square().mean()
+
+    model, x = Squared(), batch()[0]
+    first = list(model.conv.parameters()) + list(model.norm.parameters())
+    truth = torch.cat([g.flatten() for g in torch.autograd.grad(model(x), first)])
+    f, seen = compiled(model, flow=2)
+    draws = torch.stack([torch.cat([g.flatten() for g in torch.autograd.grad(f(x), first)]) for _ in range(100)]) - truth
+    assert seen.forms == [ACT]
+    ratio = float(draws.mean(0).norm() * 10 / draws.square().sum(1).mean().sqrt())
+    assert 0.7 < ratio < 1.3, ratio
+
+
+def test_a_sums_code_is_read_once_on_a_path():
+    """z·conv(z) behind norm, sum and ReLU: the convolution's gradient is zᵀ·(g·z), and of its two reads of z one alone is of the sum's code."""
+    conv, norm, out = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 1)
+    x, skip, weights = batch()[0], torch.randn(16, 16, 14, 14), torch.rand(16, 16, 14, 14)
+
+    def loss(x, skip):
+        z = (norm(conv(x)) + skip).relu()
+        return (z * out(z) * weights).sum()
+
+    def diagonal(f):
+        return torch.autograd.grad(f(x, skip), out.weight)[0][:, :, 0, 0].diagonal()
+
+    truth = diagonal(loss)
+    f, seen = compiled(loss, flow=2)
+    draws = torch.stack([diagonal(f) for _ in range(60)]) - truth
+    assert seen.forms == [ADD]
+    ratio = float(draws.mean(0).norm() * 60**0.5 / draws.square().sum(1).mean().sqrt())
+    assert 0.5 < ratio < 1.7, ratio
 
 
 def test_one_code_serves_norm_relu_and_the_next_layer():

@@ -132,3 +132,13 @@ def test_a_scaler_sees_an_overflow():
         else:
             break
     assert scales[-1] < 2.0**30 and not torch.equal(model[0].weight, weight) and bool(model[0].weight.isfinite().all())
+
+
+def test_import_leaves_torchs_compiler_alone():
+    """torch._dynamo and what it needs take longer to import than torch: they come with the first use of compile()."""
+    program = "import sys, torch, satchel; print([m for m in ('torch._dynamo', 'torch._inductor', 'sympy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]"], done.stdout
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        satchel.nothing
+    assert {"compile", "PackPass"} <= set(dir(satchel))
