@@ -7,9 +7,9 @@
 #include <tuple>
 
 #include "satchel/core/keep.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/stable/arguments.h"
-#include "satchel/tensor/chunks.h"
 
 namespace satchel::stable {
 namespace {
@@ -78,8 +78,7 @@ Tensor unpack_part(const Tensor& given, const Numbers& shape, ScalarType dtype, 
   if (first < 0 || first > last || last > layout.values) fail(op, "values must lie within 0 to " + std::to_string(layout.values), last);
   const Place place(given, op);
   const Tensor bytes = aligned(given);
-  const int64_t step = part_step(layout, place), begin = first / step * step;
-  const int64_t end = last > layout.values - step ? layout.values : ceil_div(last, step) * step;
+  const auto [begin, end] = decode_stretch(layout, first, last, place.cuda());
   Tensor line = new_line(given, end - begin, dtype);
   if (first < last) decode_part(layout, bytes, line.data_ptr(), type, begin, end, place);
   return torch::stable::narrow(line, 0, first - begin, last - first);

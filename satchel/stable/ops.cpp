@@ -1,7 +1,7 @@
 // The codec as torch ops over torch's stable ABI: one binary serves every torch from 2.10 on, and every Python. Sizes without data are
 // told in Python (python/satchel/_ops.py). The namespace is not libsatchel's, so that one process can hold both.
 //
-// A spec travels as the eleven numbers of SpecNumbers (tensor/codec_layout.h). What keeps a tensor as it is (bits=32) and the product of a
+// A spec travels as the eleven numbers of SpecNumbers (kernels/codec_layout.h). What keeps a tensor as it is (bits=32) and the product of a
 // projection are Python's: both are torch's own ops.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/kernels/slope.h"
 #include "satchel/stable/arguments.h"
 #include "satchel/stable/coders.h"
-#include "satchel/tensor/chunks.h"
 
 namespace satchel::stable {
 namespace {

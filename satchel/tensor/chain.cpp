@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/tensor/check.h"
-#include "satchel/tensor/chunks.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/pack.h"
 

@@ -2,7 +2,7 @@
 
 #include <variant>
 
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 
 namespace satchel {
 namespace {

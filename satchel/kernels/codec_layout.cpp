@@ -1,4 +1,4 @@
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 
 #include <algorithm>
 #include <iterator>
