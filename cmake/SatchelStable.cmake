@@ -11,6 +11,7 @@ function(satchel_stable_module target folder core)
   add_library(${target} MODULE
     "${root}/satchel/kernels/chunks.cpp"
     "${root}/satchel/kernels/coding.cpp"
+    "${root}/satchel/kernels/epilogue_codes.cpp"
     "${root}/satchel/stable/activations.cpp"
     "${root}/satchel/stable/coders.cpp"
     "${root}/satchel/stable/interned.cpp"

@@ -78,8 +78,4 @@ void decode_table(const Tensor& codes, const Tensor& table, int bits, int64_t va
   for_chunks(values, kChunk, [&](int64_t first, int64_t last) { table_decode(from, bits, numbers, x, type, first, last); });
 }
 
-SideCode bound_side_code(const CodecLayout& layout, const Tensor& bytes) {
-  return side_code_of(layout, parts_of(layout, bytes.data_ptr()));
-}
-
 }  // namespace satchel::stable

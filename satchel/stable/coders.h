@@ -30,7 +30,4 @@ void decode_log(const CodecLayout& layout, const Tensor& bytes, float* x, const 
 /// `values` values of a table of 2^bits, by their codes.
 void decode_table(const Tensor& codes, const Tensor& table, int bits, int64_t values, void* x, DType type, const Place& place);
 
-/// A side code with its off plane, where it has one, bound to `bytes`.
-SideCode bound_side_code(const CodecLayout& layout, const Tensor& bytes);
-
 }  // namespace satchel::stable
