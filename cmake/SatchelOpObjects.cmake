@@ -9,13 +9,13 @@ add_library(satchel_op_objects OBJECT
   "${root}/satchel/core/normal.cpp"
   "${root}/satchel/core/spec.cpp"
   "${root}/satchel/core/spec_text.cpp"
+  "${root}/satchel/kernels/codec_layout.cpp"
   "${root}/satchel/kernels/cpu/low_pass.cpp"
   "${root}/satchel/kernels/cpu/narrow.cpp"
   "${root}/satchel/kernels/cpu/project.cpp"
   "${root}/satchel/kernels/cpu/registry.cpp"
   "${root}/satchel/kernels/cpu/scalar.cpp"
-  "${root}/satchel/kernels/cpu/slope.cpp"
-  "${root}/satchel/tensor/codec_layout.cpp")
+  "${root}/satchel/kernels/cpu/slope.cpp")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT SATCHEL_FUZZ)  # no parser needs them, and clang 14 cannot compile them
   set(avx2 "${root}/satchel/kernels/cpu/avx2.cpp")
   set(avx512 "${root}/satchel/kernels/cpu/avx512.cpp")

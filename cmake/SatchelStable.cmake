@@ -9,6 +9,9 @@ function(satchel_stable_module target folder core)
     set(on_or_off off)
   endif()
   add_library(${target} MODULE
+    "${root}/satchel/kernels/chunks.cpp"
+    "${root}/satchel/kernels/coding.cpp"
+    "${root}/satchel/kernels/epilogue_codes.cpp"
     "${root}/satchel/stable/activations.cpp"
     "${root}/satchel/stable/coders.cpp"
     "${root}/satchel/stable/interned.cpp"
@@ -17,8 +20,7 @@ function(satchel_stable_module target folder core)
     "${root}/satchel/stable/ops.cpp"
     "${root}/satchel/stable/parallel.cpp"
     "${root}/satchel/stable/place_${on_or_off}.cpp"
-    "${root}/satchel/stable/pools.cpp"
-    "${root}/satchel/tensor/chunks.cpp")
+    "${root}/satchel/stable/pools.cpp")
   target_include_directories(${target} PRIVATE "${root}")
   target_include_directories(${target} SYSTEM PRIVATE "${folder}/include")
   target_compile_definitions(${target} PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)  # torch 2.10 and later

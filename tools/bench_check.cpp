@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "satchel/core/error.h"
-#include "satchel/tensor/chunks.h"
+#include "satchel/kernels/chunks.h"
 #include "tools/bench.h"
 
 namespace satchel::tool {

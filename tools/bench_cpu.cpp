@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "satchel/core/median.h"
-#include "satchel/tensor/chunks.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/tensor/pack.h"
 #include "satchel/tensor/project.h"
 #include "tools/bench.h"

@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/codec_layout.h"
 #include "satchel/kernels/cuda/cuda.h"
-#include "satchel/tensor/codec_layout.h"
 #include "satchel/train/options.h"
 #include "tools/tool.h"
 

@@ -18,7 +18,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/shared_gradient.h"
 #include "satchel/core/error.h"
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {

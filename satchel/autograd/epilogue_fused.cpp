@@ -44,12 +44,15 @@ at::Tensor spare_rows(const EpilogueCall& call, const at::Tensor& rows) {
   return rows_of_image(call.spare);
 }
 
-/// What the kernels read of a call: x's rows, γ, β and the skip.
+/// What the kernels read of a call: x's rows, γ, β and the skip. An x that comes in parts has no memory: the result goes to the spare one.
 NormInput input_of(const EpilogueCall& call, const at::Tensor& rows, const ColumnMoments& moments) {
-  const at::Tensor x = for_kernels(rows), skip = call.skip.defined() ? for_kernels(rows_of_image(call.skip.detach())) : call.skip;
-  NormInput in{x, moments, call.weights.gamma.detach(), call.weights.beta.detach(), skip, spare_rows(call, x)};
+  const bool whole = !call.samples;
+  const at::Tensor x = whole ? for_kernels(rows) : rows,
+                   skip = call.skip.defined() ? for_kernels(rows_of_image(call.skip.detach())) : call.skip;
+  NormInput in{
+      x, moments, call.weights.gamma.detach(), call.weights.beta.detach(), skip, whole ? spare_rows(call, x) : rows_of_image(call.spare)};
   in.relu = call.activation == Activation::relu;
-  if (call.is_image()) in.image = call.in_sizes(x);
+  if (whole && call.is_image()) in.image = call.in_sizes(x);
   return in;
 }
 
@@ -83,7 +86,7 @@ NormSave save_of(const EpilogueSaves& saves, FusedNorm pass) {
   save.chain.dropout = saves.dropout;
   save.kept = saves.dropout_mask;
   save.seed = saves.dropout_seed;
-  if (pass != FusedNorm::add) return save;
+  if (pass != FusedNorm::add || saves.code == nullptr) return save;
   save.sum = saves.code->code;
   save.extra = saves.code->bits.extra;
   return save;
@@ -171,55 +174,47 @@ bool add_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at
   return is_usual(call) && fuses_norm_add(rows, norm->spec, sum->spec);
 }
 
-/// x by parts of the batch, twice: for the statistics, then to be coded.
-at::Tensor add_forward_by_parts(EpilogueCall& call, const Keep& norm, const Keep& sum, const at::Tensor& rows, EpilogueSaves& saves) {
-  const int64_t each = part_samples(call.sizes), of_sample = rows.size(0) / call.sizes[0];
-  const auto part = [&](int64_t first, int64_t last) { return rows_of_image(call.samples(first / of_sample, last / of_sample)); };
-  MomentsOfParts moments;
-  for (int64_t first = 0; first < rows.size(0); first += each * of_sample) {
-    moments.add(part(first, std::min(first + each * of_sample, rows.size(0))));
-  }
-  const at::Tensor seed = norm_seed(call), skip = for_kernels(rows_of_image(call.skip.detach()));
-  NormInput in{rows, moments.all(running_of(call)), call.weights.gamma.detach(), call.weights.beta.detach(),
-               skip, rows_of_image(call.spare)};
-  NormResult result = norm_add_encode(in, {norm.spec, seed}, {sum.spec, fresh_seed(call.x.device())}, part, each * of_sample);
-  SharedSave save;
-  save.code = std::move(result.save.sum);
-  save.chain = {0, 0};
-  saves.code = std::make_shared<SharedSave>(std::move(save));
-  return keep_fused(std::move(result), norm, saves);
-}
-
-at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
-  const Keep &norm = *find(keeps, Kind::norm), &sum = *find(keeps, Kind::shared);
-  if (call.samples) return add_forward_by_parts(call, norm, sum, rows, saves);
-  take_statistics(call, rows);
-  const at::Tensor seed = norm_seed(call);
-  CodecSpec spec = sum.spec;
-  SharedSave save;
-  save.bits = sample_bits(call, sum, spec, /*splits=*/true);
-  const NormInput in = input_of(call, rows, moments_of(call));
-  NormResult result = norm_add_encode(in, {norm.spec, seed}, {spec, fresh_seed(call.x.device())}, save.bits.extra);
-  save.code = std::move(result.save.sum);
-  save.chain = {0, 0};
-  saves.code = std::make_shared<SharedSave>(std::move(save));
-  return keep_fused(std::move(result), norm, saves);
-}
-
 // norm_alone: x̂ for a norm of which nothing but a sum reads the result.
 
 bool alone_fits(const EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows) {
   const Keep* norm = find(keeps, Kind::norm);
   const bool alone = norm != nullptr && norm->of == Of::normalised && !norm->per_sample_bits && find(keeps, Kind::shared) == nullptr;
   if (!alone || !reads_producer(call.saving.method) || call.skip.defined() || call.activation != Activation::none) return false;
-  return call.dropout == 0 && is_usual(call) && fuses_norm_alone(rows, norm->spec);
+  return call.dropout == 0 && is_usual(call) && fuses_norm_add(rows, norm->spec, std::nullopt);
 }
 
-at::Tensor alone_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
-  const Keep& norm = *find(keeps, Kind::norm);
-  take_statistics(call, rows);
-  const CodeChoice how{norm.spec, norm_seed(call)};
-  return keep_fused(norm_alone_encode(input_of(call, rows, moments_of(call)), how), norm, saves);
+/// Both of them. An x that comes in parts of the batch is made twice: for the statistics, then to be coded.
+at::Tensor add_forward(EpilogueCall& call, const std::vector<Keep>& keeps, const at::Tensor& rows, EpilogueSaves& saves) {
+  const Keep &norm = *find(keeps, Kind::norm), *sum = find(keeps, Kind::shared);
+  RowsOf part;
+  int64_t each = 0;
+  ColumnMoments moments;
+  if (call.samples) {
+    const int64_t of_sample = rows.size(0) / call.sizes[0];
+    each = part_samples(call.sizes) * of_sample;
+    part = [&, of_sample](int64_t first, int64_t last) { return rows_of_image(call.samples(first / of_sample, last / of_sample)); };
+    MomentsOfParts of_parts;
+    for (int64_t first = 0; first < rows.size(0); first += each) of_parts.add(part(first, std::min(first + each, rows.size(0))));
+    moments = of_parts.all(running_of(call));
+  } else {
+    take_statistics(call, rows);
+    moments = moments_of(call);
+  }
+  const CodeChoice hat{norm.spec, norm_seed(call)};
+  CodeChoice output;
+  SharedSave save;
+  if (sum != nullptr) {
+    output.spec = sum->spec;
+    save.bits = sample_bits(call, *sum, output.spec, /*splits=*/true);
+    output.seed = fresh_seed(call.x.device());
+  }
+  NormResult result = norm_add_encode(input_of(call, rows, moments), hat, output, save.bits.extra, part, each);
+  if (sum != nullptr) {
+    save.code = std::move(result.save.sum);
+    save.chain = {0, 0};
+    saves.code = std::make_shared<SharedSave>(std::move(save));
+  }
+  return keep_fused(std::move(result), norm, saves);
 }
 
 // norm_block: rows of x in blocks, ReLU's mask and dropout's, each for itself.
@@ -351,7 +346,7 @@ std::span<const EpilogueKernel> epilogue_kernels() {
   static const std::array<EpilogueKernel, 8> kKernels = {{
       {"norm_act", act_fits, act_forward, fused_back<FusedNorm::act>},
       {"norm_add", add_fits, add_forward, fused_back<FusedNorm::add>},
-      {"norm_alone", alone_fits, alone_forward, fused_back<FusedNorm::alone>},
+      {"norm_alone", alone_fits, add_forward, fused_back<FusedNorm::add>},
       {"norm_block", block_fits, block_forward, fused_back<FusedNorm::block>},
       {"norm_low_pass", low_pass_fits, low_pass_forward, fused_back<FusedNorm::low_pass>},
       {"norm_image", image_fits, image_forward, fused_back<FusedNorm::image>},

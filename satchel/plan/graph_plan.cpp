@@ -5,8 +5,8 @@
 
 #include "satchel/core/error.h"
 #include "satchel/core/graph_layer.h"
+#include "satchel/kernels/codec_layout.h"
 #include "satchel/plan/kept_line.h"
-#include "satchel/tensor/codec_layout.h"
 
 namespace satchel {
 namespace {

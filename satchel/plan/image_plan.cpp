@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/codec_layout.h"
 #include "satchel/plan/image_step.h"
 #include "satchel/plan/kept_line.h"
-#include "satchel/tensor/codec_layout.h"
 
 namespace satchel {
 namespace {

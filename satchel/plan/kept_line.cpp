@@ -4,7 +4,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/core/per_sample.h"
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 
 namespace satchel {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "satchel/kernels/cuda/row_norm.h"
+#include "satchel/kernels/epilogue_codes.h"
 #include "satchel/stable/arguments.h"
 
 namespace satchel::stable {
@@ -15,44 +15,21 @@ CodecLayout line_layout(int64_t values, DType type, const Numbers& spec, const c
   return plan_of(shape, type, spec_of_list(spec, op), 0, 1, op);
 }
 
-bool is_block(const CodecLayout& layout) { return layout.coding == Coding::block && !layout.projected; }
-
 /// Empty `output`: the result is not coded.
 bool activation_fits(int64_t values, ScalarType dtype, const Numbers& slope, const Numbers& output) {
   constexpr const char* op = "activation";
   constexpr int64_t kMost = ((int64_t{1} << 32) - 1) * 8;
   if (!cuda::compiled() || values <= 0 || values % 8 != 0 || values > kMost) return false;
   const CodecLayout of_slope = line_layout(values, DType::f32, slope, op);
-  if (!is_block(of_slope) || !cuda::slope_code_fits(of_slope.block)) return false;
+  if (!is_block_code(of_slope) || !cuda::slope_code_fits(of_slope.block)) return false;
   if (output.empty()) return true;
   const CodecLayout of_output = line_layout(values, dtype_of(dtype, op), output, op);
-  return is_block(of_output) && cuda::output_code_fits(of_output.block);
-}
-
-cuda::RowCode code_in(const CodecLayout& layout, const Tensor& bytes, const uint64_t* seed) {
-  auto* base = static_cast<uint8_t*>(bytes.data_ptr());
-  return {layout.block, {base, base + layout.at.headers}, seed};
+  return is_block_code(of_output) && cuda::output_code_fits(of_output.block);
 }
 
 Smooth smooth_of(int64_t kind, const char* op) {
   if (kind <= static_cast<int64_t>(Smooth::none) || kind > static_cast<int64_t>(Smooth::tanh)) fail(op, "kind must be 1 to 5", kind);
   return static_cast<Smooth>(kind);
-}
-
-/// x where the kernels can read it: itself where its memory has no gap and starts at a multiple of 16 bytes, else a copy in the order that
-/// torch gives results.
-Tensor dense(const Tensor& x, Numbers& shape, Numbers& strides, const char* op) {
-  shape = sizes_of(x);
-  strides.assign(x.strides().begin(), x.strides().end());
-  bool gapless = true;
-  try {
-    check_strides(shape, strides, op);
-  } catch (const Error&) {
-    gapless = false;
-  }
-  const Tensor line = gapless ? x : torch::stable::clone(x);
-  if (!gapless) strides.assign(line.strides().begin(), line.strides().end());
-  return aligned(line);
 }
 
 /// z, the slopes' bytes and those of z. `seeds`: int64[2], of the slopes and of z.
@@ -62,17 +39,17 @@ std::tuple<Tensor, Tensor, Tensor> activation(const Tensor& given, const Tensor&
   const DType type = dtype_of(given.scalar_type(), op);
   const Smooth which = smooth_of(kind, op);
   check_cuda(given, op);
-  if (seeds.scalar_type() != ScalarType::Long || seeds.numel() != 2 || !seeds.is_contiguous() || !same_device(seeds, given))
-    fail(op, "seeds must be two numbers of int64 on the tensor's device", seeds.numel());
+  check_two_seeds(seeds, given, op);
   if (!activation_fits(given.numel(), given.scalar_type(), slope, output))
     fail(op, "activation_fits must be true of size and specs", given.numel());
   const Place place(given, op);
-  Numbers shape, strides;
-  const Tensor x = dense(given, shape, strides, op), z = empty_strided(x, shape, strides, x.scalar_type());
+  // Itself where its memory has no gap, else a copy in the order that torch gives results.
+  const Tensor line = is_dense(given) ? given : torch::stable::clone(given), x = aligned(line);
+  const Tensor z = empty_strided(x, sizes_of(line), strides_of(line), x.scalar_type());
   const CodecLayout of_slope = line_layout(x.numel(), DType::f32, slope, op);
   const Tensor slopes = new_bytes(x, of_slope.at.total);
   const auto* seed = static_cast<const uint64_t*>(seeds.const_data_ptr());
-  const cuda::RowCode slope_code = code_in(of_slope, slopes, seed);
+  const cuda::RowCode slope_code = row_code(of_slope, slopes.data_ptr(), seed);
   if (output.empty()) {
     const cuda::RowShape flat{x.numel() / 8, 8};
     cuda::row_encode(flat, {}, {}, slope_code, which, x.const_data_ptr(), type, z.data_ptr(), place.stream());
@@ -80,7 +57,7 @@ std::tuple<Tensor, Tensor, Tensor> activation(const Tensor& given, const Tensor&
   }
   const CodecLayout of_output = line_layout(x.numel(), type, output, op);
   const Tensor coded = new_bytes(x, of_output.at.total);
-  cuda::smooth_encode(slope_code, code_in(of_output, coded, seed + 1), which, x.const_data_ptr(), type, x.numel(), z.data_ptr(),
+  cuda::smooth_encode(slope_code, row_code(of_output, coded.data_ptr(), seed + 1), which, x.const_data_ptr(), type, x.numel(), z.data_ptr(),
                       place.stream());
   return {z, slopes, coded};
 }
@@ -100,7 +77,7 @@ Tensor activation_backward(const Tensor& given, const Tensor& slopes, const Numb
   const Tensor g = in_strides(given, shape, strides);
   const Tensor out = empty_strided(g, shape, strides, g.scalar_type());
   const cuda::RowShape flat{g.numel() / 8, 8};
-  cuda::slope_back(flat, code_in(layout, slopes, nullptr), g.const_data_ptr(), type, out.data_ptr(), place.stream());
+  cuda::slope_back(flat, row_code(layout, slopes.data_ptr(), nullptr), g.const_data_ptr(), type, out.data_ptr(), place.stream());
   return out;
 }
 

@@ -39,6 +39,11 @@ inline void check_seed(const Tensor& seed, const Tensor& x, const char* op) {
   if (!same_device(seed, x)) fail(op, "seed must be on the tensor's device");
 }
 
+inline void check_two_seeds(const Tensor& seeds, const Tensor& x, const char* op) {
+  if (seeds.scalar_type() != ScalarType::Long || seeds.numel() != 2 || !seeds.is_contiguous() || !same_device(seeds, x))
+    fail(op, "seeds must be two numbers of int64 on the tensor's device", seeds.numel());
+}
+
 /// Do the strides put every value on its own place of a gapless stretch of memory?
 template <class Sizes>
 bool is_gapless(const Sizes& shape, const Sizes& strides) {
@@ -104,6 +109,7 @@ inline Tensor new_bytes(const Tensor& like, int64_t count) { return new_line(lik
 inline Tensor aligned(const Tensor& x) { return reinterpret_cast<uintptr_t>(x.data_ptr()) % kAlign == 0 ? x : torch::stable::clone(x); }
 
 inline Numbers sizes_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
+inline Numbers strides_of(const Tensor& x) { return {x.strides().begin(), x.strides().end()}; }
 
 /// Strides without gap whose innermost dimension is the second: rows of channels.
 inline Numbers rows_strides(const Numbers& shape) {

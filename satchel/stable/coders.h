@@ -3,8 +3,8 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include "satchel/kernels/coding.h"
 #include "satchel/stable/place.h"
-#include "satchel/tensor/codec_layout.h"
 
 namespace satchel::stable {
 
@@ -20,8 +20,7 @@ void encode(const CodecLayout& layout, const void* x, const Tensor& seed, const 
 /// All values into `x`, as layout.type.
 void decode(const CodecLayout& layout, const Tensor& bytes, void* x, const Place& place);
 
-/// Values [first, last) of a block or side code, of any type, to `x` on. `first` is a multiple of part_step(), `last` too or the end.
-int64_t part_step(const CodecLayout& layout, const Place& place);
+/// Values [first, last) of a block or side code, of any type, to `x` on, as decode_stretch() gives them.
 void decode_part(const CodecLayout& layout, const Tensor& bytes, void* x, DType type, int64_t first, int64_t last, const Place& place);
 
 /// A block code of exp(x), and log() of what it decodes to; float32.
@@ -30,8 +29,5 @@ void decode_log(const CodecLayout& layout, const Tensor& bytes, float* x, const 
 
 /// `values` values of a table of 2^bits, by their codes.
 void decode_table(const Tensor& codes, const Tensor& table, int bits, int64_t values, void* x, DType type, const Place& place);
-
-/// A side code with its off plane, where it has one, bound to `bytes`.
-SideCode bound_side_code(const CodecLayout& layout, const Tensor& bytes);
 
 }  // namespace satchel::stable

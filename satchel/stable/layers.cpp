@@ -2,19 +2,16 @@
 // activation and dropout, and on CUDA the fused passes of a norm and its activation (kernels/cuda/epilogue.h).
 #include <torch/csrc/stable/library.h>
 
-#include <cmath>
 #include <optional>
 #include <tuple>
 
 #include "satchel/core/keep.h"
-#include "satchel/kernels/cuda/epilogue.h"
+#include "satchel/kernels/chunks.h"
+#include "satchel/kernels/epilogue_codes.h"
 #include "satchel/stable/arguments.h"
-#include "satchel/tensor/chunks.h"
 
 namespace satchel::stable {
 namespace {
-
-constexpr int64_t kNoises = 1 << 16;
 
 void append(Numbers& to, const CodecSpec& spec) {
   const SpecNumbers n = numbers_of(spec);
@@ -78,8 +75,7 @@ Tensor unpack_part(const Tensor& given, const Numbers& shape, ScalarType dtype, 
   if (first < 0 || first > last || last > layout.values) fail(op, "values must lie within 0 to " + std::to_string(layout.values), last);
   const Place place(given, op);
   const Tensor bytes = aligned(given);
-  const int64_t step = part_step(layout, place), begin = first / step * step;
-  const int64_t end = last > layout.values - step ? layout.values : ceil_div(last, step) * step;
+  const auto [begin, end] = decode_stretch(layout, first, last, place.cuda());
   Tensor line = new_line(given, end - begin, dtype);
   if (first < last) decode_part(layout, bytes, line.data_ptr(), type, begin, end, place);
   return torch::stable::narrow(line, 0, first - begin, last - first);
@@ -105,33 +101,17 @@ Tensor side_on(const Tensor& given, const Numbers& shape, const Numbers& spec, i
   return bits;
 }
 
-Chain chain_of(int64_t values, int64_t channels, double dropout, double slope, int64_t origin, const char* op) {
-  if (!(dropout >= 0 && dropout < 1)) fail(op, "dropout must be in [0, 1)", dropout);
-  const auto drop = static_cast<int64_t>(std::llround(dropout * static_cast<double>(kNoises)));
-  if (drop == kNoises) fail(op, "dropout must leave 1 of 2^16 values", dropout);
-  if (!std::isfinite(static_cast<float>(slope))) fail(op, "slope must be finite", slope);
-  if (origin < 0 || origin % kGroup != 0) fail(op, "origin must be a multiple of 8", origin);
-  Chain c;
-  c.values = values;
-  c.channels = channels;
-  c.slope = static_cast<float>(slope);
-  c.drop = static_cast<uint32_t>(drop);
-  c.scale = static_cast<float>(static_cast<double>(kNoises) / static_cast<double>(kNoises - drop));
-  c.origin = origin;
-  return c;
-}
-
 /// x, whose memory has no gap, times what activation and dropout make of it: (on ? 1 : slope), and 0 or 1/(1 − dropout), redrawn from the
 /// seed. `on` is a bit a value from x's first on; without it all are on. `origin`: the number of x's first value in the whole tensor.
 Tensor gate(const Tensor& x, const std::optional<Tensor>& on, const std::optional<Tensor>& seed, double dropout, double slope,
             int64_t origin) {
   constexpr const char* op = "gate";
   const DType type = dtype_of(x.scalar_type(), op);
-  const Chain chain = chain_of(x.numel(), 1, dropout, slope, origin, op);
+  const Chain chain = make_chain(x.numel(), 1, dropout, slope, origin, op);
   if (chain.drop > 0 && !seed) fail(op, "dropout needs a seed", dropout);
   if (seed) check_seed(*seed, x, op);
   if (on) check_bytes(*on, ceil_div(x.numel(), 8), op);
-  const Numbers shape(x.sizes().begin(), x.sizes().end()), strides(x.strides().begin(), x.strides().end());
+  const Numbers shape = sizes_of(x), strides = strides_of(x);
   check_strides(shape, strides, op);
   const Place place(x, op);
   if (x.numel() == 0) return torch::stable::clone(x);
@@ -154,17 +134,18 @@ Tensor gate(const Tensor& x, const std::optional<Tensor>& on, const std::optiona
 
 // The fused passes of a norm and its ReLU, of rows × channels on CUDA.
 
-CodecLayout act_layout(int64_t rows, int64_t channels, const Numbers& spec, const char* op) {
-  const int64_t shape[] = {rows, channels};
-  return plan_of(shape, DType::f32, spec_of_list(spec, op), channels, 1, op);
+/// The code of x̂, where the kernels serve it.
+std::optional<CodecLayout> act_layout(int64_t rows, int64_t channels, const Numbers& spec, const char* op) {
+  return cuda::compiled() ? norm_act_layout(rows, channels, spec_of_list(spec, op), op) : std::nullopt;
+}
+/// … or throws.
+CodecLayout served_layout(int64_t rows, int64_t channels, const Numbers& spec, const char* op) {
+  const auto layout = act_layout(rows, channels, spec, "norm_act");
+  if (!layout) fail(op, "norm_act_fits must be true of sizes and spec", channels);
+  return *layout;
 }
 
-bool norm_act_fits(int64_t rows, int64_t channels, const Numbers& spec) {
-  constexpr const char* op = "norm_act";
-  if (!cuda::compiled() || rows * channels == 0 || spec_of_list(spec, op).side != Side::one_sided) return false;
-  const CodecLayout layout = act_layout(rows, channels, spec, op);
-  return layout.coding == Coding::side && cuda::norm_act_fits(layout.side);
-}
+bool norm_act_fits(int64_t rows, int64_t channels, const Numbers& spec) { return act_layout(rows, channels, spec, "norm_act").has_value(); }
 
 void check_rows(const Tensor& x, const char* op) {
   dtype_of(x.scalar_type(), op);
@@ -172,8 +153,7 @@ void check_rows(const Tensor& x, const char* op) {
 }
 
 cuda::NormActCode act_code(const CodecLayout& layout, const Tensor& bytes, const uint64_t* seed, double dropout, const char* op) {
-  const SideCode side = bound_side_code(layout, bytes);
-  return {side, chain_of(layout.values, layout.channels, dropout, 0, 0, op), static_cast<uint8_t*>(bytes.data_ptr()), seed};
+  return norm_act_code(layout, bytes.data_ptr(), make_chain(layout.values, layout.channels, dropout, 0, 0, op), seed);
 }
 
 /// The code of (x − mean)·rstd, and relu(γ·x̂ + β) to `out`, which has x's sizes and type and may be x.
@@ -184,9 +164,8 @@ Tensor norm_act(const Tensor& x, Tensor out, const Tensor& mean, const Tensor& r
   check_rows(out, op);
   check_seed(seed, x, op);
   if (out.scalar_type() != x.scalar_type() || out.numel() != x.numel() || out.size(1) != x.size(1)) fail(op, "out must be as x is");
-  if (!norm_act_fits(x.size(0), x.size(1), spec)) fail(op, "norm_act_fits must be true of sizes and spec", x.size(1));
+  const CodecLayout layout = served_layout(x.size(0), x.size(1), spec, op);
   const Place place(x, op);
-  const CodecLayout layout = act_layout(x.size(0), x.size(1), spec, op);
   const Tensor bytes = new_bytes(x, layout.at.total), scratch = new_bytes(x, cuda::norm_act_scratch_bytes());
   const cuda::NormParameters with{channel_numbers(mean, x, "mean", op), channel_numbers(rstd, x, "rstd", op),
                                   channel_numbers(gamma, x, "gamma", op), channel_numbers(beta, x, "beta", op)};
@@ -201,8 +180,7 @@ std::tuple<Tensor, Tensor> norm_act_back(Tensor g, const Tensor& bytes, const Te
                                          bool needs_x) {
   constexpr const char* op = "norm_act_back";
   check_rows(g, op);
-  if (!norm_act_fits(g.size(0), g.size(1), spec)) fail(op, "norm_act_fits must be true of sizes and spec", g.size(1));
-  const CodecLayout layout = act_layout(g.size(0), g.size(1), spec, op);
+  const CodecLayout layout = served_layout(g.size(0), g.size(1), spec, op);
   check_bytes(bytes, layout.at.total, op);
   const Place place(g, op);
   const DType type = dtype_of(g.scalar_type(), op);
@@ -224,11 +202,10 @@ std::tuple<Tensor, Tensor> norm_act_back(Tensor g, const Tensor& bytes, const Te
 Tensor norm_act_input(const Tensor& bytes, const std::optional<Tensor>& seed, int64_t rows, int64_t channels, const Numbers& spec,
                       double dropout, int64_t first, int64_t last, ScalarType dtype) {
   constexpr const char* op = "norm_act_input";
-  if (!norm_act_fits(rows, channels, spec)) fail(op, "norm_act_fits must be true of sizes and spec", channels);
+  const CodecLayout layout = served_layout(rows, channels, spec, op);
   if (first < 0 || first % kGroup != 0 || first > last || last > rows)
     fail(op, "rows must lie within the code, from a multiple of 8 on", first);
   if (dropout > 0 && !seed) fail(op, "dropout needs a seed", dropout);
-  const CodecLayout layout = act_layout(rows, channels, spec, op);
   check_bytes(bytes, layout.at.total, op);
   const Place place(bytes, op);
   const Tensor z = empty_strided(bytes, {last - first, channels}, {channels, 1}, dtype);

@@ -13,7 +13,7 @@
 #include <optional>
 #include <tuple>
 
-#include "satchel/kernels/cuda/epilogue.h"
+#include "satchel/kernels/epilogue_codes.h"
 #include "satchel/stable/arguments.h"
 
 namespace satchel::stable {
@@ -27,58 +27,32 @@ Form form_of(int64_t number, const char* op) {
 }
 
 /// Layouts of the codes of rows × channels; `sum` of form add alone.
-struct Codes {
+struct Codes : NormAddLayouts {
   Form form;
-  CodecLayout norm, sum;
 };
 
-Codes codes_of(int64_t rows, int64_t channels, DType type, int64_t form, const Numbers& norm, const Numbers& sum, const char* op) {
-  const int64_t shape[] = {rows, channels};
-  const Form which = form_of(form, op);
-  Codes codes{which, plan_of(shape, DType::f32, spec_of_list(norm, op), which == Form::act ? channels : 0, 1, op), {}};
-  if (which == Form::add) codes.sum = plan_of(shape, type, spec_of_list(sum, op), 0, 1, op);
-  return codes;
-}
-
-cuda::CodeParts parts_in(const CodecLayout& layout, const Tensor& bytes) {
-  auto* base = static_cast<uint8_t*>(bytes.data_ptr());
-  return {base, base + layout.at.headers};
-}
-
-cuda::NormAddCode add_code(const Codes& c, int64_t channels) {
-  cuda::NormAddCode code{c.norm.block, c.sum.side, channels, {}, {}};
-  code.alone = c.form == Form::alone;
-  return code;
-}
-cuda::NormAddCode add_code(const Codes& c, int64_t channels, const Tensor& norm, const Tensor& sum) {
-  cuda::NormAddCode code = add_code(c, channels);
-  code.norm_at = parts_in(c.norm, norm);
-  if (c.form == Form::add) code.sum_at = parts_in(c.sum, sum);
-  return code;
-}
-
 cuda::NormActCode act_code(const CodecLayout& layout, const Tensor& bytes, const uint64_t* seed) {
-  Chain chain;
-  chain.values = layout.values;
-  chain.channels = layout.channels;
-  return {bound_side_code(layout, bytes), chain, static_cast<uint8_t*>(bytes.data_ptr()), seed};
+  return norm_act_code(layout, bytes.data_ptr(), make_chain(layout.values, layout.channels, 0, 0, 0, "norm"), seed);
 }
 
-bool fits(const Codes& c, int64_t channels, const CodecSpec& norm, const CodecSpec& sum) {
-  if (c.norm.values == 0 || c.norm.projected) return false;
-  if (c.form == Form::act) return norm.side == Side::one_sided && c.norm.coding == Coding::side && cuda::norm_act_fits(c.norm.side);
-  if (norm.side != Side::none || c.norm.coding != Coding::block) return false;
-  if (c.form == Form::add && (sum.side != Side::relu || c.sum.coding != Coding::side || c.sum.projected)) return false;
-  return cuda::norm_add_fits(add_code(c, channels));
+cuda::NormAddCode add_code(const Codes& c, int64_t channels, const Tensor& norm, const Tensor& sum) {
+  return norm_add_code(c, channels, norm.data_ptr(), sum.data_ptr());
 }
 
 /// The codes where the kernels serve them.
 std::optional<Codes> served(int64_t rows, int64_t channels, ScalarType dtype, int64_t form, const Numbers& norm, const Numbers& sum,
                             const char* op) {
   if (!cuda::compiled() || rows <= 0 || channels <= 0) return std::nullopt;
-  const CodecSpec of_norm = spec_of_list(norm, op), of_sum = form_of(form, op) == Form::add ? spec_of_list(sum, op) : CodecSpec();
-  const Codes codes = codes_of(rows, channels, dtype_of(dtype, op), form, norm, sum, op);
-  return fits(codes, channels, of_norm, of_sum) ? std::optional(codes) : std::nullopt;
+  const CodecSpec of_norm = spec_of_list(norm, op);
+  const Form which = form_of(form, op);
+  const std::optional<CodecSpec> of_sum = which == Form::add ? std::optional(spec_of_list(sum, op)) : std::nullopt;
+  const DType type = dtype_of(dtype, op);
+  if (which == Form::act) {
+    const auto layout = norm_act_layout(rows, channels, of_norm, op);
+    return layout ? std::optional(Codes{{*layout, std::nullopt}, which}) : std::nullopt;
+  }
+  const auto layouts = norm_add_layouts(rows, channels, type, of_norm, of_sum, op);
+  return layouts ? std::optional(Codes{*layouts, which}) : std::nullopt;
 }
 
 bool norm_fits(int64_t rows, int64_t channels, ScalarType dtype, int64_t form, const Numbers& norm, const Numbers& sum) {
@@ -110,8 +84,7 @@ Made run(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& g
          const Numbers& norm_spec, const Numbers& sum_spec, cuda::Moments to, const char* op) {
   const DType type = dtype_of(given.scalar_type(), op);
   if (given.dim() < 2) fail(op, "x must have a dimension of channels", given.dim());
-  if (seeds.scalar_type() != ScalarType::Long || seeds.numel() != 2 || !seeds.is_contiguous() || !same_device(seeds, given))
-    fail(op, "seeds must be two numbers of int64 on the tensor's device", seeds.numel());
+  check_two_seeds(seeds, given, op);
   const Numbers shape = sizes_of(given), strides = rows_strides(shape);
   const Codes codes = served(given, form, norm_spec, sum_spec, op);
   const int64_t channels = shape[1], rows = given.numel() / channels;
@@ -126,7 +99,7 @@ Made run(const Tensor& given, const std::optional<Tensor>& skip, const Tensor& g
   to.mean = room(mean);
   to.rstd = room(rstd);
   cuda::column_moments(x.const_data_ptr(), type, rows, channels, to, scratch.data_ptr(), place.stream());
-  const Tensor bytes = new_bytes(x, codes.norm.at.total), sum = new_bytes(x, codes.form == Form::add ? codes.sum.at.total : 0);
+  const Tensor bytes = new_bytes(x, codes.norm.at.total), sum = new_bytes(x, codes.sum ? codes.sum->at.total : 0);
   const cuda::NormParameters with{room(mean), room(rstd), scale, offset};
   cuda::NormPass pass{x.const_data_ptr(), type, with, z.data_ptr()};
   const auto* seed = static_cast<const uint64_t*>(seeds.const_data_ptr());
@@ -186,7 +159,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const Tensor& given, co
   const int64_t channels = shape[1];
   check_cuda(given, op);
   check_bytes(bytes, codes.norm.at.total, op, &given);
-  check_bytes(sum, codes.form == Form::add ? codes.sum.at.total : 0, op, &given);
+  check_bytes(sum, codes.sum ? codes.sum->at.total : 0, op, &given);
   const Place place(given, op);
   const Tensor g = in_strides(given, shape, strides), nothing = new_line(g, 0, g.scalar_type());
   const bool adds = codes.form == Form::add && needs_skip;

@@ -1,7 +1,7 @@
 // The codec as torch ops over torch's stable ABI: one binary serves every torch from 2.10 on, and every Python. Sizes without data are
 // told in Python (python/satchel/_ops.py). The namespace is not libsatchel's, so that one process can hold both.
 //
-// A spec travels as the eleven numbers of SpecNumbers (tensor/codec_layout.h). What keeps a tensor as it is (bits=32) and the product of a
+// A spec travels as the eleven numbers of SpecNumbers (kernels/codec_layout.h). What keeps a tensor as it is (bits=32) and the product of a
 // projection are Python's: both are torch's own ops.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -13,46 +13,19 @@
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/kernels/slope.h"
 #include "satchel/stable/arguments.h"
 #include "satchel/stable/coders.h"
-#include "satchel/tensor/chunks.h"
 
 namespace satchel::stable {
 namespace {
 
-template <class List>
-Numbers vector_of(const List& list) {
-  return {list.begin(), list.end()};
-}
-
-bool is_in_shape_order(const Numbers& shape, const Numbers& strides) {
-  const Numbers expected = contiguous_strides(shape);
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] > 1 && strides[d] != expected[d]) return false;
-  }
-  return true;
-}
-
 bool is_low_pass(const CodecSpec& spec) { return std::holds_alternative<LowPass>(spec.transform); }
-
-/// Strides without gap whose innermost dimension is the second.
-bool is_channels_last(const Tensor& x) {
-  if (x.dim() < 3 || x.dim() > 5) return false;
-  Numbers shape = vector_of(x.sizes()), strides = vector_of(x.strides());
-  std::rotate(shape.begin() + 1, shape.begin() + 2, shape.end());
-  std::rotate(strides.begin() + 1, strides.begin() + 2, strides.end());
-  return is_in_shape_order(shape, strides);
-}
 
 /// Are x's own strides kept, as tensor/order.cpp says?
 bool keeps_order(const Tensor& x, const CodecSpec& spec) {
-  if (x.is_contiguous()) return true;
-  if (std::holds_alternative<RandomProjection>(spec.transform) || !is_dense(x)) return false;
-  if (spec.bits == kKeep) return true;
-  if (is_low_pass(spec)) return is_channels_last(x);
-  if (spec.block < 0) return false;
-  return !spec.per_sample || x.dim() == 0 || x.size(0) <= 1 || x.stride(0) == x.numel() / x.size(0);
+  return x.is_contiguous() || (is_dense(x) && any_order_serves(sizes_of(x), strides_of(x), spec));
 }
 
 Tensor pack(const Tensor& x, const Tensor& seed, const std::optional<Tensor>& channels, int64_t inner, const Numbers& numbers) {
@@ -61,7 +34,7 @@ Tensor pack(const Tensor& x, const Tensor& seed, const std::optional<Tensor>& ch
   const DType type = dtype_of(x.scalar_type(), op);
   check_seed(seed, x, op);
   const Place place(x, op);
-  const Numbers shape = vector_of(x.sizes());
+  const Numbers shape = sizes_of(x);
   if (channels && (channels->dim() != 2 || channels->size(1) != 16 || channels->scalar_type() != ScalarType::Byte)) {
     fail(op, "channels must be rows of 16 bytes", channels->numel());
   }
@@ -264,9 +237,9 @@ Tensor draw_projection(const Tensor& seed, int64_t rows, int64_t columns, int64_
 }
 
 Numbers packed_strides(const Tensor& x, const Numbers& numbers) {
-  const Numbers shape = vector_of(x.sizes());
+  const Numbers shape = sizes_of(x);
   const bool own = x.numel() > 0 && keeps_order(x, spec_of_list(numbers, "packed_strides"));
-  return own ? vector_of(x.strides()) : contiguous_strides(shape);
+  return own ? strides_of(x) : contiguous_strides(shape);
 }
 
 /// coding (0 keep · 1 block · 2 side · 3 low-pass), values coded, values a block, blocks, channels, matrices of a projection, then where

@@ -1,4 +1,4 @@
-#include "satchel/tensor/parallel.h"
+#include "satchel/kernels/parallel.h"
 
 #include <torch/csrc/stable/ops.h>
 

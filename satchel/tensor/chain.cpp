@@ -5,20 +5,18 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/chunks.h"
+#include "satchel/kernels/epilogue_codes.h"
 #include "satchel/tensor/check.h"
-#include "satchel/tensor/chunks.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/pack.h"
 
 namespace satchel {
 namespace {
-
-constexpr int64_t kNoises = 1 << 16;
 
 void check_rows(const at::Tensor& x, const char* op) {
   check_tensor(x, op);
@@ -63,24 +61,9 @@ const uint8_t* check_on(const at::Tensor& x, const at::Tensor& on, const char* o
   return on.const_data_ptr<uint8_t>();
 }
 
-Chain chain_for(at::IntArrayRef shape, const ChainOptions& options, int64_t origin, const char* op) {
-  if (!(options.dropout >= 0 && options.dropout < 1)) fail(op, "dropout must be in [0, 1)", options.dropout);
-  const auto drop = static_cast<int64_t>(std::llround(options.dropout * static_cast<double>(kNoises)));
-  if (drop == kNoises) fail(op, "dropout must leave 1 of 2^16 values", options.dropout);
-  if (!std::isfinite(static_cast<float>(options.slope))) fail(op, "slope must be finite", options.slope);
-  if (origin < 0 || origin % kGroup != 0) fail(op, "origin must be a multiple of 8", origin);
-  Chain c;
-  c.values = shape[0] * shape[1];
-  c.channels = shape[1];
-  c.slope = static_cast<float>(options.slope);
-  c.drop = static_cast<uint32_t>(drop);
-  c.scale = static_cast<float>(static_cast<double>(kNoises) / static_cast<double>(kNoises - drop));
-  c.origin = origin;
-  return c;
-}
-
-Chain make_chain(const at::Tensor& x, const ChainOptions& options, const at::Tensor& seed, int64_t origin, const char* op) {
-  const Chain c = chain_for(x.sizes(), options, origin, op);
+/// The chain of rows x, whose seed is looked at where something is dropped.
+Chain chain_with_seed(const at::Tensor& x, const ChainOptions& options, const at::Tensor& seed, int64_t origin, const char* op) {
+  const Chain c = make_chain(x.numel(), x.size(1), options.dropout, options.slope, origin, op);
   if (c.drop > 0) check_seed(seed, x.device(), op);
   return c;
 }
@@ -117,7 +100,7 @@ const uint8_t* bits_from(const uint8_t* bits, int64_t first) { return bits == nu
 
 void multiply_gradient(const at::Tensor& g, const at::Tensor& on, const at::Tensor& seed, const ChainOptions& options, int64_t origin,
                        const at::Tensor& out, const char* op) {
-  const Chain c = make_chain(g, options, seed, origin, op);
+  const Chain c = chain_with_seed(g, options, seed, origin, op);
   const uint8_t* bits = check_on(g, on, op);
   if (c.values == 0) return;
   const Place place(g.device(), op);
@@ -133,13 +116,15 @@ void multiply_gradient(const at::Tensor& g, const at::Tensor& on, const at::Tens
 
 }  // namespace
 
-Chain chain_of(at::IntArrayRef shape, const ChainOptions& options) { return chain_for(shape, options, 0, "chain"); }
+Chain chain_of(at::IntArrayRef shape, const ChainOptions& options) {
+  return make_chain(shape[0] * shape[1], shape[1], options.dropout, options.slope, 0, "chain");
+}
 
 at::Tensor apply_chain(const at::Tensor& x, const at::Tensor& gamma, const at::Tensor& beta, const at::Tensor& on, const at::Tensor& seed,
                        const ChainOptions& options, int64_t origin) {
   constexpr const char* op = "apply_chain";
   check_rows(x, op);
-  const Chain c = make_chain(x, options, seed, origin, op);
+  const Chain c = chain_with_seed(x, options, seed, origin, op);
   const Affine affine(x, gamma, beta, op);
   const uint8_t* bits = check_on(x, on, op);
   const Place place(x.device(), op);
@@ -181,7 +166,7 @@ at::Tensor on_bits(const at::Tensor& x, const at::Tensor& gamma, const at::Tenso
   const Place place(x.device(), op);
   at::Tensor bits = at::empty({ceil_div(x.numel(), 8)}, x.options().dtype(at::kByte));
   if (x.numel() == 0) return bits;
-  const Chain c = make_chain(x, {}, {}, 0, op);
+  const Chain c = make_chain(x.numel(), x.size(1), 0, 0, 0, op);
   const DType type = dtype_of(x.scalar_type());
   const void* from = x.const_data_ptr();
   auto* to = bits.mutable_data_ptr<uint8_t>();

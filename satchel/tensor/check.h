@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 #include "satchel/tensor/packed.h"
 
 namespace satchel {

@@ -4,11 +4,13 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/epilogue.h"
 #include "satchel/kernels/cuda/per_sample.h"
+#include "satchel/kernels/epilogue_codes.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"
@@ -20,10 +22,10 @@ namespace {
 
 // Each with its own name in errors.
 constexpr const char *kActOp = "norm_act", *kAddOp = "norm_add", *kBlockOp = "norm_block", *kImageOp = "norm_image",
-                     *kLowPassOp = "norm_low_pass", *kProductOp = "norm_act_product", *kAloneOp = "norm_alone";
+                     *kLowPassOp = "norm_low_pass", *kProductOp = "norm_act_product";
 
 const char* op_of(FusedNorm pass) {
-  constexpr const char* kOps[] = {kActOp, kAddOp, kAloneOp, kBlockOp, kImageOp, kLowPassOp};
+  constexpr const char* kOps[] = {kActOp, kAddOp, kBlockOp, kImageOp, kLowPassOp};
   return kOps[static_cast<size_t>(pass)];
 }
 
@@ -57,9 +59,6 @@ cuda::Moments moments_to(const ColumnMoments& to, const RunningMoments& running)
   return {room(to.mean), room(to.rstd), nullptr, room(running.mean), room(running.var), running.eps, running.momentum};
 }
 
-/// Is this a code of blocks, and of nothing else?
-bool is_block_code(const CodecLayout& layout) { return layout.coding == Coding::block && !layout.projected; }
-
 /// Room for the code of values that lie as x does: rows, or an image in an order of its own.
 Packed packed_like(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec, int64_t channels, const char* op) {
   Packed packed;
@@ -72,10 +71,7 @@ Packed packed_like(const at::Tensor& x, at::ScalarType type, const CodecSpec& sp
   return packed;
 }
 
-cuda::CodeParts code_parts(const CodecLayout& layout, const Packed& packed) {
-  const Parts at = parts_of(layout, packed.bytes);
-  return {at.codes, at.headers};
-}
+cuda::CodeParts code_parts(const CodecLayout& layout, const Packed& packed) { return code_parts(layout, packed.bytes.data_ptr()); }
 
 /// The forward pass. z's memory comes first: asking for it may move memory that x or skip share with copies.
 cuda::NormPass pass_of(const NormInput& in, const at::Tensor& z) {
@@ -102,9 +98,10 @@ cuda::NormBack back_of(const at::Tensor& g, const at::Tensor& dx, const at::Tens
 }
 
 cuda::NormActCode act_code(const Packed& code, const at::Tensor& seed, const ChainOptions& options, const ExtraBit& extra) {
-  const CodecLayout layout = layout_for(code, kActOp);
-  return {side_code_of(layout, parts_of(layout, code.bytes)), chain_of(code.shape, options), bits(code.bytes), seed_or_null(seed),
-          extra_bit_view(code, extra)};
+  cuda::NormActCode made =
+      norm_act_code(layout_for(code, kActOp), code.bytes.data_ptr(), chain_of(code.shape, options), seed_or_null(seed));
+  made.extra = extra_bit_view(code, extra);
+  return made;
 }
 
 /// One or two, rows × columns of floats beside the code, each row in one piece, all of one width and type.
@@ -130,18 +127,12 @@ cuda::ProductGradients gradients_of(const std::vector<at::Tensor>& gs) {
 }
 
 cuda::NormAddCode add_code(const NormSave& s) {
-  const CodecLayout norm = layout_for(s.code, kAddOp), sum = layout_for(s.sum, kAddOp);
-  return {norm.block, sum.side, s.code.shape[1], code_parts(norm, s.code), code_parts(sum, s.sum), extra_bit_view(s.sum, s.extra)};
-}
-
-cuda::NormAddCode alone_code(const BlockCode& block, int64_t channels, const cuda::CodeParts& at) {
-  cuda::NormAddCode code{block, {}, channels, at, {}};
-  code.alone = true;
+  NormAddLayouts layouts{layout_for(s.code, kAddOp), std::nullopt};
+  if (!s.sum.bytes.defined()) return norm_add_code(layouts, s.code.shape[1], s.code.bytes.data_ptr(), nullptr);
+  layouts.sum = layout_for(s.sum, kAddOp);
+  cuda::NormAddCode code = norm_add_code(layouts, s.code.shape[1], s.code.bytes.data_ptr(), s.sum.bytes.data_ptr());
+  code.extra = extra_bit_view(s.sum, s.extra);
   return code;
-}
-cuda::NormAddCode alone_code(const NormSave& s) {
-  const CodecLayout layout = layout_for(s.code, kAloneOp);
-  return alone_code(layout.block, s.code.shape[1], code_parts(layout, s.code));
 }
 
 cuda::NormBlockCode block_code(const NormSave& s) {
@@ -190,7 +181,6 @@ void with_code(const NormSave& s, const Run& run) {
   switch (s.pass) {
     case FusedNorm::act: return run(act_code(s.code, s.seed, s.chain, s.extra), cuda::norm_act_scratch_bytes());
     case FusedNorm::add: return run(add_code(s), cuda::norm_scratch_bytes());
-    case FusedNorm::alone: return run(alone_code(s), cuda::norm_scratch_bytes());
     case FusedNorm::block: return run(block_code(s), cuda::norm_scratch_bytes());
     case FusedNorm::image: return run(image_code(s), cuda::norm_scratch_bytes());
     case FusedNorm::low_pass: {
@@ -275,21 +265,11 @@ void norm_rows_back_(const at::Tensor& g, const at::Tensor& x, const at::Tensor&
 }
 
 bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec) {
-  if (!x.is_cuda() || x.dim() != 2 || x.numel() == 0 || spec.side != Side::one_sided) return false;
-  const CodecLayout layout = plan_of(x.sizes(), DType::f32, spec, x.size(1), 1, kActOp);
-  return layout.coding == Coding::side && cuda::norm_act_fits(layout.side);
+  return x.is_cuda() && x.dim() == 2 && norm_act_layout(x.size(0), x.size(1), spec, kActOp);
 }
 
-bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec& sum) {
-  if (!is_cuda_float(x) || x.dim() != 2 || norm.side != Side::none || sum.side != Side::relu) return false;
-  const CodecLayout a = layout_for(x.sizes(), at::kFloat, norm, kAddOp), b = layout_for(x.sizes(), x.scalar_type(), sum, kAddOp);
-  return is_block_code(a) && b.coding == Coding::side && cuda::norm_add_fits({a.block, b.side, x.size(1), {}, {}});
-}
-
-bool fuses_norm_alone(const at::Tensor& x, const CodecSpec& spec) {
-  if (!is_cuda_float(x) || x.dim() != 2 || spec.side != Side::none) return false;
-  const CodecLayout layout = layout_for(x.sizes(), at::kFloat, spec, kAloneOp);
-  return is_block_code(layout) && cuda::norm_add_fits(alone_code(layout.block, x.size(1), {}));
+bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const std::optional<CodecSpec>& sum) {
+  return is_cuda_float(x) && x.dim() == 2 && norm_add_layouts(x.size(0), x.size(1), type_of(x), norm, sum, kAddOp);
 }
 
 bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec) {
@@ -331,49 +311,31 @@ NormResult norm_act_encode(const NormInput& in, const CodeChoice& how, const Cha
   return result;
 }
 
-NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra) {
-  if (in.skip.sizes() != in.x.sizes()) fail(kAddOp, "x and skip must have the same sizes", in.skip.sizes());
-  if (in.skip.scalar_type() != in.x.scalar_type()) fail(kAddOp, "x and skip must be of one type", c10::toString(in.skip.scalar_type()));
+NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra, const RowsOf& rows,
+                           int64_t each) {
+  const bool adds = in.skip.defined();
+  if (adds && in.skip.sizes() != in.x.sizes()) fail(kAddOp, "x and skip must have the same sizes", in.skip.sizes());
+  if (adds && in.skip.scalar_type() != in.x.scalar_type())
+    fail(kAddOp, "x and skip must be of one type", c10::toString(in.skip.scalar_type()));
+  if (rows && !in.into.defined()) fail(kAddOp, "the result's memory must be given where x comes in parts");
   const Place place(in.x.device(), kAddOp);
   NormResult result = result_of(FusedNorm::add, in, packed_like(in.x, at::kFloat, norm.spec, 0, kAddOp));
-  result.save.sum = packed_like(in.x, in.x.scalar_type(), sum.spec, 0, kAddOp);
+  if (adds) result.save.sum = packed_like(in.x, in.x.scalar_type(), sum.spec, 0, kAddOp);
   result.save.extra = extra;
-  const cuda::NormPass pass = pass_of(in, result.z);
   cuda::NormAddCode code = add_code(result.save);
   code.norm_seed = seed_pointer(norm.seed);
-  code.sum_seed = seed_pointer(sum.seed);
-  cuda::norm_encode(code, pass, place.stream());
-  return result;
-}
-
-NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const RowsOf& x, int64_t each) {
-  if (!in.into.defined()) fail(kAddOp, "the result's memory must be given where x comes in parts");
-  const Place place(in.x.device(), kAddOp);
-  NormResult result = result_of(FusedNorm::add, in, packed_like(in.x, at::kFloat, norm.spec, 0, kAddOp));
-  result.save.sum = packed_like(in.x, in.x.scalar_type(), sum.spec, 0, kAddOp);
-  cuda::NormAddCode code = add_code(result.save);
-  code.norm_seed = seed_pointer(norm.seed);
-  code.sum_seed = seed_pointer(sum.seed);
-  const int64_t rows = in.x.size(0);
-  for (int64_t first = 0, last = 0; first < rows; first = last) {
-    last = (rows - first - each) * in.x.size(1) < kRangeBlock ? rows : first + each;  // less than a block goes with the part before
+  code.sum_seed = seed_or_null(sum.seed);
+  if (!rows) cuda::norm_encode(code, pass_of(in, result.z), place.stream());
+  const int64_t count = rows ? in.x.size(0) : 0;
+  for (int64_t first = 0, last = 0; first < count; first = last) {
+    last = (count - first - each) * in.x.size(1) < kRangeBlock ? count : first + each;  // less than a block goes with the part before
     NormInput part = in;
-    part.x = for_kernels(x(first, last));
+    part.x = for_kernels(rows(first, last));
     cuda::NormPass pass = pass_of(part, result.z);
     pass.first_row = first;
     pass.rows = part.x.size(0);
     cuda::norm_encode(code, pass, place.stream());
   }
-  return result;
-}
-
-NormResult norm_alone_encode(const NormInput& in, const CodeChoice& how) {
-  const Place place(in.x.device(), kAloneOp);
-  NormResult result = result_of(FusedNorm::alone, in, packed_like(in.x, at::kFloat, how.spec, 0, kAloneOp));
-  const cuda::NormPass pass = pass_of(in, result.z);
-  cuda::NormAddCode code = alone_code(result.save);
-  code.norm_seed = seed_pointer(how.seed);
-  cuda::norm_encode(code, pass, place.stream());
   return result;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "satchel/tensor/chain.h"
@@ -64,21 +65,21 @@ struct CodeChoice {
 // The fused passes, and what they serve:
 //
 //   act       norm → activation → dropout: x̂ in a one-sided code, which serves the next layer as well
-//   add       z = relu(γ·x̂ + β + skip): x̂ in a block code of 1 to 4 bits and z in its ReLU form, both in blocks of 256
-//   alone     z = γ·x̂ + β: x̂ in a block code of 2 bits
+//   add       z = relu(γ·x̂ + β + skip): x̂ in a block code of 1 to 4 bits and z in its ReLU form, both in blocks of 256; or, without a
+//             skip, z = γ·x̂ + β: x̂ in a block code of 2 bits, and nothing else
 //   block     norm → ReLU → dropout of rows, for methods that keep each function's own
 //   image     norm [+ skip] [→ ReLU] of images, likewise; x̂ in equal bits or in bits per sample
 //   low_pass  norm [+ skip] [→ ReLU] of images, likewise; x as a low-pass (DIVISION)
 
-enum class FusedNorm : uint8_t { act, add, alone, block, image, low_pass };
+enum class FusedNorm : uint8_t { act, add, block, image, low_pass };
 
 /// What backward reads, next to γ: of each pass some.
 struct NormSave {
   FusedNorm pass = FusedNorm::act;
-  Packed code = {};            // act, add, alone, image: of x̂; block, low_pass: of x
-  ColumnMoments moments = {};  // add, alone, image: the mean is not read; act: its code has γ
+  Packed code = {};            // act, add, image: of x̂; block, low_pass: of x
+  ColumnMoments moments = {};  // add, image: the mean is not read; act: its code has γ
   at::Tensor on = {};          // block, image, low_pass: ReLU's mask, a bit a value; undefined: no ReLU
-  Packed sum = {};             // add: of z, Side::relu, whose on bits are ReLU's mask
+  Packed sum = {};             // add: of z, Side::relu, whose on bits are ReLU's mask; without bytes where there was no skip
   ExtraBit extra = {};         // act, add: samples of 3 bits among those of 2; of the sum where there is one
   ChainOptions chain = {};     // act: slope and dropout; block: dropout
   at::Tensor seed = {};        // act, block: of the dropout; undefined: nothing is dropped, or `kept` tells
@@ -97,19 +98,17 @@ struct NormBlockDropout {
 
 /// Do the fused kernels serve x, rows × channels or an image, with this spec? `per_sample`: samples have bits of their own.
 bool fuses_norm_act(const at::Tensor& x, const CodecSpec& spec);
-bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const CodecSpec& sum);
-bool fuses_norm_alone(const at::Tensor& x, const CodecSpec& spec);
+bool fuses_norm_add(const at::Tensor& x, const CodecSpec& norm, const std::optional<CodecSpec>& sum);
 bool fuses_norm_block(const at::Tensor& x, const CodecSpec& spec);
 bool fuses_norm_image(const at::Tensor& x, const CodecSpec& spec, bool per_sample);
 bool fuses_norm_low_pass(const at::Tensor& x, const CodecSpec& spec);
 
 NormResult norm_act_encode(const NormInput& in, const CodeChoice& how, const ChainOptions& options, const ExtraBit& extra = {});
-NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra = {});
-/// … of an x that comes in parts, `each` rows at a time but for the last, so that it never stands whole: in.x has its sizes and type, and
-/// no memory. Rows of a part make whole blocks of 256 values.
+/// `sum`: not read without a skip. `rows`, where given: x comes in parts, `each` rows at a time but for the last, so that it never stands
+/// whole: in.x has its sizes and type, and no memory. Rows of a part make whole blocks of 256 values.
 using RowsOf = std::function<at::Tensor(int64_t first, int64_t last)>;
-NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const RowsOf& x, int64_t each);
-NormResult norm_alone_encode(const NormInput& in, const CodeChoice& how);
+NormResult norm_add_encode(const NormInput& in, const CodeChoice& norm, const CodeChoice& sum, const ExtraBit& extra = {},
+                           const RowsOf& rows = {}, int64_t each = 0);
 NormResult norm_block_encode(const NormInput& in, const CodeChoice& how, const NormBlockDropout& dropout);
 /// `mean_bits`: bits allocated by the samples' ranges, so many in the mean; 0: the spec's for all.
 NormResult norm_image_encode(const NormInput& in, const CodeChoice& how, double mean_bits = 0);

@@ -7,8 +7,8 @@
 
 #include "satchel/core/error.h"
 #include "satchel/core/levels.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/tensor/check.h"
-#include "satchel/tensor/chunks.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/pack.h"
 

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "satchel/core/error.h"
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 
 namespace satchel {
 namespace {

@@ -1,13 +1,11 @@
 // The low-pass of channels_last maps: coded in the shape's order, read and written as they lie.
 #include "satchel/kernels/cuda/low_pass_last.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <memory>
 
+#include "satchel/kernels/chunks.h"
 #include "satchel/kernels/dispatch.h"
-#include "satchel/tensor/chunks.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/order.h"
 
@@ -39,19 +37,13 @@ int64_t chunk_for(const CodecLayout& layout, int64_t unit) {
 
 void encode_on_cpu(const CodecLayout& layout, const at::Tensor& x, uint64_t seed, const Parts& to, int64_t chunk) {
   const CpuKernels& kernels = best_cpu_kernel();
-  const BlockCode& code = layout.block;
   const int64_t map = layout.maps.map_values(), channels = x.size(1);
   with_type(layout.type, [&](auto type) {
     const void* data = x.const_data_ptr();
-    for_chunks(layout.values, chunk, [&](int64_t first, int64_t last) {
+    encode_made(layout.block, DType::f32, chunk, seed, to, [&](void* rest, int64_t first, int64_t last) {
       const auto lines = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(last - first));
-      const auto rest = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(last - first));
       for_values(channels, map, first / map, last / map, [&](int64_t to_, int64_t from) { lines[to_] = load(data, type(), from); });
-      kernels.low_pass_split(layout.maps, {lines.get(), DType::f32, first}, to.means, rest.get(), first / map, last / map);
-      const Source source{rest.get(), DType::f32, first};
-      const int64_t end = last == layout.values ? code.grid.blocks() : code.grid.block_of(last);
-      kernels.measure(code, source, to.headers, code.grid.block_of(first), end);
-      kernels.encode(code, source, seed, to.headers, to.codes, first, last);
+      kernels.low_pass_split(layout.maps, {lines.get(), DType::f32, first}, to.means, static_cast<float*>(rest), first / map, last / map);
     });
   });
 }
@@ -111,12 +103,12 @@ void encode_low_pass_last(const CodecLayout& layout, const at::Tensor& x, const 
   const bool direct = place.cuda() ? cuda::low_pass_last_encodes(layout.maps, layout.block, x.size(1), data, layout.type) : chunk > 0;
   if (!direct) return encode(layout, flat(x.contiguous()), seed, bytes, place);
   zero_gaps(layout, bytes);
-  at::Tensor own;
-  const Parts to = low_pass_parts(layout, bytes, own);
+  Scratch scratch(bytes);
+  const Parts to = parts_to_write(layout, bytes.data_ptr(), scratch.at(place));
   if (place.cuda()) {
-    const at::Tensor scratch = at::empty({cuda::low_pass_last_scratch_bytes(layout.maps, x.size(1), layout.type)}, bytes.options());
+    void* room = scratch(cuda::low_pass_last_scratch_bytes(layout.maps, x.size(1), layout.type));
     cuda::low_pass_last_encode(layout.maps, layout.block, x.size(1), data, layout.type, seed_pointer(seed), to.codes, to.headers, to.means,
-                               scratch.data_ptr(), place.stream());
+                               room, place.stream());
   } else {
     encode_on_cpu(layout, x, seed_value(seed), to, chunk);
   }

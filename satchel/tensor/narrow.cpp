@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/tensor/check.h"
-#include "satchel/tensor/chunks.h"
 #include "satchel/tensor/device.h"
 #include "satchel/tensor/pack.h"
 

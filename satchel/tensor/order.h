@@ -22,9 +22,6 @@ at::Tensor ordered(const at::Tensor& x, const CodecSpec& spec);
 /// The strides that unpack() restores for what ordered() gave.
 std::vector<int64_t> strides_of(const at::Tensor& in_order);
 
-/// Does memory hold the values in the order of the shape? Dimensions of size 1 have no say.
-bool is_in_shape_order(at::IntArrayRef shape, at::IntArrayRef strides);
-
 /// Neighbouring values in memory that share a channel, where dimension `dim` holds the channels. In gapless memory value
 /// i belongs to channel i / stride % size, whatever the order of the dimensions.
 int64_t inner_of(at::IntArrayRef shape, at::IntArrayRef strides, int64_t dim);

@@ -9,10 +9,10 @@
 #include <variant>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/kernels/cpu/per_sample.h"
 #include "satchel/kernels/cuda/per_sample.h"
 #include "satchel/tensor/check.h"
-#include "satchel/tensor/chunks.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/order.h"
 #include "satchel/tensor/pack.h"

@@ -15,7 +15,7 @@
 
 #include <utility>
 
-#include "satchel/kernels/cuda/row_norm.h"
+#include "satchel/kernels/epilogue_codes.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"
 #include "satchel/tensor/order.h"
@@ -46,7 +46,7 @@ cuda::RowShape flat_shape(int64_t values) { return {values / 8, 8}; }
 bool fits(at::IntArrayRef shape, const CodecSpec& spec, bool (*serves)(const BlockCode&)) {
   if (spec.side != Side::none || spec.bits == kKeep) return false;
   const CodecLayout layout = plan_of(shape, DType::f32, spec, 0, 1, kRowNormOp);
-  return layout.coding == Coding::block && !layout.projected && serves(layout.block);
+  return is_block_code(layout) && serves(layout.block);
 }
 
 /// Room for the code of values that lie as x does; unpack() gives `type`.
@@ -64,8 +64,7 @@ Packed room_for(const at::Tensor& x, at::ScalarType type, const CodecSpec& spec)
 
 cuda::RowCode code_in(const Packed& packed, const at::Tensor& seed = {}) {
   const CodecLayout layout = plan_of(packed.shape, dtype_of(packed.dtype), packed.spec, 0, 1, kRowNormOp);
-  const Parts at = parts_of(layout, packed.bytes);
-  return {layout.block, {at.codes, at.headers}, seed.defined() ? seed_pointer(seed) : nullptr};
+  return row_code(layout, packed.bytes.data_ptr(), seed.defined() ? seed_pointer(seed) : nullptr);
 }
 
 cuda::RowNorm norm_in(const RowNormInput& in) {

@@ -13,9 +13,9 @@
 #include <tuple>
 
 #include "satchel/core/error.h"
+#include "satchel/kernels/chunks.h"
 #include "satchel/kernels/slope.h"
 #include "satchel/tensor/check.h"
-#include "satchel/tensor/chunks.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"
 #include "satchel/tensor/order.h"

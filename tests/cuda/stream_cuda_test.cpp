@@ -7,7 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "cuda_fixture.h"
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 #include "satchel/tensor/project.h"
 #include "satchel/train/captured.h"
 #include "satchel/train/memory.h"

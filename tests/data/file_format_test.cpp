@@ -8,7 +8,7 @@
 #include <random>
 
 #include "satchel/core/error.h"
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 #include "tests/support.h"
 
 namespace satchel {

@@ -1,7 +1,7 @@
 // The header of a packed file.
 #include <algorithm>
 
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 #include "satchel/tensor/file_format.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -2,7 +2,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "reference.h"
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 #include "satchel/tensor/project.h"
 
 namespace satchel {

@@ -44,6 +44,13 @@ std::vector<int64_t> contiguous_strides(std::span<const int64_t> shape);
 /// Throws unless the strides put every value of the shape on its own place of a gapless stretch of memory.
 void check_strides(std::span<const int64_t> shape, std::span<const int64_t> strides, const char* op);
 
+/// Does memory hold the values in the order of the shape? Dimensions of size 1 have no say.
+bool is_in_shape_order(std::span<const int64_t> shape, std::span<const int64_t> strides);
+/// Maps (3 to 5 dimensions) whose channels are neighbours in memory: samples × space × channels, without gaps.
+bool is_channels_last(std::span<const int64_t> shape, std::span<const int64_t> strides);
+/// May values that lie without gaps, and not in the order of the shape, be coded as they lie? Do blocks and spans come out alike?
+bool any_order_serves(std::span<const int64_t> shape, std::span<const int64_t> strides, const CodecSpec& spec);
+
 /// The spec as plain numbers, for files and for registered ops.
 ///   side 0 none · 1 one_sided, off=mean · 2 relu · 3 both · 4 one_sided, off=sampled
 ///   transform 0 identity · 1 projection (p0 ratio, p1 rows, p2 hadamard) · 2 low-pass (p0 size, p1 part)

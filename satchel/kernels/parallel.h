@@ -1,4 +1,5 @@
-// The threads of the torch in this process, without its headers: parallel.cpp asks ATen, satchel/stable/parallel.cpp the stable ABI.
+// The threads of the torch in this process, without its headers: satchel/tensor/parallel.cpp asks ATen, satchel/stable/parallel.cpp the
+// stable ABI.
 #pragma once
 
 #include <cstdint>

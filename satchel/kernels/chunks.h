@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "satchel/kernels/cpu/cpu.h"
-#include "satchel/tensor/parallel.h"
+#include "satchel/kernels/parallel.h"
 
 namespace satchel {
 

@@ -1,4 +1,4 @@
-#include "satchel/tensor/codec_layout.h"
+#include "satchel/kernels/codec_layout.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <variant>
 
 #include "satchel/core/error.h"
 #include "satchel/core/levels.h"
@@ -191,6 +192,34 @@ void check_strides(std::span<const int64_t> shape, std::span<const int64_t> stri
     if (stride != expected) fail(op, "strides must fill memory without gap or overlap", stride);
     expected *= size;
   }
+}
+
+bool is_in_shape_order(std::span<const int64_t> shape, std::span<const int64_t> strides) {
+  const std::vector<int64_t> expected = contiguous_strides(shape);
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] > 1 && strides[d] != expected[d]) return false;
+  }
+  return true;
+}
+
+bool is_channels_last(std::span<const int64_t> shape, std::span<const int64_t> strides) {
+  if (shape.size() < 3 || shape.size() > 5) return false;
+  const auto channels_at_the_end = [](std::span<const int64_t> numbers) {
+    std::vector<int64_t> moved(numbers.begin(), numbers.end());
+    std::rotate(moved.begin() + 1, moved.begin() + 2, moved.end());
+    return moved;
+  };
+  return is_in_shape_order(channels_at_the_end(shape), channels_at_the_end(strides));
+}
+
+bool any_order_serves(std::span<const int64_t> shape, std::span<const int64_t> strides, const CodecSpec& spec) {
+  if (std::holds_alternative<RandomProjection>(spec.transform)) return false;
+  if (spec.bits == kKeep) return true;
+  if (std::holds_alternative<LowPass>(spec.transform))
+    return is_channels_last(shape, strides);  // read as they lie, coded in the shape's order
+  if (spec.block < 0) return false;
+  // Samples are whole stretches of memory where the first dimension is the outermost.
+  return !spec.per_sample || shape.empty() || shape[0] <= 1 || strides[0] == count_of(shape, "pack") / shape[0];
 }
 
 SpecNumbers numbers_of(const CodecSpec& spec) {

@@ -1,4 +1,4 @@
-#include "satchel/tensor/chunks.h"
+#include "satchel/kernels/chunks.h"
 
 #include <algorithm>
 #include <numeric>
