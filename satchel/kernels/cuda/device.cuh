@@ -288,6 +288,14 @@ __device__ inline float max_nan(float a, float b) {
   return y;
 }
 
+/// A sum over the warp, for every lane.
+template <class T>
+__device__ inline T warp_sum(T x) {
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+
 /// Floats as integers in the same order (−0 below +0, NaN above all), for the warp's integer reductions.
 __device__ inline int ordered(float x) {
   const int b = __float_as_int(x);

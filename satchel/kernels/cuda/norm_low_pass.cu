@@ -341,17 +341,17 @@ void norm_encode(const NormLowPassCode& code, const NormPass& pass, const uint64
   encode_small_maps(op, to, pass, norm, seed, stream);
 }
 
-void norm_sums(const NormLowPassCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
+void norm_sums(const NormLowPassCode& code, const NormSums& o, StreamHandle stream) {
   constexpr const char* op = "norm_low_pass_sums";
   const LowPassParts& from = code.parts;
-  check_fit(from, type, op);
-  check_aligned({g}, op);
-  const Backward a = {code, g};
-  float2* partial = static_cast<float2*>(scratch);
-  with_values(type, has_whole_groups(from.maps), [&](auto t, auto whole) {
+  check_fit(from, o.type, op);
+  check_aligned({o.g}, op);
+  const Backward a = {code, o.g};
+  float2* partial = static_cast<float2*>(o.scratch);
+  with_values(o.type, has_whole_groups(from.maps), [&](auto t, auto whole) {
     launch_kernel(op, stream, {a.planes.grid(kSlabBack), kWarps * 32}, sum_windows<t(), whole()>, a, partial);
   });
-  finish_sums(op, partial, a.planes.parts(kSlabBack) * from.channels, from.channels, to.beta, to.gamma, stream);
+  finish_sums(op, partial, a.planes.parts(kSlabBack) * from.channels, from.channels, o.beta, o.gamma, stream);
 }
 
 void norm_back(const NormLowPassCode& code, const NormBack& back, StreamHandle stream) {
