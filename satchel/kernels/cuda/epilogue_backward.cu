@@ -76,7 +76,7 @@ struct OneSided : Defaults {
   struct Own {
     Dropout dropout;
     uint32_t falling, flat = 0;
-    WarpChannels warp = {};
+    side::WarpChannels warp = {};
     bool planes = false;
     OffKey key = {};
 
@@ -84,7 +84,7 @@ struct OneSided : Defaults {
     __device__ inline void begin(const OneSided& a, const Tables& table, int lane) {
       falling = table.falling(lane);
       if (any) flat = table.flat(lane);
-      warp = WarpChannels(table, lane);
+      warp = table.met(lane);
       if (samples) planes = a.c.side.plane.bytes != nullptr;
       if (planes) key = stored_key(a.c.side);
     }
@@ -420,9 +420,7 @@ template <class Code, DType type>
 __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
     sum_steps(const __grid_constant__ Code a, const void* g, float2* partial) {
   __shared__ typename Code::Tables table;
-  __shared__ float2 shared[kWarps][kBlock];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const typename Code::Reader from(a, table, lane, blockIdx.x * kBlock);
+  const typename Code::Reader from(a, table, static_cast<int>(threadIdx.x) % 32, blockIdx.x * kBlock);
   float sum[8] = {}, along[8] = {};
   for_all_steps<Code, type, Pass::sums>(from, g, [&](const Step<Code, type>& step, uint32_t, int count, auto whole, auto usual) {
 #pragma unroll
@@ -437,13 +435,7 @@ __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
       }
     }
   });
-#pragma unroll
-  for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(sum[j], along[j]);
-  __syncthreads();
-  const int own = static_cast<int>(threadIdx.x);
-  float2 total = shared[0][own];
-  for (int w = 1; w < kWarps; ++w) total.x += shared[w][own].x, total.y += shared[w][own].y;
-  partial[blockIdx.x * kBlock + own] = total;
+  write_sums<kWarps>(sum, along, partial);
 }
 
 /// Two sums a channel, from `entries` parts in all.
@@ -451,9 +443,7 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishEach)
     add_up_parts(const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx) {
   const FinishShare share;
   double sums[2] = {};
-  if (share.channel < channels) {
-    share.each(partial, quotient(entries, channels), channels, [&](int64_t, float2 part) { sums[0] += part.x, sums[1] += part.y; });
-  }
+  if (share.channel < channels) share.add_pairs(partial, entries, channels, sums);
   if (!share.add_up(sums) || share.channel >= channels) return;
   sum_g[share.channel] = static_cast<float>(sums[0]);
   sum_gx[share.channel] = static_cast<float>(sums[1]);
