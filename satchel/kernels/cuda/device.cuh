@@ -536,11 +536,6 @@ __device__ inline uint64_t encode8_by_bytes(const float (&v)[8], const BlockRule
   }
 }
 
-template <bool even>
-__device__ inline uint32_t encode8_of_2(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
-  return static_cast<uint32_t>(encode8_by_bytes<2, even>(v, b, levels, noise));
-}
-
 /// encode8() where all eight values belong to the block.
 template <int bits, bool even>
 __device__ inline uint64_t encode8_inside(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {

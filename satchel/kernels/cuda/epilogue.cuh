@@ -53,8 +53,6 @@ struct Walk {
         every(gridDim.x * kWarps),
         count(start < last ? static_cast<int>((last - 1 - start) / every) + 1 : 0) {}
   __device__ inline uint32_t step(int k) const { return start + static_cast<uint32_t>(k) * every; }
-  /// The lane's first value in turn k.
-  __device__ inline int64_t first(int k) const { return (static_cast<int64_t>(step(k)) * 32 + lane) * 8; }
 };
 
 __device__ inline uint32_t steps_of(int64_t values) { return static_cast<uint32_t>(ceil_div(values, kBlock)); }

@@ -145,7 +145,7 @@ struct OneSided : Defaults {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if (any && codes.three)
-          x[k] = decoder.wide_value(k, codes.at(4 * half + k), b, false, r.a.wide.table);
+          x[k] = decoder.wide_value(k, codes.at(4 * half + k), b, r.a.wide.table);
         else
           x[k] = decoder.value<false>(k, two, b, table);
       }

@@ -114,18 +114,12 @@ __device__ inline void code8(const ForwardTables& table, int lane, const side::B
   for_gates(table, lane, [&](int j, const side::Gate& g) {
     const float v = flush_signed(x[j]), u = side::uniform_at(noise, j);
     const bool on = fmaf(g.gamma, v, g.beta) > 0.0f;
-    const side::Reach r = side::reach_of(g, b, !wide || on);
-    const float d = fabsf(v - r.from), length = fabsf(r.far - r.from);
-    const bool is_long = length > b.usual;
     if constexpr (wide) {
-      const uint32_t passing = side::level_code<6>(2, 1, d, length, is_long, t.on_short, t.on_long, u);
-      const uint32_t blocked = side::level_code<2>(1, ~0u, d, length, is_long, t.off_short, t.off_long, u);
-      c.put(j, on ? passing : blocked);
+      c.put(j, side::code_at<3, 2, false>(v, on, g, b, t, u, 1));
       s.sum[j] += on ? 0.0f : v;
       s.count[j] += on ? 0.0f : 1.0f;
     } else {
-      const uint32_t unit = 1u << (2 * j), code = side::level_code<3>(unit, unit, d, length, is_long, t.on_short, t.on_long, u);
-      side::put_or_sum(g.gamma, g.beta, v, code, c.two, s.sum[j], s.count[j]);
+      side::put_or_sum(g.gamma, g.beta, v, side::code_at<2, 1, false>(v, on, g, b, t, u, 1u << (2 * j)), c.two, s.sum[j], s.count[j]);
     }
     x[j] = fmaf(g.gamma, x[j], g.beta);
   });

@@ -133,15 +133,14 @@ struct Decoder {
   }
 
   /// The same for two off codes and six on.
-  __device__ inline float wide_value(int j, uint32_t code, const side::Bounds& b, bool poisoned, const SideTable& t) const {
+  __device__ inline float wide_value(int j, uint32_t code, const side::Bounds& b, const SideTable& t) const {
     const bool up = (flat >> j & 1) != 0 || (code >= 2) != ((falling >> j & 1) != 0);
     const float from = fminf(fmaxf(threshold[j], b.low), b.high), length = (up ? b.high : b.low) - from;
     const bool is_long = fabsf(length) > b.usual;
     float level = code == 1 || code == 2 ? 0.0f : 1.0f;
 #pragma unroll
     for (int i = 1; i < 5; ++i) level = code == static_cast<uint32_t>(i + 2) ? (is_long ? t.on_long[i] : t.on_short[i]) : level;
-    const float v = flush(fmaf(level, length, from));
-    return poisoned ? __uint_as_float(kCanonicalNaN) : v;
+    return flush(fmaf(level, length, from));
   }
 
   /// Off values among four of a drawn block, as the off plane has them: x̂ becomes m + weight·(v − m). `down`: a bit a channel whose off

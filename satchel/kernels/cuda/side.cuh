@@ -103,6 +103,19 @@ __device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, fl
   return code;
 }
 
+/// side_code_of() of core/side.h times `unit`, for v without subnormals in a block that is not poisoned; of a single off code: as if v were
+/// on. `usual`: WarpChannels fit the block.
+template <int bits, int off, bool usual>
+__device__ inline uint32_t code_at(float v, bool on, const Gate& g, const Bounds& b, const SideTable& t, float u, uint32_t unit) {
+  const Reach side = usual ? Reach{g.threshold, off == 1 || on ? b.high : b.low} : reach_of(g, b, off == 1 || on);
+  const float d = fabsf(v - side.from), length = fabsf(side.far - side.from);
+  const bool is_long = (!usual || off > 1) && length > b.usual;
+  const uint32_t passing = level_code<(1 << bits) - off>(unit * off, unit, d, length, is_long, t.on_short, t.on_long, u);
+  if constexpr (off == 1) return passing;
+  const uint32_t blocked = level_code<off>(unit * (off - 1), ~unit + 1, d, length, is_long, t.off_short, t.off_long, u);
+  return on ? passing : blocked;
+}
+
 /// poisoned_code_of() of core/side.h.
 __device__ inline uint32_t poisoned_code(float gamma, float beta, float x, uint32_t off) {
   return fmaf(gamma, flush(x), beta) <= 0.0f ? 0u : off;

@@ -7,8 +7,9 @@ namespace {
 
 static_assert(kDecodeFours.threads == kThreads && kDecodeEights.threads == kThreads);
 
+/// side_value_of() of core/side.h for a block that is not poisoned.
 template <int bits, int off>
-__device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
+__device__ inline float value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
   const bool on = code >= off;
   const Reach s = reach_of(g, b, off == 1 || on);
   const float signed_length = s.far - s.from;  // negative where the side lies below its threshold
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__
     float v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      v[j] = side_value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
+      v[j] = value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
       if (is_poisoned(r)) v[j] = __uint_as_float(kCanonicalNaN);
     }
     store4<type>(x, quad * 4, v);
@@ -181,7 +182,7 @@ struct ReluValues {
     const Gate relu = {0.0f, 1.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int code = 0; code < 1 << bits; ++code) {
-      value[code] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : side_value_at<bits, 1>(static_cast<uint32_t>(code), relu, b, t);
+      value[code] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : value_at<bits, 1>(static_cast<uint32_t>(code), relu, b, t);
     }
   }
   __device__ inline float at(uint32_t code) const { return choose<0, 1 << (bits - 1)>(code); }
@@ -198,7 +199,8 @@ struct ReluValues {
   }
 };
 
-/// Values [first, last) of a ReLU's output in blocks of 256, eight a thread and step; `wide`: with samples of 3 bits among those of 2.
+/// Values [first, last) of a ReLU's output in blocks of 256, eight a thread and step; `wide`: with samples of 3 bits among those of 2, else
+/// from 0 on.
 template <DType type, bool wide>
 __global__ void __launch_bounds__(kThreads)
     decode_relu(const __grid_constant__ Args a, const __grid_constant__ epilogue::Wide w, int64_t first, int64_t last, void* x) {
@@ -223,7 +225,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = values.at(c.two >> (2 * j));
     }
-    put8<type>(x, static_cast<int64_t>(group) * 8 - first, v, r.high <= kSmall);
+    put8<type>(x, static_cast<int64_t>(group) * 8 - (wide ? first : 0), v, r.high <= kSmall);
   }
 }
 
@@ -240,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) decode_relu_pairs(const __grid_const
     const Range r = load_range(a.headers, a.code.header, block);
     const Bounds b(r);
     const auto value = [&](uint32_t code) {
-      const float v = side_value_at<2, 1>(code, {0.0f, 1.0f, 0.0f, 0.0f}, b, a.code.table);
+      const float v = value_at<2, 1>(code, {0.0f, 1.0f, 0.0f, 0.0f}, b, a.code.table);
       return is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : v;
     };
     const float low = value(lane & 3), high = value(lane >> 2 & 3);

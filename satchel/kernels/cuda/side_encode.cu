@@ -13,27 +13,14 @@ constexpr int64_t kEncodeBlocks = kSumProcessors * kEncodeEach;                 
 /// Codes of 8 values, packed.
 template <int bits, int off, bool usual>
 __device__ inline uint32_t encode8(const float (&x)[8], const Gate (&g)[8], const Bounds& b, const SideTable& t, const Words& noise) {
-  constexpr int kOn = (1 << bits) - off;
   uint32_t eight = 0;
-  const auto one = [&](auto slot) {
-    constexpr int j = slot();
-    constexpr uint32_t kUnit = 1u << (bits * j);
-    const float v = flush_signed(x[j]), u = uniform_at(noise, j);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float v = flush_signed(x[j]);
     const bool on = fmaf(g[j].gamma, v, g[j].beta) > 0.0f;
-    const Reach side = usual ? Reach{g[j].threshold, off == 1 || on ? b.high : b.low} : reach_of(g[j], b, off == 1 || on);
-    const float d = fabsf(v - side.from), length = fabsf(side.far - side.from);
-    const bool is_long = (!usual || off > 1) && length > b.usual;
-    const uint32_t passing = level_code<kOn>(kUnit * off, kUnit, d, length, is_long, t.on_short, t.on_long, u);
-    if constexpr (off > 1) {
-      const uint32_t blocked = level_code<off>(kUnit * (off - 1), ~kUnit + 1, d, length, is_long, t.off_short, t.off_long, u);
-      eight |= on ? passing : blocked;
-    } else {
-      eight |= on ? passing : 0;
-    }
-  };
-  one(std::integral_constant<int, 0>()), one(std::integral_constant<int, 1>()), one(std::integral_constant<int, 2>());
-  one(std::integral_constant<int, 3>()), one(std::integral_constant<int, 4>()), one(std::integral_constant<int, 5>());
-  one(std::integral_constant<int, 6>()), one(std::integral_constant<int, 7>());
+    const uint32_t code = code_at<bits, off, usual>(v, on, g[j], b, t, uniform_at(noise, j), 1u << (bits * j));
+    eight |= off > 1 || on ? code : 0;
+  }
   return eight;
 }
 
