@@ -189,7 +189,7 @@ std::tuple<Tensor, Tensor> norm_act_back(Tensor g, const Tensor& bytes, const Te
   const Tensor scratch = new_bytes(g, cuda::norm_act_scratch_bytes());
   const cuda::NormActCode code = act_code(layout, bytes, nullptr, 0, op);
   auto *sum_g = static_cast<float*>(beta.data_ptr()), *sum_gx = static_cast<float*>(gamma.data_ptr());
-  cuda::norm_sums(code, g.const_data_ptr(), type, {sum_g, sum_gx}, scratch.data_ptr(), place.stream());
+  cuda::norm_sums(code, {g.const_data_ptr(), type, sum_g, sum_gx, scratch.data_ptr()}, place.stream());
   if (needs_x) {
     cuda::NormBack back{g.const_data_ptr(), type, nullptr, channel_numbers(rstd, g, "rstd", op), sum_g, sum_gx, nullptr, g.data_ptr()};
     if (!training) back.sum_g = back.sum_gx = nullptr;

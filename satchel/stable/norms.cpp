@@ -166,12 +166,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const Tensor& given, co
   const Tensor dx = needs_x ? empty_strided(g, shape, strides, g.scalar_type()) : nothing;
   const Tensor dskip = adds ? empty_strided(g, shape, strides, g.scalar_type()) : nothing;
   const Tensor dgamma = floats(g, channels), dbeta = floats(g, channels);
-  const cuda::NormSums sums{room(dbeta), room(dgamma)};
   const cuda::NormBack back{g.const_data_ptr(), type,         channel_numbers(gamma, g, "gamma", op), channel_numbers(rstd, g, "rstd", op),
                             room(dbeta),        room(dgamma), adds ? dskip.data_ptr() : nullptr,      needs_x ? dx.data_ptr() : nullptr};
   const auto run = [&](const auto& code, int64_t scratch_bytes) {
     const Tensor scratch = new_bytes(g, scratch_bytes);
-    cuda::norm_sums(code, g.const_data_ptr(), type, sums, scratch.data_ptr(), place.stream());
+    cuda::norm_sums(code, {g.const_data_ptr(), type, room(dbeta), room(dgamma), scratch.data_ptr()}, place.stream());
     if (needs_x || adds) cuda::norm_back(code, back, place.stream());
   };
   if (codes.form == Form::act)

@@ -395,7 +395,7 @@ NormActSums norm_sums(const at::Tensor& g, const NormSave& save) {
   NormActSums sums{floats(g.size(1), g), floats(g.size(1), g)};
   with_code(save, [&](const auto& code, int64_t scratch_bytes) {
     const at::Tensor scratch = room_of_bytes(scratch_bytes, g);
-    cuda::norm_sums(code, values(g), type_of(g), {room(sums.beta), room(sums.gamma)}, scratch.mutable_data_ptr(), place.stream());
+    cuda::norm_sums(code, {values(g), type_of(g), room(sums.beta), room(sums.gamma), scratch.mutable_data_ptr()}, place.stream());
   });
   return sums;
 }

@@ -80,7 +80,7 @@ struct Layer {
     const Place place(g.device(), "test");
     const at::Tensor sum = at::full_like(gamma, 7), along = at::full_like(gamma, 7);
     const at::Tensor scratch = scratch_of(cuda::norm_act_scratch_bytes());
-    cuda::norm_sums(kept(code), floats(g), DType::f32, {floats(sum), floats(along)}, scratch.mutable_data_ptr(), place.stream());
+    cuda::norm_sums(kept(code), {floats(g), DType::f32, floats(sum), floats(along), scratch.mutable_data_ptr()}, place.stream());
     return {sum, along};
   }
 

@@ -182,7 +182,7 @@ TEST(EmulatedEpilogue, NormActKeepsTheScalarKernelsBytes) {
     const Bytes g = gradient(n, type, random);
     const Floats gz = chained_back(chain, g, type, on, seed);
     Placed given(g, shift_of(type, random)), sum(shape.channels * 4), along(shape.channels * 4);
-    cuda::norm_sums(c, given.data(), type, {sum.floats(), along.floats()}, scratch.data(), nullptr);
+    cuda::norm_sums(c, {given.data(), type, sum.floats(), along.floats(), scratch.data()}, nullptr);
     ASSERT_EQ(given.bytes(), g);
     ASSERT_NO_FATAL_FAILURE(expect_sums(gz, means, shape.channels, sum, along));
     const Sums batch(shape.rows, shape.channels, random);
@@ -299,7 +299,7 @@ TEST(EmulatedEpilogue, NormAddKeepsTheScalarKernelsBytes) {
       gz[static_cast<size_t>(i)] *= passes ? 1.0f : 0.0f;
     }
     Placed given(g), sum_g(shape.channels * 4), along(shape.channels * 4), scratch(cuda::norm_scratch_bytes());
-    cuda::norm_sums(c, given.data(), type, {sum_g.floats(), along.floats()}, scratch.data(), nullptr);
+    cuda::norm_sums(c, {given.data(), type, sum_g.floats(), along.floats(), scratch.data()}, nullptr);
     ASSERT_TRUE(scratch.intact());
     ASSERT_NO_FATAL_FAILURE(expect_sums(gz, hat, shape.channels, sum_g, along));
     const Sums batch(shape.rows, shape.channels, random);

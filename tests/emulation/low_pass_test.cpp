@@ -211,7 +211,7 @@ TEST(EmulatedLowPass, NormsKeepTheScalarKernelsBytes) {
       if (end != 0 && get_code(true_on.data(), 1, i) == 0) gz[static_cast<size_t>(i)] = 0.0f;
     }
     Placed given(g), sum(4 * s.channels), along(4 * s.channels), dskip(n * size_of(type)), dx(n * size_of(type));
-    cuda::norm_sums(norm, given.data(), type, {sum.floats(), along.floats()}, scratch.data(), nullptr);
+    cuda::norm_sums(norm, {given.data(), type, sum.floats(), along.floats(), scratch.data()}, nullptr);
     ASSERT_TRUE(sum.intact() && along.intact() && scratch.intact());
     const double depth = 16 * static_cast<double>(s.samples * shape.windows()) + 8;  // a thread adds up 16 values a window, then double
     for (int64_t c = 0; c < s.channels; ++c) {

@@ -76,7 +76,7 @@ TEST(EmulatedEpilogue, NormBlockKeepsTheScalarKernelsBytes) {
     }
     if (keeps || chain.drop == 0) c.drop_seed = nullptr;
     Placed given(g), sum(channels * 4), along(channels * 4), scratch(cuda::norm_scratch_bytes());
-    cuda::norm_sums(c, given.data(), type, {sum.floats(), along.floats()}, scratch.data(), nullptr);
+    cuda::norm_sums(c, {given.data(), type, sum.floats(), along.floats(), scratch.data()}, nullptr);
     ASSERT_TRUE(scratch.intact());
     ASSERT_NO_FATAL_FAILURE(expect_sums(gz, hat, channels, sum, along));
     const Sums batch(rows, channels, random);
@@ -188,7 +188,7 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
     Floats gz = floats_of(g, type);
     for (int64_t i = 0; i < n; ++i) gz[static_cast<size_t>(i)] *= end == 0 || get_code(on.data(), 1, i) != 0 ? 1.0f : 0.0f;
     Placed given(g), sum(channels * 4), along(channels * 4), scratch(cuda::norm_scratch_bytes()), dskip(n * size_of(type)), dx(n * size_of(type)), own_squares(blocks * 4);
-    cuda::norm_sums(c, given.data(), type, {sum.floats(), along.floats()}, scratch.data(), nullptr);
+    cuda::norm_sums(c, {given.data(), type, sum.floats(), along.floats(), scratch.data()}, nullptr);
     ASSERT_TRUE(scratch.intact());
     ASSERT_NO_FATAL_FAILURE(expect_sums(gz, hat, channels, sum, along));
     const Sums batch(norm.rows, channels, random);

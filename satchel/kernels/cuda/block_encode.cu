@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ A
   const int64_t group = first_group + thread_index(), first = group * 8, n = a.code.grid.values;
   const UniformSeed seed(a.seed);
   if (first >= n) return;
-  const int bits = a.code.levels.bits, count = n - first < 8 ? static_cast<int>(n - first) : 8;
+  const int bits = a.code.levels.bits, count = count_of(group, n);
   const Words noise = group_noise(seed, a.code.rounding, group);
   int64_t b = a.code.grid.block_of(first), end = a.code.grid.end(b);
   Header h = load_header(a.headers, a.code.header, b);

@@ -113,10 +113,8 @@ template <class Made, DType type, bool vector, bool neighbours>
 __global__ void __launch_bounds__(kThreads) make_groups(const __grid_constant__ Made made, const void* x, int64_t values, void* to) {
   const int64_t i = thread_index() * 8;
   if (i >= values) return;
-  const Eight<type> given = read8_until<type, vector>(x, i, values);
   float v[8];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = given[j];
+  to_floats(read8_until<type, vector>(x, i, values), v);
   made.template apply<type, vector, neighbours>(i, values, v);
   if constexpr (Made::kWrites) write8_within<type, vector>(to, i, 0, values, v);
 }
@@ -133,31 +131,27 @@ void make(const char* op, const Made& made, const void* x, int64_t values, void*
   });
 }
 
-/// 32 codes a thread: `bits` words in, one word out.
+/// 32 codes a thread: `bits` words in, one word out; one after the other where there are fewer or, not `aligned`, no words.
 template <int bits>
-__global__ void __launch_bounds__(kThreads) side_on_words(const uint8_t* codes, uint32_t off, int64_t words, uint8_t* on) {
-  const int64_t at = thread_index();
-  if (at >= words) return;
+__global__ void __launch_bounds__(kThreads) side_on_words(const uint8_t* codes, uint32_t off, int64_t values, bool aligned, uint8_t* on) {
+  const int64_t at = thread_index(), left = values - at * 32;
+  if (left <= 0) return;
   uint32_t in[bits + 1] = {}, out = 0;
+  if (aligned && left >= 32) {
 #pragma unroll
-  for (int k = 0; k < bits; ++k) in[k] = __ldg(reinterpret_cast<const uint32_t*>(codes) + at * bits + k);
+    for (int k = 0; k < bits; ++k) in[k] = __ldg(reinterpret_cast<const uint32_t*>(codes) + at * bits + k);
 #pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    const int word = j * bits / 32, shift = j * bits % 32;
-    const uint32_t code = __funnelshift_r(in[word], in[word + 1], shift) & ((1u << bits) - 1);
-    out |= (code >= off ? 1u : 0u) << j;
+    for (int j = 0; j < 32; ++j) {
+      const int word = j * bits / 32, shift = j * bits % 32;
+      const uint32_t code = __funnelshift_r(in[word], in[word + 1], shift) & ((1u << bits) - 1);
+      out |= (code >= off ? 1u : 0u) << j;
+    }
+    reinterpret_cast<uint32_t*>(on)[at] = out;
+    return;
   }
-  reinterpret_cast<uint32_t*>(on)[at] = out;
-}
-
-/// Any codes from value `first` on, a multiple of 8: eight a thread.
-__global__ void __launch_bounds__(kThreads)
-    side_on_groups(const uint8_t* codes, int bits, uint32_t off, int64_t first, int64_t values, uint8_t* on) {
-  const int64_t i = first + thread_index() * 8;
-  if (i >= values) return;
-  uint32_t out = 0;
-  for (int j = 0; j < 8 && i + j < values; ++j) out |= (get_code(codes, bits, i + j) >= off ? 1u : 0u) << j;
-  on[i / 8] = static_cast<uint8_t>(out);
+#pragma unroll 1
+  for (int j = 0; j < 32 && j < left; ++j) out |= (get_code(codes, bits, at * 32 + j) >= off ? 1u : 0u) << j;
+  for (int k = 0; k < 4 && k * 8 < left; ++k) on[at * 4 + k] = static_cast<uint8_t>(out >> (8 * k));
 }
 
 }  // namespace
@@ -188,14 +182,9 @@ void side_on(const SideCode& code, const uint8_t* codes, uint8_t* on, StreamHand
   const int64_t values = code.grid.values;
   if (values == 0) return;
   const int bits = code.table.bits;
-  const auto off = static_cast<uint32_t>(code.table.off);
-  const int64_t words = bits >= 2 && bits <= 4 && is_aligned(codes, 4) && is_aligned(on, 4) ? values / 32 : 0;
-  if (words > 0) {
-    const auto kernel = bits == 2 ? side_on_words<2> : bits == 3 ? side_on_words<3> : side_on_words<4>;
-    launch_kernel("side_on", stream, {blocks_for(words)}, kernel, codes, off, words, on);
-  }
-  const int64_t left = values - words * 32;
-  if (left > 0) launch_kernel("side_on", stream, {blocks_for(ceil_div(left, 8))}, side_on_groups, codes, bits, off, words * 32, values, on);
+  const auto kernel = bits == 2 ? side_on_words<2> : bits == 3 ? side_on_words<3> : side_on_words<4>;
+  launch_kernel("side_on", stream, {blocks_for(ceil_div(values, 32))}, kernel, codes, static_cast<uint32_t>(code.table.off), values,
+                is_aligned(codes, 4) && is_aligned(on, 4), on);
 }
 
 }  // namespace satchel::cuda

@@ -53,6 +53,12 @@ __device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.
 
 __device__ inline int64_t channel_of(int64_t value, int64_t channels) { return value - quotient(value, channels) * channels; }
 
+/// How many of a group's eight values exist.
+__device__ inline int count_of(int64_t group, int64_t values) {
+  const int64_t left = values - group * 8;
+  return left >= 8 ? 8 : left <= 0 ? 0 : static_cast<int>(left);
+}
+
 /// Eight values from an address that is a multiple of 16 bytes.
 template <DType type>
 __device__ inline void load8(const void* x, int64_t i, float (&v)[8]) {
@@ -124,11 +130,13 @@ __device__ inline void store_codes(uint8_t* codes, int64_t group, uint64_t eight
 struct UniformSeed {
   uint32_t k0, k1;
 
-  __device__ inline explicit UniformSeed(const uint64_t* seed) {
-    const uint64_t s = __ldg(reinterpret_cast<const unsigned long long*>(seed));
+  __device__ inline explicit UniformSeed(const uint64_t* seed, bool is_read = true) {
+    const uint64_t s = is_read ? __ldg(reinterpret_cast<const unsigned long long*>(seed)) : 0;
     k0 = __reduce_or_sync(~0u, static_cast<uint32_t>(s));
     k1 = __reduce_or_sync(~0u, static_cast<uint32_t>(s >> 32));
   }
+  /// The keys of a round.
+  __device__ inline uint2 operator()(uint32_t round) const { return make_uint2(k0 + round * kPhiloxW0, k1 + round * kPhiloxW1); }
 };
 
 __device__ inline void multiply_wide(uint32_t a, uint32_t b, uint32_t& high, uint32_t& low) {
@@ -196,7 +204,7 @@ __device__ inline Words nearest_noise() {
 /// Noise of a group of 8 values.
 __device__ inline Words group_noise(UniformSeed seed, Rounding rounding, int64_t group) {
   if (rounding == Rounding::nearest) return nearest_noise();
-  return noise_of_group(Stream::rounding, group, [&](uint32_t r) { return make_uint2(seed.k0 + r * kPhiloxW0, seed.k1 + r * kPhiloxW1); });
+  return noise_of_group(Stream::rounding, group, seed);
 }
 
 /// The round keys of a seed in shared memory, for kernels that draw at every step: a read brings two rounds' keys, where a seed in
@@ -286,6 +294,14 @@ __device__ inline float max_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
+}
+
+/// A sum over the warp, for every lane.
+template <class T>
+__device__ inline T warp_sum(T x) {
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
 }
 
 /// Floats as integers in the same order (−0 below +0, NaN above all), for the warp's integer reductions.
@@ -520,11 +536,6 @@ __device__ inline uint64_t encode8_by_bytes(const float (&v)[8], const BlockRule
   }
 }
 
-template <bool even>
-__device__ inline uint32_t encode8_of_2(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
-  return static_cast<uint32_t>(encode8_by_bytes<2, even>(v, b, levels, noise));
-}
-
 /// encode8() where all eight values belong to the block.
 template <int bits, bool even>
 __device__ inline uint64_t encode8_inside(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
@@ -532,6 +543,28 @@ __device__ inline uint64_t encode8_inside(const float (&v)[8], const BlockRuler&
     if (b.plain) return encode8_by_bytes<bits, even>(v, b, levels, noise);
   }
   return encode8<bits, even>(v, b, levels, noise);
+}
+
+/// Header and codes of a warp's whole block, eight values a lane. `own`: the lane's exist; where not, they are another lane's, and the
+/// block's extremes stay.
+template <int bits, bool even>
+__device__ inline void put_block(const LevelTable& levels, HeaderType type, void* headers, uint32_t block, uint8_t* codes, int64_t group,
+                                 bool own, const float (&v)[8], const Words& noise) {
+  const bool leads = threadIdx.x % 32 == 0;
+  AroundZero near = AroundZero::of8(v);
+  near.reduce_warp();
+  const BlockRuler usual = usual_ruler<bits>(near, type);
+  if (usual.plain) {
+    if (leads) static_cast<uint32_t*>(headers)[block] = bf16_header(usual.header);
+    const uint64_t eight = encode8_inside<bits, even>(v, {usual.header, usual.ruler, true}, levels, noise);
+    if (own) store_codes<bits>(codes, group, eight, 8);
+    return;
+  }
+  Extremes e = Extremes::of8(v);
+  e.reduce_warp();
+  const BlockRuler ruler = block_ruler<bits>(e, type);
+  if (leads) store_header(headers, type, block, ruler.header);
+  if (own) store_codes<bits>(codes, group, encode8_inside<bits, even>(v, ruler, levels, noise), 8);
 }
 
 /// n / divisor for 32-bit n by one multiplication; the host works out the magic number once.

@@ -53,8 +53,6 @@ struct Walk {
         every(gridDim.x * kWarps),
         count(start < last ? static_cast<int>((last - 1 - start) / every) + 1 : 0) {}
   __device__ inline uint32_t step(int k) const { return start + static_cast<uint32_t>(k) * every; }
-  /// The lane's first value in turn k.
-  __device__ inline int64_t first(int k) const { return (static_cast<int64_t>(step(k)) * 32 + lane) * 8; }
 };
 
 __device__ inline uint32_t steps_of(int64_t values) { return static_cast<uint32_t>(ceil_div(values, kBlock)); }
@@ -114,22 +112,15 @@ struct NormTables {
 
 /// chain_factor() of kernels/chain.h, eight at a time. Every thread of the warp must construct it.
 struct Dropout {
-  uint32_t k0, k1;  // the seed, in the warp's uniform registers as UniformSeed has it
-  uint32_t least;   // noise in the upper half of a word, at `least` or above: kept
+  UniformSeed seed;  // read where something is dropped
+  uint32_t least;    // noise in the upper half of a word, at `least` or above: kept
   float on, off;
 
-  /// The seed is read only where something is dropped.
-  __device__ inline Dropout(const Chain& c, const uint64_t* seed) : least(c.drop << 16), on(c.scale), off(c.slope * c.scale) {
-    const uint64_t s = c.drop == 0 ? 0 : __ldg(reinterpret_cast<const unsigned long long*>(seed));
-    k0 = __reduce_or_sync(~0u, static_cast<uint32_t>(s));
-    k1 = __reduce_or_sync(~0u, static_cast<uint32_t>(s >> 32));
-  }
+  __device__ inline Dropout(const Chain& c, const uint64_t* of)
+      : seed(of, c.drop != 0), least(c.drop << 16), on(c.scale), off(c.slope * c.scale) {}
 
   /// Anything where nothing is dropped.
-  __device__ inline Words draw(int64_t group) const {
-    if (least == 0) return {};
-    return noise_of_group(Stream::dropout, group, [&](uint32_t r) { return make_uint2(k0 + r * kPhiloxW0, k1 + r * kPhiloxW1); });
-  }
+  __device__ inline Words draw(int64_t group) const { return least == 0 ? Words{} : noise_of_group(Stream::dropout, group, seed); }
 
   __device__ inline bool keeps(const Words& noise, int slot) const {
     return (slot % 2 == 0 ? noise.w[slot / 2] << 16 : noise.w[slot / 2]) >= least;
@@ -145,12 +136,6 @@ struct Dropout {
     return bits;
   }
 };
-
-/// How many of a group's eight values exist.
-__device__ inline int count_of(int64_t group, int64_t values) {
-  const int64_t left = values - group * 8;
-  return left >= 8 ? 8 : left <= 0 ? 0 : static_cast<int>(left);
-}
 
 /// The first `count` of eight values.
 template <DType type>
@@ -192,6 +177,22 @@ struct Places {
     return {first + (entry_before(entry) * each.divisor + static_cast<int64_t>(step - n * each.divisor) * own) * 32, own};
   }
 };
+
+/// A thread block's sums of two numbers a value of its steps, its warps one after the other.
+template <int warps>
+__device__ inline void write_sums(const float (&a)[8], const float (&b)[8], float2* partial) {
+  __shared__ float2 shared[warps][kBlock];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(a[j], b[j]);
+  __syncthreads();
+#pragma unroll 1
+  for (int k = static_cast<int>(threadIdx.x); k < kBlock; k += warps * 32) {
+    float2 total = shared[0][k];
+    for (int w = 1; w < warps; ++w) total.x += shared[w][k].x, total.y += shared[w][k].y;
+    partial[blockIdx.x * kBlock + k] = total;
+  }
+}
 
 __host__ __device__ inline int64_t values_of(const NormImageCode& c) { return c.samples * c.values; }
 

@@ -40,10 +40,12 @@ struct NormPass {
   int64_t first_row = 0, rows = 0;  // NormAddCode: x has these rows alone, and they alone are coded; 0 rows: all
 };
 
-/// Where a channel's sums over rows go: Σ gz (β's gradient) and Σ gz·x̂ (γ's); gz = g where it passes activation and dropout, scaled as z
-/// is.
+/// A channel's sums over rows, Σ gz (β's gradient) and Σ gz·x̂ (γ's); gz = g where it passes activation and dropout, scaled as z is.
 struct NormSums {
+  const void* g;
+  DType type;
   float *beta, *gamma;
+  void* scratch;
 };
 
 /// The last pass, one read of g: gz goes to `skip`, γ·rstd·(gz − Σgz/N − x̂·Σgz·x̂/N) to `x`. Either may be g, or null: not wanted.
@@ -155,11 +157,11 @@ void norm_low_pass_measure(const LowPassParts&, const void* x, DType, const Mome
 /// the folded norm (γ' = γ·rstd, β' = β − mean·γ') with skip and ReLU, as chain() gives it. A skip needs a mask.
 void norm_encode(const NormLowPassCode&, const NormPass&, const uint64_t* seed, StreamHandle);
 
-void norm_sums(const NormActCode&, const void* g, DType, const NormSums&, void* scratch, StreamHandle);
-void norm_sums(const NormAddCode&, const void* g, DType, const NormSums&, void* scratch, StreamHandle);
-void norm_sums(const NormBlockCode&, const void* g, DType, const NormSums&, void* scratch, StreamHandle);
-void norm_sums(const NormImageCode&, const void* g, DType, const NormSums&, void* scratch, StreamHandle);
-void norm_sums(const NormLowPassCode&, const void* g, DType, const NormSums&, void* scratch, StreamHandle);
+void norm_sums(const NormActCode&, const NormSums&, StreamHandle);
+void norm_sums(const NormAddCode&, const NormSums&, StreamHandle);
+void norm_sums(const NormBlockCode&, const NormSums&, StreamHandle);
+void norm_sums(const NormImageCode&, const NormSums&, StreamHandle);
+void norm_sums(const NormLowPassCode&, const NormSums&, StreamHandle);
 
 void norm_back(const NormActCode&, const NormBack&, StreamHandle);
 void norm_back(const NormAddCode&, const NormBack&, StreamHandle);

@@ -8,7 +8,7 @@
 //   Piece    what stands beside eight values of a lane: load(), later open(), then factor(j) = ∂z/∂y of value j and decode(half) = x̂ of
 //            four of them
 //   kTurns   steps whose loads are in flight together
-//   kSumsResident, kSumsBlocks   thread blocks of the sums: on one processor, and in all
+//   kSumsResident   thread blocks of the sums on one processor
 //   kBroken  values may end inside a step    kBatch  statistics are always the batch's    kAligned  g starts at a multiple of 16
 //   kSkip    a skip's gradient, kSquares  and Σ of x's squared gradients a block may be asked for
 //   kUsual   pieces that say `usual` are decoded in fewer instructions    kGates  of those, what does not pass is its channel's mean
@@ -40,8 +40,7 @@ struct Reader {
 
 /// What most codes say of themselves.
 struct Defaults {
-  static constexpr int kTurns = 2, kSumsResident = 3;
-  static constexpr int64_t kSumsBlocks = kFewBlocks;
+  static constexpr int kTurns = 2, kSumsResident = kFewWalk.each;
   static constexpr bool kBroken = true, kBatch = true, kAligned = true, kSkip = false, kSquares = false, kUsual = false, kGates = false;
 
   struct Own {
@@ -58,8 +57,7 @@ struct Defaults {
 template <Serves serves, bool samples>
 struct OneSided : Defaults {
   static constexpr bool any = serves == Serves::any;
-  static constexpr int kTurns = any ? 1 : 2, kSumsResident = 4;
-  static constexpr int64_t kSumsBlocks = kManyBlocks;
+  static constexpr int kTurns = any ? 1 : 2, kSumsResident = kManyWalk.each;
   static constexpr bool kBatch = !any, kAligned = !any, kUsual = true, kGates = serves == Serves::plain;
   using Tables = ChannelTables;
 
@@ -78,7 +76,7 @@ struct OneSided : Defaults {
   struct Own {
     Dropout dropout;
     uint32_t falling, flat = 0;
-    WarpChannels warp = {};
+    side::WarpChannels warp = {};
     bool planes = false;
     OffKey key = {};
 
@@ -86,7 +84,7 @@ struct OneSided : Defaults {
     __device__ inline void begin(const OneSided& a, const Tables& table, int lane) {
       falling = table.falling(lane);
       if (any) flat = table.flat(lane);
-      warp = WarpChannels(table, lane);
+      warp = table.met(lane);
       if (samples) planes = a.c.side.plane.bytes != nullptr;
       if (planes) key = stored_key(a.c.side);
     }
@@ -147,7 +145,7 @@ struct OneSided : Defaults {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if (any && codes.three)
-          x[k] = decoder.wide_value(k, codes.at(4 * half + k), b, false, r.a.wide.table);
+          x[k] = decoder.wide_value(k, codes.at(4 * half + k), b, r.a.wide.table);
         else
           x[k] = decoder.value<false>(k, two, b, table);
       }
@@ -180,8 +178,7 @@ struct FourValues {
 template <int bits, bool wide, bool alone = false>
 struct BlocksAndReluForm : Defaults {
   static constexpr bool kLean = bits == 2 && !wide, kBatch = kLean && !alone, kSkip = true;
-  static constexpr int kSumsResident = kLean ? 4 : 3;
-  static constexpr int64_t kSumsBlocks = kLean ? kManyBlocks : kFewBlocks;
+  static constexpr int kSumsResident = kLean ? kManyWalk.each : kFewWalk.each;
   struct Tables {
     float level[kMaxLevels];  // 16 banks, no conflicts
   };
@@ -301,8 +298,7 @@ struct BlocksAndMasks : Defaults {
 /// norm_image: x̂ in blocks of even levels, in equal bits or in bits per sample, and ReLU's mask, if there is one.
 struct SamplesAndMask : Defaults {
   static constexpr bool kBroken = false, kSkip = true, kSquares = true;
-  static constexpr int kSumsResident = 4;
-  static constexpr int64_t kSumsBlocks = kManyBlocks;
+  static constexpr int kSumsResident = kManyWalk.each;
   struct Tables {};
 
   NormImageCode c;
@@ -348,31 +344,34 @@ struct SamplesAndMask : Defaults {
   };
 };
 
+/// Two read g, the last one none: it makes the next layer's input.
+enum class Pass { sums, back, input };
+
 /// Eight values of g, of which `count` exist, and what stands beside them.
 template <class Code, DType type>
 struct Step {
   Eight<type> g;
   typename Code::Piece code;
 
-  template <bool whole>
+  template <Pass pass, bool whole>
   __device__ inline void load(const typename Code::Reader& from, const void* given, uint32_t block, int count) {
     const int64_t group = static_cast<int64_t>(block) * 32 + from.lane;
-    if (whole && from.a.aligned())
-      g = read8<type, true>(given, group * 8);
-    else if (whole)
-      g = read8<type, false>(given, group * 8);
-    else
-      g = read8_until<type, false>(given, group * 8, from.a.values());
+    if constexpr (pass != Pass::input) {
+      if (whole && from.a.aligned())
+        g = read8<type, true>(given, group * 8);
+      else if (whole)
+        g = read8<type, false>(given, group * 8);
+      else
+        g = read8_until<type, false>(given, group * 8, from.a.values());
+    }
     code.load(from, block, group, whole ? 8 : count);
   }
 };
 
 /// Calls f with every step of a warp, its block, how many of a lane's eight values exist, whether it is whole, and whether it is decoded as
-/// usual; from the last to the first where `backwards`.
-template <class Code, DType type, bool backwards, class F>
-__device__ inline void for_each_step(const typename Code::Reader& from, const void* g, F&& f) {
-  const uint32_t whole = static_cast<uint32_t>(from.a.values() / kBlock);
-  const Walk walk(0, whole);
+/// usual. The walk has the whole steps; of those around it the warp has what is_broken(block) says. back goes from the last to the first.
+template <class Code, DType type, Pass pass, class W, class F>
+__device__ inline void for_each_step(const typename Code::Reader& from, const Walk& walk, const void* g, const W& is_broken, const F& f) {
   const auto open = [&](Step<Code, type>& step, uint32_t block, int count, auto is_whole) {
     step.code.open(from, static_cast<int64_t>(block) * 32 + walk.lane);
     if constexpr (Code::kUsual && is_whole()) {
@@ -381,28 +380,39 @@ __device__ inline void for_each_step(const typename Code::Reader& from, const vo
     f(step, block, count, is_whole, std::false_type());
   };
   const auto broken = [&] {
-    const uint32_t block = walk.step(walk.count);
-    const int count = Code::kBroken && block == whole ? count_of(static_cast<int64_t>(block) * 32 + walk.lane, from.a.values()) : 0;
-    if (count == 0) return;
-    Step<Code, type> step;
-    step.template load<false>(from, g, block, count);
-    open(step, block, count, std::false_type());
+#pragma unroll 1
+    for (int side = 0; side < (pass == Pass::input ? 2 : 1); ++side) {
+      const uint32_t block = walk.step(side == 0 ? walk.count : -1);
+      const int count = Code::kBroken && is_broken(block) ? count_of(static_cast<int64_t>(block) * 32 + walk.lane, from.a.values()) : 0;
+      if (count == 0) continue;
+      Step<Code, type> step;
+      step.template load<pass, false>(from, g, block, count);
+      open(step, block, count, std::false_type());
+    }
   };
-  if (backwards) broken();
+  if (pass == Pass::back) broken();
 #pragma unroll 1
   for (int k = 0; k < walk.count; k += Code::kTurns) {
     Step<Code, type> step[Code::kTurns];
-    const auto block = [&](int u) { return walk.step(backwards ? walk.count - 1 - k - u : k + u); };
+    const auto block = [&](int u) { return walk.step(pass == Pass::back ? walk.count - 1 - k - u : k + u); };
 #pragma unroll
     for (int u = 0; u < Code::kTurns; ++u) {
-      if (k + u < walk.count) step[u].template load<true>(from, g, block(u), 8);
+      if (k + u < walk.count) step[u].template load<pass, true>(from, g, block(u), 8);
     }
 #pragma unroll
     for (int u = 0; u < Code::kTurns; ++u) {
       if (k + u < walk.count) open(step[u], block(u), 8, std::true_type());
     }
   }
-  if (!backwards) broken();
+  if (pass != Pass::back) broken();
+}
+
+/// … of all values.
+template <class Code, DType type, Pass pass, class F>
+__device__ inline void for_all_steps(const typename Code::Reader& from, const void* g, const F& f) {
+  const uint32_t whole = static_cast<uint32_t>(from.a.values() / kBlock);
+  for_each_step<Code, type, pass>(
+      from, Walk(0, whole), g, [&](uint32_t block) { return block == whole; }, f);
 }
 
 /// Σ gz and Σ gz·x̂ of the 256 values that a thread block's steps meet.
@@ -410,11 +420,9 @@ template <class Code, DType type>
 __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
     sum_steps(const __grid_constant__ Code a, const void* g, float2* partial) {
   __shared__ typename Code::Tables table;
-  __shared__ float2 shared[kWarps][kBlock];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const typename Code::Reader from(a, table, lane, blockIdx.x * kBlock);
+  const typename Code::Reader from(a, table, static_cast<int>(threadIdx.x) % 32, blockIdx.x * kBlock);
   float sum[8] = {}, along[8] = {};
-  for_each_step<Code, type, false>(from, g, [&](const Step<Code, type>& step, uint32_t, int count, auto whole, auto usual) {
+  for_all_steps<Code, type, Pass::sums>(from, g, [&](const Step<Code, type>& step, uint32_t, int count, auto whole, auto usual) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float hat[4];
@@ -427,13 +435,7 @@ __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
       }
     }
   });
-#pragma unroll
-  for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(sum[j], along[j]);
-  __syncthreads();
-  const int own = static_cast<int>(threadIdx.x);
-  float2 total = shared[0][own];
-  for (int w = 1; w < kWarps; ++w) total.x += shared[w][own].x, total.y += shared[w][own].y;
-  partial[blockIdx.x * kBlock + own] = total;
+  write_sums<kWarps>(sum, along, partial);
 }
 
 /// Two sums a channel, from `entries` parts in all.
@@ -441,22 +443,10 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishEach)
     add_up_parts(const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx) {
   const FinishShare share;
   double sums[2] = {};
-  if (share.channel < channels) {
-    share.each(partial, quotient(entries, channels), channels, [&](int64_t, float2 part) { sums[0] += part.x, sums[1] += part.y; });
-  }
+  if (share.channel < channels) share.add_pairs(partial, entries, channels, sums);
   if (!share.add_up(sums) || share.channel >= channels) return;
   sum_g[share.channel] = static_cast<float>(sums[0]);
   sum_gx[share.channel] = static_cast<float>(sums[1]);
-}
-
-/// Of eight values a lane, over the warp, for all its threads.
-__device__ inline float squared_sum(const float (&v)[8]) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) sum = fmaf(v[j], v[j], sum);
-#pragma unroll
-  for (int half = 16; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-  return sum;
 }
 
 /// `bits` ≠ 0 ? a : b, and no branch around what a takes.
@@ -483,7 +473,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     blocked.put(own, (0.0f - fmaf(table.off.of(own), alongs.of(own), offsets.of(own))) * scales.of(own));
     __syncthreads();
   }
-  for_each_step<Code, type, true>(from, o.g, [&](const Step<Code, type>& step, uint32_t block, int count, auto whole, auto usual) {
+  for_all_steps<Code, type, Pass::back>(from, o.g, [&](const Step<Code, type>& step, uint32_t block, int count, auto whole, auto usual) {
     float gz[8], dx[8];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -511,7 +501,10 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     if (Code::kSkip && o.skip != nullptr) write_some<type>(o.skip, first, written, a.aligned(), gz);
     if (!Code::kSkip || o.x != nullptr) write_some<type>(o.x, first, written, a.aligned(), dx);
     if (Code::kSquares && o.squares != nullptr) {
-      const float sum = squared_sum(dx);
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum = fmaf(dx[j], dx[j], sum);
+      sum = warp_sum(sum);
       if (lane == 0) o.squares[block] = sum;
     }
   });
@@ -521,19 +514,22 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 template <class Code, DType type>
 __global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_constant__ Code a, int64_t begin, int64_t end, void* z) {
   __shared__ ChannelTables table;
-  const uint32_t first = static_cast<uint32_t>(begin / kBlock);
-  const Walk walk(first, steps_of(end));
-  const typename Code::Reader from(a, table, walk.lane, (static_cast<int64_t>(first) + blockIdx.x) * kBlock);
-  const auto put = [&](const typename Code::Piece& piece, uint32_t block, auto inside, auto usual) {
+  const Walk walk(steps_of(begin), static_cast<uint32_t>(end / kBlock));
+  const typename Code::Reader from(a, table, walk.lane, (static_cast<int64_t>(steps_of(begin)) + blockIdx.x) * kBlock);
+  const auto is_edge = [&](uint32_t block) {  // with any of the lane's eight
+    const int64_t i = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
+    return (block == begin / kBlock || block == end / kBlock) && i + 8 > begin && i < end;
+  };
+  const auto put = [&](const auto& step, uint32_t block, int, auto inside, auto usual) {
     float x[8];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float gamma[4], beta[4], hat[4];
-      piece.template decode<usual(), true>(from, half, hat);
+      step.code.template decode<usual(), true>(from, half, hat);
       table.gamma.get_half(walk.lane, half, gamma);
       table.beta.get_half(walk.lane, half, beta);
 #pragma unroll
-      for (int q = 0, j = 4 * half; q < 4; ++q, ++j) x[j] = chain_output(fmaf(gamma[q], hat[q], beta[q]), piece.factor(from, j));
+      for (int q = 0, j = 4 * half; q < 4; ++q, ++j) x[j] = chain_output(fmaf(gamma[q], hat[q], beta[q]), step.code.factor(from, j));
     }
     const int64_t i = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
     if (inside() && a.aligned())
@@ -541,36 +537,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_const
     else
       write8_within<type, false>(z, i, begin, end, x);
   };
-  const uint32_t inside_from = steps_of(begin), inside_to = static_cast<uint32_t>(end / kBlock);
-  const auto inside = [&](uint32_t block) { return block >= inside_from && block < inside_to; };  // all its values are wanted, and exist
-  const auto is_wanted = [&](uint32_t block) {                                                    // any of the lane's eight
-    const int64_t i = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
-    return inside(block) || (i + 8 > begin && i < end);
-  };
-#pragma unroll 1
-  for (int k = 0; k < walk.count; k += Code::kTurns) {
-    typename Code::Piece piece[Code::kTurns];
-    const auto group = [&](int u) { return static_cast<int64_t>(walk.step(k + u)) * 32 + walk.lane; };
-#pragma unroll
-    for (int u = 0; u < Code::kTurns; ++u) {
-      if (k + u >= walk.count) break;
-      const uint32_t block = walk.step(k + u);
-      if (is_wanted(block)) piece[u].load(from, block, group(u), inside(block) ? 8 : count_of(group(u), a.values()));
-    }
-#pragma unroll
-    for (int u = 0; u < Code::kTurns; ++u) {
-      if (k + u >= walk.count) break;
-      const uint32_t block = walk.step(k + u);
-      if (!is_wanted(block)) continue;
-      piece[u].open(from, group(u));
-      if (!inside(block))
-        put(piece[u], block, std::false_type(), std::false_type());
-      else if (piece[u].usual)
-        put(piece[u], block, std::true_type(), std::true_type());
-      else
-        put(piece[u], block, std::true_type(), std::false_type());
-    }
-  }
+  for_each_step<Code, type, Pass::input>(from, walk, nullptr, is_edge, put);
 }
 
 // ---- launch ----------------------------------------------------------------------------------------------------------
@@ -601,15 +568,15 @@ void with_code(const NormImageCode& c, bool, bool, F&& f) {
 }
 
 template <class Kept>
-void run_sums(const Kept& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream, const char* op) {
+void run_sums(const Kept& code, const NormSums& o, StreamHandle stream, const char* op) {
   check_fit(code, op);
-  float2* partial = static_cast<float2*>(scratch);
-  with_code<false>(code, is_aligned(g), true, [&](const auto& a) {
+  float2* partial = static_cast<float2*>(o.scratch);
+  with_code<false>(code, is_aligned(o.g), true, [&](const auto& a) {
     using Code = std::decay_t<decltype(a)>;
-    if (Code::kAligned) check_aligned({g}, op);
-    const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), Code::kSumsBlocks));
-    if (grid > 0) with_type(type, [&](auto t) { launch_kernel(op, stream, {grid}, sum_steps<Code, t()>, a, g, partial); });
-    finish_sums(op, partial, grid * kBlock, a.channels(), to.beta, to.gamma, stream);
+    if (Code::kAligned) check_aligned({o.g}, op);
+    const unsigned grid = grid_size(walk_blocks(a.values(), a.channels(), kSumProcessors * Code::kSumsResident));
+    if (grid > 0) with_type(o.type, [&](auto t) { launch_kernel(op, stream, {grid}, sum_steps<Code, t()>, a, o.g, partial); });
+    finish_sums(op, partial, grid * kBlock, a.channels(), o.beta, o.gamma, stream);
   });
 }
 
@@ -638,18 +605,10 @@ void finish_sums(const char* op, const float2* partial, int64_t entries, int64_t
 
 int64_t norm_scratch_bytes() { return kManyBlocks * kBlock * static_cast<int64_t>(sizeof(float2)); }
 
-void norm_sums(const NormActCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
-  run_sums(code, g, type, to, scratch, stream, "norm_act_sums");
-}
-void norm_sums(const NormAddCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
-  run_sums(code, g, type, to, scratch, stream, "norm_add_sums");
-}
-void norm_sums(const NormBlockCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
-  run_sums(code, g, type, to, scratch, stream, "norm_block_sums");
-}
-void norm_sums(const NormImageCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
-  run_sums(code, g, type, to, scratch, stream, "norm_image_sums");
-}
+void norm_sums(const NormActCode& code, const NormSums& o, StreamHandle stream) { run_sums(code, o, stream, "norm_act_sums"); }
+void norm_sums(const NormAddCode& code, const NormSums& o, StreamHandle stream) { run_sums(code, o, stream, "norm_add_sums"); }
+void norm_sums(const NormBlockCode& code, const NormSums& o, StreamHandle stream) { run_sums(code, o, stream, "norm_block_sums"); }
+void norm_sums(const NormImageCode& code, const NormSums& o, StreamHandle stream) { run_sums(code, o, stream, "norm_image_sums"); }
 
 void norm_back(const NormActCode& code, const NormBack& o, StreamHandle stream) { run_back(code, o, stream, "norm_act_back"); }
 void norm_back(const NormAddCode& code, const NormBack& o, StreamHandle stream) { run_back(code, o, stream, "norm_add_back"); }

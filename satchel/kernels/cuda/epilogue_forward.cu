@@ -121,28 +121,16 @@ __device__ inline void put_norm(const Warp& w, uint8_t* codes, uint32_t block, c
   put8<bits, whole>(codes, w.lane, encode8<bits, even>(hat, ruler, w.a.levels, noise), count);
 }
 
-/// … in 2 bits of uneven levels, of a whole block whose extremes nobody has taken yet.
-__device__ inline void put_norm_of_2(const Warp& w, uint8_t* codes, uint32_t block, const float (&hat)[8], const Words& noise) {
-  AroundZero e = AroundZero::of8(hat);
-  e.reduce_warp();
-  const BlockRuler ruler = usual_ruler<2>(e, w.a.header);
-  if (!ruler.plain) return put_norm<2, false, true>(w, codes, block, extremes_of<true>(hat, 8), hat, noise, 8);
-  const uint32_t header = __byte_perm(__float_as_uint(ruler.header.low), __float_as_uint(ruler.header.step), 0x7632);
-  if (w.lane == 0) static_cast<uint32_t*>(w.a.headers)[block] = header;
-  store_codes<2>(codes, w.lane, encode8_of_2<false>(hat, ruler, w.a.levels, noise), 8);
-}
-
-/// … in bits as they come, from `bits` on: of images up to 8 in even levels, else up to 4.
-template <bool image, bool whole, int bits = 1>
+/// … in bits as they come: of images up to 8 in even levels, else up to 4.
+template <bool image, bool whole>
 __device__ inline void put_norm_of_any_bits(const Warp& w, const Places::Step& at, uint32_t block, const Extremes& e, const float (&hat)[8],
                                             const Words& noise, int count) {
-  if constexpr (bits < (image ? 8 : 4)) {
-    if (at.bits != bits) return put_norm_of_any_bits<image, whole, bits + 1>(w, at, block, e, hat, noise, count);
-  }
-  if constexpr (!image && bits > 1) {
-    if (!w.a.levels.even) return put_norm<bits, false, whole>(w, at.codes, block, e, hat, noise, count);
-  }
-  put_norm<bits, true, whole>(w, at.codes, block, e, hat, noise, count);
+  with_bits(at.bits, [&](auto bits) {
+    if constexpr (!image && bits() > 1 && bits() <= 4) {
+      if (!w.a.levels.even) return put_norm<bits(), false, whole>(w, at.codes, block, e, hat, noise, count);
+    }
+    if constexpr (image || bits() <= 4) put_norm<bits(), true, whole>(w, at.codes, block, e, hat, noise, count);
+  });
 }
 
 /// side_code_of() of core/side.h for the ReLU form: threshold 0 and code 0 for 0, so that all values of a block share their marks.
@@ -208,18 +196,10 @@ __device__ inline uint32_t form8(const float (&z)[8], Range r, const SideTable& 
 /// The extremes of a block of relu's results in bf16, whose numbers are those of a header of bf16 or f32 already, and whose bits are in
 /// order: as bits of floats, −0 as 0. Every thread of the warp must call this.
 __device__ inline uint2 extremes_of_relu(const Eight<DType::bf16>& z) {
-  const auto least = [](uint32_t a, uint32_t b) {
-    uint32_t c;
-    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-  };
-  const auto most = [](uint32_t a, uint32_t b) {
-    uint32_t c;
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-  };
-  const uint32_t low = least(least(z.w[0], z.w[1]), least(z.w[2], z.w[3])) & 0x7fff7fffu;
-  const uint32_t high = most(most(z.w[0], z.w[1]), most(z.w[2], z.w[3])) & 0x7fff7fffu;
+  PairExtremes<DType::bf16> e = {z.w[0], z.w[0]};
+#pragma unroll
+  for (int k = 1; k < 4; ++k) e.add(z.w[k]);
+  const uint32_t low = e.least & 0x7fff7fffu, high = e.most & 0x7fff7fffu;
   return make_uint2(__reduce_min_sync(~0u, min(low << 16, low & 0x7fff0000u)), __reduce_max_sync(~0u, max(high << 16, high & 0x7fff0000u)));
 }
 
@@ -230,8 +210,7 @@ __device__ inline void put_form(const Warp& w, uint32_t block, uint64_t group, c
   uint8_t* codes = w.a.add.sum_at.codes;
   const Words noise = noise_at<!wide>(w.sum_seed, sum.rounding, group);
   float z[8];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) z[j] = out[j];
+  to_floats(out, z);
   Range r;
   if constexpr (whole && type == DType::bf16) {
     const uint2 e = extremes_of_relu(out);
@@ -295,7 +274,7 @@ __device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<ty
   if (!(optimal2 && whole) && (has_form(end) || a.ranges == nullptr)) e = extremes_of<whole>(hat, count);
   const Words noise = noise_at<end == End::form>(w.norm_seed, a.rounding, group);
   if constexpr (optimal2 && whole)
-    put_norm_of_2(w, a.places.first + static_cast<uint64_t>(block) * 64, block, hat, noise);
+    put_block<2, false>(a.levels, a.header, a.headers, block, a.places.first + static_cast<uint64_t>(block) * 64, w.lane, true, hat, noise);
   else if constexpr (optimal2)
     put_norm<2, false, whole>(w, a.places.first + static_cast<int64_t>(block) * 64, block, e, hat, noise, count);
   else
@@ -381,82 +360,66 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 constexpr int kPieces = 4;  // steps of a warp at once: its stretch is the longest block
 constexpr int64_t kStretch = kPieces * kBlock;
 
-/// What a warp needs at every turn.
-struct Turn {
-  const NormBlockCode& c;
-  const NormPass& pass;
-  const NormTables<kPieces>& table;
-  int lane;
-  UniformSeed seed;
-  Dropout dropout;
-};
-
-/// One stretch of a warp. `whole`: all its values exist; else groups may be broken or missing, and so may blocks.
-template <DType type, int block, bool whole>
-__device__ inline void encode_stretch(const Turn& t, int64_t stretch) {
-  constexpr int kEach = block <= kBlock ? 1 : static_cast<int>(block / kBlock);  // pieces that share a block
-  constexpr int kLanes = block < kBlock ? static_cast<int>(block / 8) : 32;      // lanes that share one
-  const BlockCode& code = t.c.code;
-  const int64_t n = code.grid.values, first = stretch * kPieces * 32 + t.lane;
-  const auto count_at = [&](int piece) { return whole ? 8 : count_of(first + piece * 32, n); };
-  float v[kPieces][8];
-#pragma unroll
-  for (int p = 0; p < kPieces; ++p) {
-    const int64_t i = (first + p * 32) * 8;
-    if (whole || i + 8 <= n) {
-      const Eight<type> x = read8<type, true>(t.pass.x, i);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[p][j] = x[j];
-    } else if (i < n) {  // what is missing repeats what exists, which leaves the extremes alone
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[p][j] = read1<type>(t.pass.x, j < count_at(p) ? i + j : i);
-    }
-  }
-#pragma unroll
-  for (int head = 0; head < kPieces; head += kEach) {
-    Extremes e;
-#pragma unroll
-    for (int p = head; p < head + kEach; ++p) {
-      if (whole || count_at(p) > 0) e.add8(v[p]);
-    }
-    e.reduce(kLanes);
-    const BlockRuler ruler = block_ruler<2>(e, code.header);
-    const int64_t begin = (first + head * 32) * 8;  // of the block, for the lane that starts it
-    if (t.lane % kLanes == 0 && (whole || begin < n)) store_header(t.c.at.headers, code.header, begin / block, ruler.header);
-#pragma unroll
-    for (int p = head; p < head + kEach; ++p) {
-      const int count = count_at(p);
-      if (!whole && count == 0) continue;
-      const int64_t group = first + p * 32;
-      const uint32_t exist = (1u << count) - 1, kept = t.dropout.kept(group);
-      const Words noise = group_noise(t.seed, code.rounding, group);
-      const uint64_t eight = code.levels.even ? encode8_inside<2, true>(v[p], ruler, code.levels, noise)
-                                              : encode8_inside<2, false>(v[p], ruler, code.levels, noise);
-      put8<2, whole>(t.c.at.codes, group, eight, count);
-      const uint32_t on = pass8<Pass::relu, true>(
-          t.table, t.lane, p, [](float y, int) { return y; }, kept, t.dropout.on, v[p]);
-      t.c.on[group] = static_cast<uint8_t>(on & exist);
-      if (t.c.kept != nullptr) t.c.kept[group] = static_cast<uint8_t>(kept & exist);
-      write_some<type>(t.pass.z, group * 8, count, true, v[p]);
-    }
-  }
-}
-
 template <DType type, int block>
 __global__ void __launch_bounds__(kWarps * 32, 3)
     encode_stretches(const __grid_constant__ NormBlockCode c, const __grid_constant__ NormPass pass) {
+  constexpr int kEach = block <= kBlock ? 1 : static_cast<int>(block / kBlock);  // pieces that share a block
+  constexpr int kLanes = block < kBlock ? static_cast<int>(block / 8) : 32;      // lanes that share one
   __shared__ NormTables<kPieces> table;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t n = c.code.grid.values, step = static_cast<int64_t>(gridDim.x) * kWarps;
+  const BlockCode& code = c.code;
+  const int64_t n = code.grid.values, step = static_cast<int64_t>(gridDim.x) * kWarps;
   table.fill(pass.with, c.chain.channels, blockIdx.x * kStretch);
-  const Turn turn = {c, pass, table, lane, UniformSeed(c.code_seed), Dropout(c.chain, c.drop_seed)};
+  const UniformSeed seed(c.code_seed);
+  const Dropout dropout(c.chain, c.drop_seed);
   if (blockIdx.x == 0) zero_gap(c.at, n, 2);
   __syncthreads();
+  // One stretch of a warp. `whole`: all its values exist; else groups may be broken or missing, and so may blocks.
+  const auto encode = [&](int64_t stretch, auto whole) {
+    const int64_t first = stretch * kPieces * 32 + lane;
+    const auto count_at = [&](int piece) { return whole() ? 8 : count_of(first + piece * 32, n); };
+    float v[kPieces][8];
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      const int64_t i = (first + p * 32) * 8;
+      if (whole() || i + 8 <= n) {
+        to_floats(read8<type, true>(pass.x, i), v[p]);
+      } else if (i < n) {  // what is missing repeats what exists, which leaves the extremes alone
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[p][j] = read1<type>(pass.x, j < count_at(p) ? i + j : i);
+      }
+    }
+#pragma unroll
+    for (int head = 0; head < kPieces; head += kEach) {
+      Extremes e;
+#pragma unroll
+      for (int p = head; p < head + kEach; ++p) {
+        if (whole() || count_at(p) > 0) e.add8(v[p]);
+      }
+      e.reduce(kLanes);
+      const BlockRuler ruler = block_ruler<2>(e, code.header);
+      const int64_t begin = (first + head * 32) * 8;  // of the block, for the lane that starts it
+      if (lane % kLanes == 0 && (whole() || begin < n)) store_header(c.at.headers, code.header, begin / block, ruler.header);
+#pragma unroll
+      for (int p = head; p < head + kEach; ++p) {
+        const int count = count_at(p);
+        if (!whole() && count == 0) continue;
+        const int64_t group = first + p * 32;
+        const uint32_t exist = (1u << count) - 1, kept = dropout.kept(group);
+        const Words noise = group_noise(seed, code.rounding, group);
+        const uint64_t eight = code.levels.even ? encode8_inside<2, true>(v[p], ruler, code.levels, noise)
+                                                : encode8_inside<2, false>(v[p], ruler, code.levels, noise);
+        put8<2, whole()>(c.at.codes, group, eight, count);
+        const uint32_t on = pass8<Pass::relu, true>(
+            table, lane, p, [](float y, int) { return y; }, kept, dropout.on, v[p]);
+        c.on[group] = static_cast<uint8_t>(on & exist);
+        if (c.kept != nullptr) c.kept[group] = static_cast<uint8_t>(kept & exist);
+        write_some<type>(pass.z, group * 8, count, true, v[p]);
+      }
+    }
+  };
   for (int64_t s = blockIdx.x + warp * static_cast<int64_t>(gridDim.x); s * kStretch < n; s += step) {
-    if ((s + 1) * kStretch <= n)
-      encode_stretch<type, block, true>(turn, s);
-    else
-      encode_stretch<type, block, false>(turn, s);
+    (s + 1) * kStretch <= n ? encode(s, std::true_type()) : encode(s, std::false_type());
   }
 }
 
@@ -514,8 +477,7 @@ bool norm_block_fits(const BlockCode& code, int64_t channels) {
 
 bool norm_image_fits(const NormImageCode& c) {
   return c.block == kBlock && c.bits >= 0 && c.bits <= 8 && c.samples > 0 && c.values > 0 && c.values % kBlock == 0 &&
-         c.values < int64_t{1} << 38 && c.samples <= (int64_t{1} << 38) / c.values && c.channels > 0 && c.values % c.channels == 0 &&
-         walk_blocks(values_of(c), c.channels, kFewBlocks) > 0;
+         c.samples <= (int64_t{1} << 38) / c.values && c.channels > 0 && c.values % c.channels == 0 && fits_walk(values_of(c), c.channels);
 }
 
 void norm_encode(const NormAddCode& code, const NormPass& pass, StreamHandle stream) {

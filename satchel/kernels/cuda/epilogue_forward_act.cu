@@ -93,64 +93,36 @@ struct Usual {
   }
 };
 
-/// Four of a thread's channels.
-struct Gates {
-  float threshold[4], gamma[4], beta[4];
-
-  __device__ inline Gates(const ForwardTables& table, int lane, int half) {
+/// Calls f(j, gate) for a lane's eight channels, of which it reads four at a time.
+template <class F>
+__device__ inline void for_gates(const ForwardTables& table, int lane, const F& f) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float threshold[4], gamma[4], beta[4];
     table.threshold.get_half(lane, half, threshold);
     table.gamma.get_half(lane, half, gamma);
     table.beta.get_half(lane, half, beta);
-  }
-};
-
-/// side_code_of() of core/side.h for one off code and three on codes: values 4·half … 4·half + 3 of eight.
-template <int half>
-__device__ inline void encode4(const float (&x)[8], const Gates& g, const side::Bounds& b, const SideTable& t, const Words& noise,
-                               uint32_t& eight, side::OffSums& s) {
 #pragma unroll
-  for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
-    const uint32_t unit = 1u << (2 * j);
-    const float v = flush_signed(x[j]), u = side::uniform_at(noise, j);
-    const side::Reach r = side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, true);
-    const float d = fabsf(v - r.from), length = fabsf(r.far - r.from);
-    const float middle = (length > b.usual ? t.on_long[1] : t.on_short[1]) * length;
-    uint32_t code = d > u * middle ? 2 * unit : unit;
-    code = d > fmaf(u, length - middle, middle) ? 3 * unit : code;
-    side::put_or_sum(g.gamma[k], g.beta[k], v, code, eight, s.sum[j], s.count[j]);
+    for (int k = 0; k < 4; ++k) f(4 * half + k, side::Gate{threshold[k], gamma[k], beta[k], 0.0f});
   }
 }
 
-/// … for two off codes and six on codes.
-template <int half>
-__device__ inline void encode4_wide(const float (&x)[8], const Gates& g, const side::Bounds& b, const SideTable& t, const Words& noise,
-                                    Codes& c, side::OffSums& s) {
-#pragma unroll
-  for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+/// side_code_of() of core/side.h for a lane's eight, for one off code and three on codes or, `wide`, two and six; then y in the place of x.
+template <bool wide>
+__device__ inline void code8(const ForwardTables& table, int lane, const side::Bounds& b, const SideTable& t, const Words& noise,
+                             float (&x)[8], Codes& c, side::OffSums& s) {
+  for_gates(table, lane, [&](int j, const side::Gate& g) {
     const float v = flush_signed(x[j]), u = side::uniform_at(noise, j);
-    const bool on = fmaf(g.gamma[k], v, g.beta[k]) > 0.0f;
-    const side::Reach r = side::reach_of({g.threshold[k], g.gamma[k], 0.0f, 0.0f}, b, on);
-    const float d = fabsf(v - r.from), length = fabsf(r.far - r.from);
-    const bool is_long = length > b.usual;
-    const uint32_t passing = side::level_code<6>(2, 1, d, length, is_long, t.on_short, t.on_long, u);
-    const uint32_t blocked = side::level_code<2>(1, ~0u, d, length, is_long, t.off_short, t.off_long, u);
-    c.put(j, on ? passing : blocked);
-    s.sum[j] += on ? 0.0f : v;
-    s.count[j] += on ? 0.0f : 1.0f;
-  }
-}
-
-/// The codes of these four, of 2 bits or of 3, then y in the place of x.
-template <Serves serves, int half>
-__device__ inline void code_any(const ForwardTables& table, int lane, const side::Bounds& b, const SideTable& t, const Wide& w,
-                                const Words& noise, float (&x)[8], Codes& c, side::OffSums& s) {
-  const Gates g(table, lane, half);
-  if (serves == Serves::any && c.three)
-    encode4_wide<half>(x, g, b, w.table, noise, c, s);
-  else
-    encode4<half>(x, g, b, t, noise, c.two, s);
-#pragma unroll
-  for (int k = 0, j = 4 * half; k < 4; ++k, ++j) x[j] = fmaf(g.gamma[k], x[j], g.beta[k]);
+    const bool on = fmaf(g.gamma, v, g.beta) > 0.0f;
+    if constexpr (wide) {
+      c.put(j, side::code_at<3, 2, false>(v, on, g, b, t, u, 1));
+      s.sum[j] += on ? 0.0f : v;
+      s.count[j] += on ? 0.0f : 1.0f;
+    } else {
+      side::put_or_sum(g.gamma, g.beta, v, side::code_at<2, 1, false>(v, on, g, b, t, u, 1u << (2 * j)), c.two, s.sum[j], s.count[j]);
+    }
+    x[j] = fmaf(g.gamma, x[j], g.beta);
+  });
 }
 
 /// z of a group's eight values in the place of y.
@@ -165,24 +137,23 @@ __device__ inline void pass8(const Dropout& dropout, uint64_t group, float (&y)[
   }
 }
 
-/// The short way in a block that Usual covers: codes of 2 bits, and y in the place of x. `codes` is a sum of bits, to which the caller has
-/// added all values as on.
-template <int half>
-__device__ inline void code_usual(const ForwardTables& table, int lane, float high, float level, const Words& noise, float (&x)[8],
-                                  float& codes, side::OffSums& s) {
-  const Gates g(table, lane, half);
-#pragma unroll
-  for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
+/// The short way in a block that Usual covers: codes of 2 bits, and y in the place of x.
+__device__ inline uint32_t code8_usual(const ForwardTables& table, int lane, float high, float level, const Words& noise, float (&x)[8],
+                                       side::OffSums& s) {
+  float codes[2] = {0x1p23f + 0x0055, 0x5500};  // all as on; from 2^23 on a float's lower bits are those of an integer
+  for_gates(table, lane, [&](int j, const side::Gate& g) {
     const float unit = static_cast<float>(1 << (2 * j));
-    const float u = side::uniform_at(noise, j), d = x[j] - g.threshold[k], length = high - g.threshold[k], middle = level * length;
-    const float y = fmaf(g.gamma[k], x[j], g.beta[k]), off = one_up_to(y, 0.0f);
-    codes = fmaf(one_above(d, u * middle), unit, codes);
-    codes = fmaf(one_above(d, fmaf(u, length - middle, middle)), unit, codes);
-    codes = fmaf(off, -unit, codes);
+    const float u = side::uniform_at(noise, j), d = x[j] - g.threshold, length = high - g.threshold, middle = level * length;
+    const float y = fmaf(g.gamma, x[j], g.beta), off = one_up_to(y, 0.0f);
+    float& own = codes[j / 4];
+    own = fmaf(one_above(d, u * middle), unit, own);
+    own = fmaf(one_above(d, fmaf(u, length - middle, middle)), unit, own);
+    own = fmaf(off, -unit, own);
     s.sum[j] = fmaf(off, x[j], s.sum[j]);
     s.count[j] += off;
     x[j] = y;
-  }
+  });
+  return __float_as_uint(codes[0] + codes[1]);
 }
 
 /// Off bits of a lane's eight values in a drawn block that Usual covers.
@@ -205,48 +176,6 @@ __device__ inline uint32_t off_bits8_usual(const ForwardTables& table, int lane,
 __device__ inline bool is_drawn(const volatile OffKey& key, uint32_t block) {
   static_assert(kOffGroup == 8);
   return block == (block & ~7u) + ((key.a * (block / 8) + key.b) >> 29);
-}
-
-/// Off bits of a lane's eight values in a drawn block, from the tables: few blocks are.
-__device__ inline uint32_t off_bits8(const ForwardTables& table, int lane, const side::Bounds& b, const Words& noise, const float (&x)[8]) {
-  uint32_t eight = 0;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Gates g(table, lane, half);
-#pragma unroll
-    for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
-      eight |= (side::off_bit(x[j], {g.threshold[k], g.gamma[k], g.beta[k], 0.0f}, b, side::uniform_at(noise, j)) ? 1u : 0u) << j;
-    }
-  }
-  return eight;
-}
-
-/// Codes of a lane's eight values in a poisoned block.
-__device__ inline void poison8(const ForwardTables& table, int lane, uint32_t off, const float (&x)[8], Codes& c) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float gamma[4], beta[4];
-    table.gamma.get_half(lane, half, gamma);
-    table.beta.get_half(lane, half, beta);
-#pragma unroll
-    for (int k = 0, j = 4 * half; k < 4; ++k, ++j) c.put(j, side::poisoned_code(gamma[k], beta[k], x[j], off));
-  }
-}
-
-/// A thread block's off sums, its warps one after the other.
-__device__ inline void write_sums(const side::OffSums& off, float2* partial) {
-  constexpr int kCodeWarps = kCodeThreads / 32;
-  __shared__ float2 shared[kCodeWarps][kBlock];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) shared[warp][lane * 8 + j] = make_float2(off.sum[j], off.count[j]);
-  __syncthreads();
-#pragma unroll 1
-  for (int k = static_cast<int>(threadIdx.x); k < kBlock; k += kCodeThreads) {
-    float2 total = make_float2(0.0f, 0.0f);
-    for (int w = 0; w < kCodeWarps; ++w) total.x += shared[w][k].x, total.y += shared[w][k].y;
-    partial[k] = total;
-  }
 }
 
 /// x̂ of the broken block: z may be written over h before its codes are made.
@@ -314,14 +243,11 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     if constexpr (any) c.three = a.wide.slot(block) >= 0;
     const Range near = Usual::range(AroundZero::of8(x));
     if (usual.covers(near) && block < grouped && (!any || (!c.three && a.aligned))) {
-      const uint32_t header = __byte_perm(__float_as_uint(near.low), __float_as_uint(near.high), 0x7632);
+      const uint32_t header = bf16_header({near.low, near.high});
       if (lane == 0) static_cast<uint32_t*>(a.to.headers)[block] = header;
       if (planes && is_drawn(key, block)) *plane = static_cast<uint8_t>(off_bits8_usual(table, lane, near.low, noise, x));
-      const float level = code.table.on_short[1];
-      float first = 0x1p23f + 0x0055, second = 0x5500;  // all as on; from 2^23 on a float's lower bits are those of an integer
-      code_usual<0>(table, lane, near.high, level, noise, x, first, off);
-      code_usual<1>(table, lane, near.high, level, noise, x, second, off);
-      store_codes<2>(a.to.codes, static_cast<int64_t>(group), __float_as_uint(first + second), 8);
+      const uint32_t eight = code8_usual(table, lane, near.high, code.table.on_short[1], noise, x, off);
+      store_codes<2>(a.to.codes, static_cast<int64_t>(group), eight, 8);
       if constexpr (!is_hat) {
         if constexpr (serves != Serves::plain) pass8<serves>(dropout, group, x);
         Eight<type> z;
@@ -337,12 +263,20 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     if (lane == 0) store_range(a.to.headers, code.header, block, r);
     const side::Bounds b(r);
     if (planes && side::off_weight_of(key, block, static_cast<uint32_t>(code.plane.blocks)) > 0) {
-      *plane = static_cast<uint8_t>(is_poisoned(r) ? 0 : off_bits8(table, lane, b, noise, x));
+      uint32_t bits = 0;
+      if (!is_poisoned(r)) {
+        for_gates(table, lane,
+                  [&](int j, const side::Gate& g) { bits |= (side::off_bit(x[j], g, b, side::uniform_at(noise, j)) ? 1u : 0u) << j; });
+      }
+      *plane = static_cast<uint8_t>(bits);
     }
+    const bool wide = any && c.three;
     Codes poisoned;
-    if (is_poisoned(r)) poison8(table, lane, any && c.three ? 2 : 1, x, poisoned);
-    code_any<serves, 0>(table, lane, b, code.table, a.wide, noise, x, c, off);
-    code_any<serves, 1>(table, lane, b, code.table, a.wide, noise, x, c, off);
+    if (is_poisoned(r)) {
+      for_gates(table, lane,
+                [&](int j, const side::Gate& g) { poisoned.put(j, side::poisoned_code(g.gamma, g.beta, x[j], wide ? 2 : 1)); });
+    }
+    wide ? code8<true>(table, lane, b, a.wide.table, noise, x, c, off) : code8<false>(table, lane, b, code.table, noise, x, c, off);
     if (is_poisoned(r)) c.two = poisoned.two, c.extra = poisoned.extra;
     if constexpr (any)
       a.wide.store(a.to.codes, static_cast<int64_t>(group), block, c);
@@ -353,7 +287,7 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
       write_some<type>(to + static_cast<uint64_t>(block) * kBlock, 0, 8, !any || a.aligned, x);
     }
   }
-  write_sums(off, a.partial + blockIdx.x * kBlock);
+  write_sums<kCodeThreads / 32>(off.sum, off.count, a.partial);
 }
 
 /// The broken block by the definition, and zeros between the parts of the packed bytes. One warp.
@@ -376,8 +310,8 @@ __device__ inline void finish_tail(const Forward& a) {
   uint8_t* plane = code.plane.bytes + kOffKeyBytes + (blocks - 1) / kOffGroup * (kBlock / 8) + lane;
   if (drawn) *plane = 0;
   const int64_t group = whole / 8 + lane, first = group * 8;
-  if (first >= n) return;
-  const int count = n - first < 8 ? static_cast<int>(n - first) : 8;
+  const int count = count_of(group, n);
+  if (count == 0) return;
   const Words noise = group_noise(seed, code.rounding, group), kept = dropout.draw(group);
   uint32_t eight = 0, off_bits = 0;
 #pragma unroll
@@ -410,21 +344,21 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishEach) finish_encode(con
   if (c < channels) {
     own = {0.0f, a.pass.with.gamma[c], a.pass.with.beta[c], 0.0f};
     own.threshold = threshold_of(own.gamma, own.beta);
-    share.each(a.partial, quotient(entries, channels), channels, [&](int64_t, float2 part) { sums[0] += part.x, sums[1] += part.y; });
+    share.add_pairs(a.partial, entries, channels, sums);
     for (int64_t i = whole + share.own; i < n; i += kFinishShares) {
       const float v = flush(a.tail[i - whole]);
       if (channel_of(i, channels) == c && !is_on(v, own)) sums[0] += v, sums[1] += 1;
     }
   }
   if (!share.add_up(sums) || c >= channels) return;
-  if (a.c.side.table.off == 1) own.off_mean = sums[1] > 0 ? static_cast<float>(sums[0] / sums[1]) : 0.0f;
+  if (a.c.side.table.off == 1) own.off_mean = side::mean_of(sums);
   a.to.channels[c] = own;
 }
 
 }  // namespace
 }  // namespace epilogue
 
-void side::encode_one_sided(const Args& from, DType type, unsigned blocks, cudaStream_t stream) {
+void side::encode_one_sided(const Args& from, DType type, unsigned blocks, StreamHandle stream) {
   epilogue::Forward a = {{from.code, {}, nullptr, from.seed},
                          {from.x, type, {}, nullptr},
                          {},
@@ -433,7 +367,9 @@ void side::encode_one_sided(const Args& from, DType type, unsigned blocks, cudaS
                          nullptr,
                          {from.code.table, {}},
                          true};
-  with_type(type, [&](auto t) { epilogue::encode_blocks<t(), epilogue::Serves::codes><<<blocks, epilogue::kCodeThreads, 0, stream>>>(a); });
+  with_type(type, [&](auto t) {
+    launch_kernel("side_encode", stream, {blocks, epilogue::kCodeThreads}, epilogue::encode_blocks<t(), epilogue::Serves::codes>, a);
+  });
 }
 
 using namespace epilogue;
@@ -454,7 +390,6 @@ void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, Stre
   constexpr const char* op = "norm_act_encode";
   check_fit(c, op);
   if (c.side.grid.values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
   float2* partial = static_cast<float2*>(scratch);
   const bool aligned = is_aligned(pass.x) && is_aligned(pass.z);
   const Forward a = {c,
@@ -466,17 +401,14 @@ void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, Stre
                      {c.side.table, c.extra},
                      aligned};
   const unsigned grid = grid_size(side::fixed_blocks(c.side, true, kBlock, kCodeBlocks));
+  const bool narrow = aligned && c.side.table.bits == 2 && c.extra.slots == nullptr;
   with_type(pass.type, [&](auto t) {
-    if (!aligned || c.side.table.bits != 2 || c.extra.slots != nullptr)
-      encode_blocks<t(), Serves::any><<<grid, kCodeThreads, 0, s>>>(a);
-    else if (is_plain(c.chain))
-      encode_blocks<t(), Serves::plain><<<grid, kCodeThreads, 0, s>>>(a);
-    else
-      encode_blocks<t(), Serves::dropped><<<grid, kCodeThreads, 0, s>>>(a);
+    const auto kernel = !narrow             ? encode_blocks<t(), Serves::any>
+                        : is_plain(c.chain) ? encode_blocks<t(), Serves::plain>
+                                            : encode_blocks<t(), Serves::dropped>;
+    launch_kernel(op, stream, {grid, kCodeThreads}, kernel, a);
   });
-  check_launch(op);
-  finish_encode<<<finish_blocks(c.side.channels) + 1, kFinishThreads, 0, s>>>(a, grid * kBlock);
-  check_launch(op);
+  launch_kernel(op, stream, {finish_blocks(c.side.channels) + 1, kFinishThreads}, finish_encode, a, grid * kBlock);
 }
 
 }  // namespace satchel::cuda

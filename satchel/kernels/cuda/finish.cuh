@@ -31,6 +31,11 @@ struct FinishShare {
     batches<1>(partial, rows, channels, batches<4>(partial, rows, channels, batches<16>(partial, rows, channels, own, add), add), add);
   }
 
+  /// Sums of its rows, of `entries` parts in all.
+  __device__ inline void add_pairs(const float2* partial, int64_t entries, int64_t channels, double (&sums)[2]) const {
+    each(partial, quotient(entries, channels), channels, [&](int64_t, float2 part) { sums[0] += part.x, sums[1] += part.y; });
+  }
+
   /// The sums of all shares, for the thread that gets true. Every thread of the block must call this.
   template <int count>
   __device__ inline bool add_up(double (&sums)[count]) const {

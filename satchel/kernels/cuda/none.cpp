@@ -73,11 +73,11 @@ void norm_encode(const NormImageCode&, const NormPass&, const F32Header*, F32Hea
 void norm_encode(const NormLowPassCode&, const NormPass&, const uint64_t*, StreamHandle) { missing("norm_low_pass"); }
 void norm_image_measure(const NormImageCode&, const NormPass&, F32Header*, StreamHandle) { missing("norm_image"); }
 void norm_low_pass_measure(const LowPassParts&, const void*, DType, const Moments&, void*, StreamHandle) { missing("norm_low_pass"); }
-void norm_sums(const NormActCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_act"); }
-void norm_sums(const NormAddCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_add"); }
-void norm_sums(const NormBlockCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_block"); }
-void norm_sums(const NormImageCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_image"); }
-void norm_sums(const NormLowPassCode&, const void*, DType, const NormSums&, void*, StreamHandle) { missing("norm_low_pass"); }
+void norm_sums(const NormActCode&, const NormSums&, StreamHandle) { missing("norm_act"); }
+void norm_sums(const NormAddCode&, const NormSums&, StreamHandle) { missing("norm_add"); }
+void norm_sums(const NormBlockCode&, const NormSums&, StreamHandle) { missing("norm_block"); }
+void norm_sums(const NormImageCode&, const NormSums&, StreamHandle) { missing("norm_image"); }
+void norm_sums(const NormLowPassCode&, const NormSums&, StreamHandle) { missing("norm_low_pass"); }
 void norm_back(const NormActCode&, const NormBack&, StreamHandle) { missing("norm_act"); }
 void norm_back(const NormAddCode&, const NormBack&, StreamHandle) { missing("norm_add"); }
 void norm_back(const NormBlockCode&, const NormBack&, StreamHandle) { missing("norm_block"); }

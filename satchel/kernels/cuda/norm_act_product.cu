@@ -146,7 +146,7 @@ __device__ inline float4 factors(const float (&x)[4]) {
 /// A thread's values of the step from row0 on, to one buffer of Z; zeros where there are none. input_steps() of epilogue_backward.cu,
 /// value for value.
 template <Math math>
-__device__ inline void decode(const Product& a, const ChannelTables& table, const Dropout& dropout, const WarpChannels& met,
+__device__ inline void decode(const Product& a, const ChannelTables& table, const Dropout& dropout, const side::WarpChannels& met,
                               uint32_t falling, const Coded& c, int64_t row0, int64_t channel0, float* z) {
   const Place place(a, row0, channel0);
   float4* to = reinterpret_cast<float4*>(z + place.row * kPitch + place.lane * 8);
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_
   coded.load(a, row_of(first), channel0);
   __syncthreads();  // the table
   const uint32_t falling = table.falling(thread % 16);
-  const WarpChannels met(table, thread % 32);
+  const side::WarpChannels met = table.met(thread % 32);
   decode<math>(a, table, dropout, met, falling, coded, row_of(first), channel0, z);
   if (first + 1 < last) coded.load(a, row_of(first + 1), channel0);
 

@@ -22,15 +22,6 @@ struct Small {
   const void* x;
 };
 
-/// One channel of a line goes to shared memory.
-template <DType type>
-__device__ inline void put_cells(Cell<type>* to, const Quad<type> (&q)[8], int k, int count) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (j < count) to[j] = cell_of<type>(q[j], k);
-  }
-}
-
 /// A window of a slab of the tile: z and mask to memory, cells, means and extremes to shared memory. All lanes take part.
 template <DType type, Then then>
 __device__ inline void take_window(const Small& a, const Shared<type>& shared, const Window& w, int first_channel, int slab) {
@@ -57,9 +48,13 @@ __device__ inline void take_window(const Small& a, const Shared<type>& shared, c
       if (quad < columns) write_bits(a.norm.mask, first, p.channels, min(kSlab, a.tile.tile), on);
     }
     const int pixel = (w.row + line) * p.width + w.column;
+    if (n == 0) return;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if (n > 0) put_cells<type>(shared.cells + (own + k) * a.tile.pitch + pixel, q, k, n);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (j < n) shared.cells[(own + k) * a.tile.pitch + pixel + j] = cell_of<type>(q[j], k);
+      }
     }
   });
   if (!exists) return;
@@ -212,14 +207,14 @@ struct Line {
 
   /// `inverse` is 1/N.
   __device__ inline Line(const Backward& a, const NormBack& o, float inverse, const Seat& seat) {
+    if (!seat.exists) return;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const int c = seat.channel + k;
-      const float rstd = seat.exists ? a.c.rstd[c] : 0.0f;
-      mean[k] = seat.exists ? a.c.mean[c] : 0.0f;
-      slope[k] = seat.exists ? o.gamma[c] * rstd : 0.0f;
-      along[k] = seat.exists ? -(slope[k] * rstd) * (o.sum_gx[c] * inverse) : 0.0f;
-      offset[k] = seat.exists ? -slope[k] * (o.sum_g[c] * inverse) : 0.0f;
+      mean[k] = a.c.mean[c];
+      slope[k] = o.gamma[c] * a.c.rstd[c];
+      along[k] = -(slope[k] * a.c.rstd[c]) * (o.sum_gx[c] * inverse);
+      offset[k] = -slope[k] * (o.sum_g[c] * inverse);
     }
   }
 };
@@ -341,17 +336,17 @@ void norm_encode(const NormLowPassCode& code, const NormPass& pass, const uint64
   encode_small_maps(op, to, pass, norm, seed, stream);
 }
 
-void norm_sums(const NormLowPassCode& code, const void* g, DType type, const NormSums& to, void* scratch, StreamHandle stream) {
+void norm_sums(const NormLowPassCode& code, const NormSums& o, StreamHandle stream) {
   constexpr const char* op = "norm_low_pass_sums";
   const LowPassParts& from = code.parts;
-  check_fit(from, type, op);
-  check_aligned({g}, op);
-  const Backward a = {code, g};
-  float2* partial = static_cast<float2*>(scratch);
-  with_values(type, has_whole_groups(from.maps), [&](auto t, auto whole) {
+  check_fit(from, o.type, op);
+  check_aligned({o.g}, op);
+  const Backward a = {code, o.g};
+  float2* partial = static_cast<float2*>(o.scratch);
+  with_values(o.type, has_whole_groups(from.maps), [&](auto t, auto whole) {
     launch_kernel(op, stream, {a.planes.grid(kSlabBack), kWarps * 32}, sum_windows<t(), whole()>, a, partial);
   });
-  finish_sums(op, partial, a.planes.parts(kSlabBack) * from.channels, from.channels, to.beta, to.gamma, stream);
+  finish_sums(op, partial, a.planes.parts(kSlabBack) * from.channels, from.channels, o.beta, o.gamma, stream);
 }
 
 void norm_back(const NormLowPassCode& code, const NormBack& back, StreamHandle stream) {

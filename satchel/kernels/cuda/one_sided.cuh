@@ -108,13 +108,6 @@ struct Wide {
   }
 };
 
-/// flush() of core/number.h in one instruction: subnormals and −0 become +0.
-__device__ inline float flush_sum(float x) {
-  float y;
-  asm("add.ftz.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// Four channels as decoding needs them: side_value_of() of core/side.h for one off code and three on.
 struct Decoder {
   float threshold[4], off[4];
@@ -130,7 +123,7 @@ struct Decoder {
     const float middle = !usual && fabsf(length) > b.usual ? t.on_long[1] : t.on_short[1];
     const float level = (codes >> (2 * j) & 2) == 0 ? 0.0f : (codes >> (2 * j) & 1) == 0 ? middle : 1.0f;
     const float v = fmaf(level, length, from);
-    return usual ? v : flush_sum(v);
+    return usual ? v : flush_once(v);
   }
   /// The same, an off value as its channel's mean.
   template <bool usual>
@@ -140,15 +133,14 @@ struct Decoder {
   }
 
   /// The same for two off codes and six on.
-  __device__ inline float wide_value(int j, uint32_t code, const side::Bounds& b, bool poisoned, const SideTable& t) const {
+  __device__ inline float wide_value(int j, uint32_t code, const side::Bounds& b, const SideTable& t) const {
     const bool up = (flat >> j & 1) != 0 || (code >= 2) != ((falling >> j & 1) != 0);
     const float from = fminf(fmaxf(threshold[j], b.low), b.high), length = (up ? b.high : b.low) - from;
     const bool is_long = fabsf(length) > b.usual;
     float level = code == 1 || code == 2 ? 0.0f : 1.0f;
 #pragma unroll
     for (int i = 1; i < 5; ++i) level = code == static_cast<uint32_t>(i + 2) ? (is_long ? t.on_long[i] : t.on_short[i]) : level;
-    const float v = flush(fmaf(level, length, from));
-    return poisoned ? __uint_as_float(kCanonicalNaN) : v;
+    return flush(fmaf(level, length, from));
   }
 
   /// Off values among four of a drawn block, as the off plane has them: x̂ becomes m + weight·(v − m). `down`: a bit a channel whose off
@@ -181,6 +173,18 @@ struct ChannelTables {
     }
   }
 
+  /// Of a warp, all of whose threads must call this.
+  __device__ inline side::WarpChannels met(int lane) const {
+    float limit[8], slope[8], mean[8];
+    threshold.get(lane, limit);
+    gamma.get(lane, slope);
+    off.get(lane, mean);
+    side::Gate g[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) g[j] = {limit[j], slope[j], 0.0f, mean[j]};
+    return side::WarpChannels(g, true);
+  }
+
   /// Bit j: γ of a lane's channel j is negative.
   __device__ inline uint32_t falling(int lane) const {
     return bits_of(lane, [](float g) { return g < 0.0f; });
@@ -209,36 +213,6 @@ struct ChannelTables {
     for (int j = 0; j < 8; ++j) bits |= (f(own[j]) ? 1u : 0u) << j;
     return bits;
   }
-};
-
-/// The channels that a warp meets. In a block that they fit no side is clamped, long or falling, no decoded value is subnormal (thresholds
-/// are 0 or 2^-60 at least, the block's high end is 2^-60 at least, and so all are multiples of 2^-83), and off values are of usual size:
-/// γ·x̂ + β of them is finite.
-struct WarpChannels {
-  float least = 0.0f, most = float_of(0x7f800000u);  // thresholds; nothing lies above infinity
-
-  WarpChannels() = default;
-  __device__ inline WarpChannels(const ChannelTables& table, int lane) {
-    float gamma[8], threshold[8], off[8];
-    table.gamma.get(lane, gamma);
-    table.threshold.get(lane, threshold);
-    table.off.get(lane, off);
-    add(gamma, threshold, off);
-  }
-  /// The channels of each of a warp's threads, all of which must call this.
-  __device__ inline void add(const float (&gamma)[8], const float (&threshold)[8], const float (&off)[8]) {
-    bool fits = true;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      fits = fits && gamma[j] > 0.0f && gamma[j] <= 0x1p60f && (threshold[j] == 0.0f || fabsf(threshold[j]) >= 0x1p-60f);
-      fits = fits && fabsf(off[j]) <= 0x1p15f;
-    }
-    Extremes e;
-    e.add8(threshold);
-    e.reduce_warp();
-    if (__all_sync(~0u, fits)) least = e.least, most = fmaxf(e.most, 0x1p-60f);
-  }
-  __device__ inline bool fit(const side::Bounds& b) const { return b.low <= least && most <= b.high && b.high - least <= b.usual; }
 };
 
 }  // namespace satchel::cuda::epilogue

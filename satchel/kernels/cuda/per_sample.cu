@@ -22,14 +22,6 @@ struct Sizes : PerSampleCode {
   __device__ inline int64_t block_of(int64_t group) const { return shift >= 0 ? group >> shift : quotient(group * kGroup, block); }
 };
 
-struct Encode {
-  Sizes code;
-  const void* x;
-  const uint64_t* seed;
-  const F32Header* ranges;
-  uint8_t* bytes;
-};
-
 __device__ inline uint32_t entry_of(const Sizes& code, const uint8_t* bytes, int64_t n) {
   return __ldg(reinterpret_cast<const uint32_t*>(bytes + code.entries) + n);
 }
@@ -68,102 +60,84 @@ __global__ void __launch_bounds__(kThreads) sum_ranges(const F32Header* ranges, 
     const F32Header r = ranges[n * blocks + b];
     sum += squared_range({r.low, r.step});
   }
-#pragma unroll
-  for (int half = kRangeLanes / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+  static_assert(kRangeLanes == 32);
+  sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) squares[n] = sum;
 }
 
-/// Two groups of one sample in its bits. `one_block`: they lie in one block.
-template <int bits, bool one_block>
-__device__ inline void encode_pair(const Encode& a, int64_t n, uint32_t entry, const int64_t (&group)[2], const float (&v)[2][8],
-                                   const Words (&noise)[2]) {
-  const Sizes& m = a.code;
-  const LevelTable even;  // even levels read no table
-  uint8_t* const codes = a.bytes + m.bit_bytes * entry_before(entry);
-  BlockRuler ruler;
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    if (group[k] >= m.each_groups) continue;
-    const int64_t block = m.block_of(group[k]);
-    const F32Header range = a.ranges[n * m.each_blocks + block];
-    if (k == 0 || !one_block) ruler = block_ruler<bits>(Extremes{range.low, range.step}, m.header);
-    if (group[k] * 8 == block * m.block) store_header(a.bytes + m.headers, m.header, n * m.each_blocks + block, ruler.header);
-    const int64_t left = m.values - group[k] * 8;
-    const int count = left < 8 ? static_cast<int>(left) : 8;
-    uint64_t eight = encode8<bits, true>(v[k], ruler, even, noise[k]);
-    if (count < 8) eight &= (uint64_t{1} << (bits * count)) - 1;
-    store_codes<bits>(codes, group[k], eight, count);
-    if (group[k] + 1 == m.each_groups) {  // what aligns the next sample
-      for (int64_t i = code_bytes(m.values, bits); i < m.bit_bytes * bits; ++i) codes[i] = 0;
-    }
-  }
-}
-
-/// `usual`: load8() serves every whole group, and a thread's two groups lie in one block.
+/// A thread's two groups lie in one sample. `usual`: load8() serves every whole group, and they lie in one block.
 template <DType type, bool usual>
-__global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__ Encode a, int64_t tiles, int64_t tiles_each) {
-  const UniformSeed seed(a.seed);
+__global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__ Sizes m, const void* x, const uint64_t* from,
+                                                         const F32Header* ranges, uint8_t* bytes, int64_t tiles, int64_t tiles_each) {
+  const UniformSeed seed(from);
   const int64_t tile = thread_index() / kTileThreads;
   if (tile >= tiles) return;
-  const Sizes& m = a.code;
   const int64_t n = quotient(tile, tiles_each);
   const int64_t first = (tile - n * tiles_each) * kTileGroups + threadIdx.x % kTileThreads;
   const int64_t group[2] = {first, first + kTileThreads};
   float v[2][8];
   Words noise[2];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) load8_until<type, usual>(a.x, n * m.values + group[k] * 8, (n + 1) * m.values, 0.0f, v[k]);
-  const uint32_t entry = entry_of(m, a.bytes, n);
+  for (int k = 0; k < 2; ++k) load8_until<type, usual>(x, n * m.values + group[k] * 8, (n + 1) * m.values, 0.0f, v[k]);
+  const uint32_t entry = entry_of(m, bytes, n);
 #pragma unroll
   for (int k = 0; k < 2; ++k) noise[k] = group_noise(seed, m.rounding, n * m.each_groups + group[k]);  // while the values are on their way
-  with_bits(entry_bits(entry), [&](auto bits) { encode_pair<bits(), usual>(a, n, entry, group, v, noise); });
-}
-
-struct Decode {
-  Sizes code;
-  const uint8_t* bytes;
-  void* x;
-  int64_t first;  // the sample that x starts with
-};
-
-/// A thread's quads of sample n. `whole`: four values may be written at once.
-template <int bits, DType type, bool whole>
-__device__ inline void decode_quads(const Decode& a, int64_t n, const uint8_t* codes, int64_t first) {
-  const Sizes& m = a.code;
+  with_bits(entry_bits(entry), [&](auto bits) {
+    const LevelTable even;  // even levels read no table
+    uint8_t* const codes = bytes + m.bit_bytes * entry_before(entry);
+    BlockRuler ruler;
 #pragma unroll
-  for (int q = 0; q < kQuads; ++q) {
-    const int64_t quad = first + 32 * q, to = (n - a.first) * m.values + quad * 4;
-    if (quad * 4 >= m.values) return;
-    const Header h = load_header(a.bytes + m.headers, m.header, n * m.each_blocks + m.block_of(quad / 2));
-    const uint32_t four = load_four<bits>(codes, quad);  // of a last, broken quad too: samples are padded
-    float v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float level = static_cast<float>(four >> (bits * j) & ((1u << bits) - 1));
-      v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
-    }
-    if constexpr (whole) {
-      store4<type>(a.x, to, v);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (quad * 4 + j < m.values) store(a.x, type, to + j, v[j]);
+    for (int k = 0; k < 2; ++k) {
+      if (group[k] >= m.each_groups) continue;
+      const int64_t block = m.block_of(group[k]);
+      const F32Header range = ranges[n * m.each_blocks + block];
+      if (k == 0 || !usual) ruler = block_ruler<bits()>(Extremes{range.low, range.step}, m.header);
+      if (group[k] * 8 == block * m.block) store_header(bytes + m.headers, m.header, n * m.each_blocks + block, ruler.header);
+      const int count = count_of(group[k], m.values);
+      uint64_t eight = encode8<bits(), true>(v[k], ruler, even, noise[k]);
+      if (count < 8) eight &= (uint64_t{1} << (bits() * count)) - 1;
+      store_codes<bits()>(codes, group[k], eight, count);
+      if (group[k] + 1 == m.each_groups) {  // what aligns the next sample
+        for (int64_t i = code_bytes(m.values, bits()); i < m.bit_bytes * bits(); ++i) codes[i] = 0;
       }
     }
-  }
+  });
 }
 
-/// A warp has kQuadTile quads of one sample, so it writes whole lines and knows one number of bits. `whole`: samples are multiples of 4
-/// values, and start at multiples of them.
+/// A warp has kQuadTile quads of one sample, so it writes whole lines and knows one number of bits. x starts with sample `begin`. `whole`:
+/// samples are multiples of 4 values, and start at multiples of them.
 template <DType type, bool whole>
-__global__ void __launch_bounds__(kThreads) decode_tiles(const __grid_constant__ Decode a, int64_t tiles, int64_t tiles_each) {
+__global__ void __launch_bounds__(kThreads)
+    decode_tiles(const __grid_constant__ Sizes m, const uint8_t* bytes, void* x, int64_t begin, int64_t tiles, int64_t tiles_each) {
   const int64_t tile = thread_index() / 32;
   if (tile >= tiles) return;
-  const int64_t in = quotient(tile, tiles_each), n = a.first + in;
+  const int64_t in = quotient(tile, tiles_each), n = begin + in;
   const int64_t first = (tile - in * tiles_each) * kQuadTile + threadIdx.x % 32;
-  const uint32_t entry = entry_of(a.code, a.bytes, n);
-  const uint8_t* const codes = a.bytes + a.code.bit_bytes * entry_before(entry);
-  with_bits(entry_bits(entry), [&](auto bits) { decode_quads<bits(), type, whole>(a, n, codes, first); });
+  const uint32_t entry = entry_of(m, bytes, n);
+  const uint8_t* const codes = bytes + m.bit_bytes * entry_before(entry);
+  with_bits(entry_bits(entry), [&](auto bits) {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const int64_t quad = first + 32 * q, to = in * m.values + quad * 4;
+      if (quad * 4 >= m.values) return;
+      const Header h = load_header(bytes + m.headers, m.header, n * m.each_blocks + m.block_of(quad / 2));
+      const uint32_t four = load_four<bits()>(codes, quad);  // of a last, broken quad too: samples are padded
+      float v[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float level = static_cast<float>(four >> (bits() * j) & ((1u << bits()) - 1));
+        v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
+      }
+      if constexpr (whole) {
+        store4<type>(x, to, v);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (quad * 4 + j < m.values) store(x, type, to + j, v[j]);
+        }
+      }
+    }
+  });
 }
 
 // ---- allocation ------------------------------------------------------------------------------------------------------
@@ -315,8 +289,8 @@ void per_sample_encode(const PerSampleCode& code, const void* x, DType type, con
   if (tiles == 0) return;
   const bool one_block = code.block % 256 == 0 || code.blocks() == 1;
   with_values(type, one_block && is_vector(code, x, type), [&](auto t, auto usual) {
-    launch_kernel("per_sample_encode", stream, {blocks_for(tiles * kTileThreads)}, encode_tiles<t(), usual()>,
-                  {Sizes(code), x, seed, ranges, bytes}, tiles, tiles_each);
+    launch_kernel("per_sample_encode", stream, {blocks_for(tiles * kTileThreads)}, encode_tiles<t(), usual()>, Sizes(code), x, seed, ranges,
+                  bytes, tiles, tiles_each);
   });
 }
 
@@ -325,7 +299,7 @@ void per_sample_decode(const PerSampleCode& code, const uint8_t* bytes, void* x,
   if (last <= first || code.values == 0) return;
   const int64_t tiles_each = ceil_div(code.values, 4 * kQuadTile), tiles = (last - first) * tiles_each;
   with_values(type, is_aligned(x) && code.values % 4 == 0, [&](auto t, auto whole) {
-    launch_kernel("per_sample_decode", stream, {blocks_for(tiles * 32)}, decode_tiles<t(), whole()>, {Sizes(code), bytes, x, first}, tiles,
+    launch_kernel("per_sample_decode", stream, {blocks_for(tiles * 32)}, decode_tiles<t(), whole()>, Sizes(code), bytes, x, first, tiles,
                   tiles_each);
   });
 }

@@ -33,13 +33,6 @@ __device__ inline float quarter_sums(float4 x) {
   return sum;
 }
 
-/// A sum over the warp, for every lane.
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  return x;
-}
-
 /// Sums over the thread block, for every thread, in one fixed order. `parts` is not that of the call before: who still reads those has not
 /// been waited for.
 __device__ inline float row_sum(float x, float (&parts)[32]) {

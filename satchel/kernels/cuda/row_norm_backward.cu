@@ -137,8 +137,7 @@ __global__ void __launch_bounds__(kThreads) back_slopes(const __grid_constant__ 
 /// Thread blocks, which take turns at the rows: as many as an H200 holds. The order of the sums depends on sizes alone.
 int64_t parts_of_rows(const RowShape& s) {
   const int64_t threads = row_threads(s.width), resident = threads <= kFewThreads ? kResidentFew : kResidentMany;
-  const int64_t parts = 132 * (resident / threads < 32 ? resident / threads : 32);
-  return s.rows < parts ? s.rows : parts;
+  return less_of(s.rows, kSumProcessors * less_of(resident / threads, 32));
 }
 
 }  // namespace

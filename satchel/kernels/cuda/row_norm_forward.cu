@@ -6,13 +6,6 @@
 namespace satchel::cuda {
 namespace {
 
-struct NormArgs {
-  RowShape shape;
-  RowNorm norm;
-  const void* x;
-  void* y;
-};
-
 /// y = γ·x̂ + β of eight neighbouring channels.
 __device__ inline void affine8(const RowNorm& norm, int64_t channel, const float (&hat)[8], float (&y)[8]) {
   float gamma[8], beta[8];
@@ -28,38 +21,41 @@ __device__ inline void normalise8(const RowNorm& norm, float mean, float rstd, c
 }
 
 template <DType type>
-__global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant__ NormArgs a) {
+__global__ void __launch_bounds__(kMostThreads)
+    norm_rows(const __grid_constant__ RowShape shape, const __grid_constant__ RowNorm norm, const void* x, void* y) {
   __shared__ float parts[2][32];
   const int64_t column = static_cast<int64_t>(threadIdx.x) * 8;
-  const bool active = column < a.shape.width;
-  const float share = 1.0f / static_cast<float>(a.shape.width);
+  const bool active = column < shape.width;
+  const float share = 1.0f / static_cast<float>(shape.width);
   int turn = 0;
-  const auto sum = [&](float x) { return row_sum(x, parts[turn++ & 1]); };
+  const auto sum = [&](float v) { return row_sum(v, parts[turn++ & 1]); };
   const auto squares = [&](const float(&v)[8], float less) {
     float total = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; ++j) total = fmaf(v[j] - less, v[j] - less, total);
     return active ? total : 0.0f;
   };
-  for (int64_t row = blockIdx.x; row < a.shape.rows; row += gridDim.x) {
-    const int64_t at = row * a.shape.width + (active ? column : 0);
+  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
+    const int64_t at = row * shape.width + (active ? column : 0);
     float v[8], hat[8];
-    to_floats(read8<type, true>(a.x, at), v);
+    to_floats(read8<type, true>(x, at), v);
     float mean = 0.0f;
-    if (a.norm.centred) {
+    if (norm.centred) {
       float total = 0.0f;
 #pragma unroll
       for (int j = 0; j < 8; ++j) total += v[j];
       mean = sum(active ? total : 0.0f) * share;
     }
-    const float rstd = rsqrtf(sum(squares(v, mean)) * share + static_cast<float>(a.norm.eps));
-    if (threadIdx.x == 0) a.norm.mean[row] = mean, a.norm.rstd[row] = rstd;
+    const float rstd = rsqrtf(sum(squares(v, mean)) * share + static_cast<float>(norm.eps));
+    if (threadIdx.x == 0) norm.mean[row] = mean, norm.rstd[row] = rstd;
     if (!active) continue;
-    normalise8(a.norm, mean, rstd, v, hat);
-    affine8(a.norm, column, hat, v);
-    write8<type, true>(a.y, at, v);
+    normalise8(norm, mean, rstd, v, hat);
+    affine8(norm, column, hat, v);
+    write8<type, true>(y, at, v);
   }
 }
+
+constexpr int kWarps = kThreads / 32, kTurns = 4;  // blocks of 256 values a warp takes: keys of noise are made once
 
 struct EncodeArgs {
   RowNorm norm;
@@ -69,34 +65,26 @@ struct EncodeArgs {
   void* z;
   uint32_t groups, blocks;  // of 8 values, of 256
   FastDivisor each_row;     // groups
+
+  EncodeArgs(const RowNorm& of, const RowCode& hats, const RowCode& slopes, Smooth smooth, const void* from, void* to, int64_t values,
+             int64_t width)
+      : norm(of),
+        hat(hats),
+        slope(slopes),
+        act(smooth),
+        x(from),
+        z(to),
+        groups(static_cast<uint32_t>(values / 8)),
+        blocks(static_cast<uint32_t>(ceil_div(values, 256))),
+        each_row(static_cast<uint32_t>(width / 8)) {}
+  LaunchSize size() const { return {grid_size(ceil_div(blocks, kWarps * kTurns))}; }
 };
 
-constexpr int kWarps = kThreads / 32, kTurns = 4;  // blocks of 256 values a warp takes: keys of noise are made once
-
-/// Bits of the slopes, 3 or 4, known when the kernel runs: one of each would be half as many kernels again.
-__device__ inline bool has_three_bits(const RowCode& slope) { return slope.code.levels.bits == 3; }
-
-/// Header and codes of a warp's block, eight values a lane. `own`: they exist; where not, they are another lane's, and the block's extremes
-/// stay.
+/// Of a warp's block; see put_block() of device.cuh.
 template <int bits, bool even>
-__device__ inline void put_block(const RowCode& to, const RoundKeys& keys, uint32_t block, uint32_t group, bool own, AroundZero near,
-                                 const float (&v)[8]) {
-  const bool leads = threadIdx.x % 32 == 0;
-  Words noise = rounding_noise(keys, group);
-  near.reduce_warp();
-  const BlockRuler usual = usual_ruler<bits>(near, HeaderType::bf16);
-  if (usual.plain && to.code.rounding != Rounding::nearest) {
-    if (leads) static_cast<uint32_t*>(to.at.headers)[block] = bf16_header(usual.header);
-    const uint64_t eight = encode8_inside<bits, even>(v, {usual.header, usual.ruler, true}, to.code.levels, noise);
-    if (own) store_codes<bits>(to.at.codes, group, eight, 8);
-    return;
-  }
-  Extremes e = Extremes::of8(v);
-  e.reduce_warp();
-  const BlockRuler ruler = block_ruler<bits>(e, HeaderType::bf16);
-  if (leads) store_header(to.at.headers, HeaderType::bf16, block, ruler.header);
-  if (to.code.rounding == Rounding::nearest) noise = nearest_noise();
-  if (own) store_codes<bits>(to.at.codes, group, encode8_inside<bits, even>(v, ruler, to.code.levels, noise), 8);
+__device__ inline void put_code(const RowCode& to, const RoundKeys& keys, uint32_t block, uint32_t group, bool own, const float (&v)[8]) {
+  const Words noise = group_noise(keys, to.code.rounding, group);
+  put_block<bits, even>(to.code.levels, HeaderType::bf16, to.at.headers, block, to.at.codes, group, own, v, noise);
 }
 
 /// `bits` of x̂; 0: there is no norm, and y is x. `slopes`: there is an activation. `output`: there is no norm either, and z is coded in
@@ -132,13 +120,12 @@ __global__ void __launch_bounds__(kThreads, !slopes                             
       if (own) stored.store(static_cast<typename Eight<type>::Raw*>(a.z) + static_cast<int64_t>(group) * 8);
       if constexpr (output) to_floats(stored, hat);
     }
-    if constexpr (bits > 0) put_block<bits, even>(a.hat, hat_keys, block, group, own, AroundZero::of8(hat), hat);
-    if constexpr (slopes) {
-      const AroundZero near = AroundZero::of8(slope);
-      if (has_three_bits(a.slope))
-        put_block<3, true>(a.slope, slope_keys, block, group, own, near, slope);
+    if constexpr (bits > 0) put_code<bits, even>(a.hat, hat_keys, block, group, own, hat);
+    if constexpr (slopes) {  // of 3 or 4 bits, known when the kernel runs: one of each would be half as many kernels again
+      if (a.slope.code.levels.bits == 3)
+        put_code<3, true>(a.slope, slope_keys, block, group, own, slope);
       else
-        put_block<4, true>(a.slope, slope_keys, block, group, own, near, slope);
+        put_code<4, true>(a.slope, slope_keys, block, group, own, slope);
     }
   }
 }
@@ -190,56 +177,34 @@ bool slope_code_fits(const BlockCode& code) {
 }
 
 void row_norm(const RowShape& shape, const RowNorm& norm, const void* x, DType type, void* y, StreamHandle stream) {
-  const unsigned threads = row_threads(shape.width);
-  const int64_t most = this_gpu().processors * int64_t{32}, grid = shape.rows < most ? shape.rows : most;
-  with_type(type, [&](auto t) {
-    norm_rows<t()><<<grid_size(grid), threads, 0, static_cast<cudaStream_t>(stream)>>>(NormArgs{shape, norm, x, y});
-  });
-  check_launch("row_norm");
+  const LaunchSize size = {grid_size(less_of(shape.rows, this_gpu().processors * int64_t{32})), row_threads(shape.width)};
+  with_type(type, [&](auto t) { launch_kernel("row_norm", stream, size, norm_rows<t()>, shape, norm, x, y); });
 }
 
 void row_encode(const RowShape& shape, const RowNorm& norm, const RowCode& hat, const RowCode& slope, Smooth act, const void* x, DType type,
                 void* z, StreamHandle stream) {
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const int64_t groups = shape.rows * shape.width / 8;
-  const EncodeArgs a{norm,
-                     hat,
-                     slope,
-                     act,
-                     x,
-                     z,
-                     static_cast<uint32_t>(groups),
-                     static_cast<uint32_t>(ceil_div(groups, 32)),
-                     FastDivisor(static_cast<uint32_t>(shape.width / 8))};
-  const unsigned grid = grid_size(ceil_div(groups, 32 * kWarps * kTurns));
+  const EncodeArgs a(norm, hat, slope, act, x, z, shape.rows * shape.width, shape.width);
   with_type(type, [&](auto t) {
     with_hat(hat, [&](auto bits, auto even) {
       if (slope.at.codes != nullptr) {
-        encode_rows<t(), bits(), even(), true><<<grid, kThreads, 0, s>>>(a);
+        launch_kernel("row_norm", stream, a.size(), encode_rows<t(), bits(), even(), true>, a);
       } else if constexpr (bits() > 0) {
-        encode_rows<t(), bits(), even(), false><<<grid, kThreads, 0, s>>>(a);
+        launch_kernel("row_norm", stream, a.size(), encode_rows<t(), bits(), even(), false>, a);
       }
     });
   });
-  check_launch("row_norm");
 }
 
 void smooth_encode(const RowCode& slope, const RowCode& output, Smooth act, const void* x, DType type, int64_t values, void* z,
                    StreamHandle stream) {
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const int64_t groups = values / 8;
-  const EncodeArgs a{
-      {}, output, slope, act, x, z, static_cast<uint32_t>(groups), static_cast<uint32_t>(ceil_div(groups, 32)), FastDivisor(1)};
-  const unsigned grid = grid_size(ceil_div(groups, 32 * kWarps * kTurns));
-  with_type(type, [&](auto t) { encode_rows<t(), 2, false, true, true><<<grid, kThreads, 0, s>>>(a); });
-  check_launch("smooth");
+  const EncodeArgs a({}, output, slope, act, x, z, values, 8);
+  with_type(type, [&](auto t) { launch_kernel("smooth", stream, a.size(), encode_rows<t(), 2, false, true, true>, a); });
 }
 
 void smooth(Smooth act, const void* y, DType type, int64_t values, void* z, float* slope, StreamHandle stream) {
   if (values == 0) return;
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  with_type(type, [&](auto t) { smooth_any<t()><<<blocks_for(ceil_div(values, 8)), kThreads, 0, s>>>(act, y, values, z, slope); });
-  check_launch("smooth");
+  const LaunchSize size = {blocks_for(ceil_div(values, 8))};
+  with_type(type, [&](auto t) { launch_kernel("smooth", stream, size, smooth_any<t()>, act, y, values, z, slope); });
 }
 
 }  // namespace satchel::cuda

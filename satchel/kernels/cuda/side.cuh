@@ -21,7 +21,7 @@ struct Args {
 /// The codes of all whole blocks of 256 and their headers, the off plane, and the partial sums of off means, for one-sided codes of 2 bits
 /// that fixed_blocks() gives so many thread blocks for; x starts at a multiple of 16. epilogue_forward_act.cu has it: the values of a norm
 /// that has nothing to do.
-void encode_one_sided(const Args& a, DType type, unsigned blocks, cudaStream_t stream);
+void encode_one_sided(const Args& a, DType type, unsigned blocks, StreamHandle stream);
 
 /// A channel as the kernels keep it: γ = 0 (the whole range is one side) is a threshold below everything.
 struct Gate {
@@ -30,7 +30,7 @@ struct Gate {
 
 /// The gates of `count` neighbouring values from value i on, where neighbours are neighbouring channels or there is just one.
 template <int count>
-__device__ inline void load_gates(const SideCode& code, const Channel* channels, int64_t i, Gate (&g)[count]) {
+__device__ inline void load_gates(const SideCode& code, const Channel* channels, int64_t i, Gate* g) {
   int64_t at = i % code.channels;
 #pragma unroll
   for (int j = 0; j < count; ++j) {
@@ -57,25 +57,28 @@ __device__ inline Reach reach_of(const Gate& g, const Bounds& b, bool on) {
   return {fminf(fmaxf(g.threshold, b.low), b.high), down ? b.low : b.high};
 }
 
-/// What holds for most layers and blocks and spares a value some instructions: every γ is positive, every threshold lies inside the
-/// block's range, and no side is long.
-struct Usual {
-  bool rising = true;
-  float least = float_of(0x7f800000u), most = float_of(0xff800000u);
+/// The channels that a warp meets. In a block that they fit no side is clamped, long or falling, no decoded value is subnormal (thresholds
+/// are 0 or 2^-60 at least, the block's high end is 2^-60 at least, and so all are multiples of 2^-83), and off values are of usual size:
+/// γ·x̂ + β of them is finite.
+struct WarpChannels {
+  float least = 0.0f, most = float_of(0x7f800000u);  // thresholds; nothing lies above infinity
 
-  /// One of a thread's channels.
-  __device__ inline void add(float gamma, float threshold) {
-    rising = rising && gamma > 0.0f && threshold == threshold;
-    least = fminf(least, threshold);
-    most = fmaxf(most, threshold);
+  WarpChannels() = default;
+  /// Eight channels of each of a warp's threads, all of which must call this. `decodes`: off means are read.
+  __device__ inline WarpChannels(const Gate* g, bool decodes) {
+    bool fits = true;
+    float threshold[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      fits = fits && g[j].gamma > 0.0f && (!decodes || (g[j].gamma <= 0x1p60f && fabsf(g[j].off_mean) <= 0x1p15f));
+      fits = fits && (decodes ? g[j].threshold == 0.0f || fabsf(g[j].threshold) >= 0x1p-60f : g[j].threshold == g[j].threshold);
+      threshold[j] = g[j].threshold;
+    }
+    Extremes e = Extremes::of8(threshold);
+    e.reduce_warp();
+    if (__all_sync(~0u, fits)) least = e.least, most = fmaxf(e.most, 0x1p-60f);
   }
-  /// All of a warp's: it covers a block for all its threads or for none.
-  __device__ inline void reduce_warp() {
-    rising = __all_sync(~0u, rising);
-    least = unordered(__reduce_min_sync(~0u, ordered(least)));
-    most = unordered(__reduce_max_sync(~0u, ordered(most)));
-  }
-  __device__ inline bool covers(const Bounds& b) const { return rising && b.low <= least && most <= b.high && b.high - least <= b.usual; }
+  __device__ inline bool fit(const Bounds& b) const { return b.low <= least && most <= b.high && b.high - least <= b.usual; }
 };
 
 /// uniform_of() for the noise of a slot: one byte permutation puts it under the exponent of 128. An instruction has room for one constant,
@@ -100,6 +103,19 @@ __device__ inline uint32_t level_code(uint32_t first, uint32_t step, float d, fl
   return code;
 }
 
+/// side_code_of() of core/side.h times `unit`, for v without subnormals in a block that is not poisoned; of a single off code: as if v were
+/// on. `usual`: WarpChannels fit the block.
+template <int bits, int off, bool usual>
+__device__ inline uint32_t code_at(float v, bool on, const Gate& g, const Bounds& b, const SideTable& t, float u, uint32_t unit) {
+  const Reach side = usual ? Reach{g.threshold, off == 1 || on ? b.high : b.low} : reach_of(g, b, off == 1 || on);
+  const float d = fabsf(v - side.from), length = fabsf(side.far - side.from);
+  const bool is_long = (!usual || off > 1) && length > b.usual;
+  const uint32_t passing = level_code<(1 << bits) - off>(unit * off, unit, d, length, is_long, t.on_short, t.on_long, u);
+  if constexpr (off == 1) return passing;
+  const uint32_t blocked = level_code<off>(unit * (off - 1), ~unit + 1, d, length, is_long, t.off_short, t.off_long, u);
+  return on ? passing : blocked;
+}
+
 /// poisoned_code_of() of core/side.h.
 __device__ inline uint32_t poisoned_code(float gamma, float beta, float x, uint32_t off) {
   return fmaf(gamma, flush(x), beta) <= 0.0f ? 0u : off;
@@ -118,6 +134,9 @@ __device__ inline void put_or_sum(float gamma, float beta, float v, uint32_t cod
       : "+r"(codes), "+f"(sum), "+f"(count)
       : "f"(gamma), "f"(beta), "f"(v), "r"(code));
 }
+
+/// Of the off values of a channel: their sum and count.
+__device__ inline float mean_of(const double (&sums)[2]) { return sums[1] > 0 ? static_cast<float>(sums[0] / sums[1]) : 0.0f; }
 
 /// The off plane's key for an encoder, from the seed; `writes`: this thread puts it into the bytes.
 __device__ inline OffKey encoder_key(const SideCode& code, const uint64_t* seed, bool writes) {

@@ -7,8 +7,9 @@ namespace {
 
 static_assert(kDecodeFours.threads == kThreads && kDecodeEights.threads == kThreads);
 
+/// side_value_of() of core/side.h for a block that is not poisoned.
 template <int bits, int off>
-__device__ inline float side_value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
+__device__ inline float value_at(uint32_t code, const Gate& g, const Bounds& b, const SideTable& t) {
   const bool on = code >= off;
   const Reach s = reach_of(g, b, off == 1 || on);
   const float signed_length = s.far - s.from;  // negative where the side lies below its threshold
@@ -40,7 +41,7 @@ template <int bits, int off, DType type>
 __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__ Args a, void* x) {
   const int64_t quads = a.code.grid.values / 4, step = static_cast<int64_t>(gridDim.x) * kThreads;
   Gate g[4];
-  load_gates(a.code, a.channels, thread_index() * 4, g);
+  load_gates<4>(a.code, a.channels, thread_index() * 4, g);
   for (int64_t quad = thread_index(); quad < quads; quad += step) {
     const Range r = load_range(a.headers, a.code.header, quad / 64);
     const Bounds b(r);
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) decode_fixed(const __grid_constant__
     float v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      v[j] = side_value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
+      v[j] = value_at<bits, off>(four >> (bits * j) & ((1u << bits) - 1), g[j], b, a.code.table);
       if (is_poisoned(r)) v[j] = __uint_as_float(kCanonicalNaN);
     }
     store4<type>(x, quad * 4, v);
@@ -107,23 +108,17 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
   const uint32_t blocks = static_cast<uint32_t>(a.code.grid.values / 256), step = gridDim.x * (kThreads / 32);
   uint32_t block = (blockIdx.x * kThreads + threadIdx.x) / 32;
   epilogue::Decoder half[2] = {};
-  epilogue::WarpChannels met;
-  {
-    float gamma[8], threshold[8], off[8];
+  Gate g[8];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      Gate g[4];
-      load_gates(a.code, a.channels, static_cast<int64_t>(block) * 256 + Own::value(lane, k), g);
+  for (int k = 0; k < 2; ++k) load_gates<4>(a.code, a.channels, static_cast<int64_t>(block) * 256 + Own::value(lane, k), g + 4 * k);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        gamma[4 * k + j] = g[j].gamma, threshold[4 * k + j] = g[j].threshold + 0.0f, off[4 * k + j] = g[j].off_mean;
-        half[k].threshold[j] = threshold[4 * k + j], half[k].off[j] = off[4 * k + j];
-        half[k].falling |= (g[j].gamma < 0.0f ? 1u : 0u) << j;
-        half[k].flat |= (g[j].gamma == 0.0f ? 1u : 0u) << j;
-      }
-    }
-    met.add(gamma, threshold, off);
+  for (int j = 0; j < 8; ++j) {
+    epilogue::Decoder& own = half[j / 4];
+    own.threshold[j % 4] = g[j].threshold + 0.0f, own.off[j % 4] = g[j].off_mean;  // −0 as +0
+    own.falling |= (g[j].gamma < 0.0f ? 1u : 0u) << (j % 4);
+    own.flat |= (g[j].gamma == 0.0f ? 1u : 0u) << (j % 4);
   }
+  const WarpChannels met(g, true);
   const bool planes = a.code.plane.bytes != nullptr, is_bf16 = a.code.header == HeaderType::bf16;
   const OffKey key = planes ? stored_key(a.code) : OffKey{};
   const uint32_t first = static_cast<uint32_t>(a.code.plane.first_block);
@@ -187,7 +182,7 @@ struct ReluValues {
     const Gate relu = {0.0f, 1.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int code = 0; code < 1 << bits; ++code) {
-      value[code] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : side_value_at<bits, 1>(static_cast<uint32_t>(code), relu, b, t);
+      value[code] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : value_at<bits, 1>(static_cast<uint32_t>(code), relu, b, t);
     }
   }
   __device__ inline float at(uint32_t code) const { return choose<0, 1 << (bits - 1)>(code); }
@@ -204,19 +199,33 @@ struct ReluValues {
   }
 };
 
-/// Blocks of 256 values of a ReLU's output in 2 bits, eight values of float32 a thread and step.
-__global__ void __launch_bounds__(kThreads) decode_relu(const __grid_constant__ Args a, void* x) {
-  const uint32_t groups = static_cast<uint32_t>(a.code.grid.values / 8), step = gridDim.x * kThreads;
-  const uint16_t* codes = reinterpret_cast<const uint16_t*>(a.codes);
-#pragma unroll 2
-  for (uint32_t group = blockIdx.x * kThreads + threadIdx.x; group < groups; group += step) {
-    const Range r = load_range(a.headers, a.code.header, group / 32);
-    const ReluValues<2> values(r, a.code.table);
-    const uint32_t eight = __ldg(codes + group);
+/// Values [first, last) of a ReLU's output in blocks of 256, eight a thread and step; `wide`: with samples of 3 bits among those of 2, else
+/// from 0 on.
+template <DType type, bool wide>
+__global__ void __launch_bounds__(kThreads)
+    decode_relu(const __grid_constant__ Args a, const __grid_constant__ epilogue::Wide w, int64_t first, int64_t last, void* x) {
+  using Index = std::conditional_t<wide, int64_t, uint32_t>;  // of 2 bits alone there are fewer
+  const Index end = static_cast<Index>(last / 8), step = static_cast<Index>(gridDim.x) * kThreads;
+#pragma unroll(wide ? 1 : 2)
+  for (Index group = static_cast<Index>(first / 8 + thread_index()); group < end; group += step) {
+    const uint32_t block = static_cast<uint32_t>(group / 32);
+    const Range r = load_range(a.headers, a.code.header, block);
+    epilogue::Codes c;
+    if constexpr (wide)
+      c = w.load(a.codes, group, block, 8);
+    else
+      c.two = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + group);
     float v[8];
+    if (c.three) {
+      const ReluValues<3> values(r, w.table);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = values.at(eight >> (2 * j));
-    write8<DType::f32, true>(x, static_cast<int64_t>(group) * 8, v);
+      for (int j = 0; j < 8; ++j) v[j] = values.at(c.at(j));
+    } else {
+      const ReluValues<2> values(r, a.code.table);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = values.at(c.two >> (2 * j));
+    }
+    put8<type>(x, static_cast<int64_t>(group) * 8 - (wide ? first : 0), v, r.high <= kSmall);
   }
 }
 
@@ -233,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) decode_relu_pairs(const __grid_const
     const Range r = load_range(a.headers, a.code.header, block);
     const Bounds b(r);
     const auto value = [&](uint32_t code) {
-      const float v = side_value_at<2, 1>(code, {0.0f, 1.0f, 0.0f, 0.0f}, b, a.code.table);
+      const float v = value_at<2, 1>(code, {0.0f, 1.0f, 0.0f, 0.0f}, b, a.code.table);
       return is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : v;
     };
     const float low = value(lane & 3), high = value(lane >> 2 & 3);
@@ -266,28 +275,6 @@ __global__ void __launch_bounds__(kThreads) decode_any(const __grid_constant__ A
   store(x, type, i, side_value_of(code, c, r, a.code.table));
 }
 
-/// Eight values a thread of a ReLU code of 2 bits with samples of 3.
-template <DType type>
-__global__ void __launch_bounds__(kThreads)
-    decode_extra(const __grid_constant__ Args a, const __grid_constant__ epilogue::Wide w, int64_t first, int64_t last, void* x) {
-  const int64_t group = first / 8 + thread_index();
-  if (group * 8 >= last) return;
-  const uint32_t block = static_cast<uint32_t>(group / 32);
-  const epilogue::Codes c = w.load(a.codes, group, block, 8);
-  const Range r = load_range(a.headers, a.code.header, block);
-  float v[8];
-  if (c.three) {
-    const ReluValues<3> values(r, w.table);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = values.at(c.at(j));
-  } else {
-    const ReluValues<2> values(r, a.code.table);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = values.at(c.two >> (2 * j));
-  }
-  put8<type>(x, group * 8 - first, v, r.high <= kSmall);
-}
-
 }  // namespace
 }  // namespace side
 
@@ -303,7 +290,7 @@ void side_decode_extra(const SideCode& code, const ExtraBitView& extra, const ui
   if (first >= last) return;
   const side::Args a = {code, nullptr, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), nullptr};
   const LaunchSize size = {blocks_for((last - first) / 8)};
-  with_type(type, [&](auto t) { launch_kernel(op, stream, size, side::decode_extra<t()>, a, {code.table, extra}, first, last, x); });
+  with_type(type, [&](auto t) { launch_kernel(op, stream, size, side::decode_relu<t(), true>, a, {code.table, extra}, first, last, x); });
 }
 
 void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType type,
@@ -327,7 +314,7 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
              side::decode_one_sided<t()>, x);
     } else if (relu) {
       if constexpr (t() == DType::f32)
-        launch(fours, side::decode_relu, x);
+        launch(fours, side::decode_relu<t(), false>, epilogue::Wide(code.table, {}), int64_t{0}, done, x);
       else
         launch(fours, side::decode_relu_pairs<t()>, static_cast<uint4*>(x));
     } else if (done > 0) {
