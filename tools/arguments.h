@@ -25,9 +25,8 @@ constexpr const char* kThreadsHelp =
 
 /// The last layer of graph models: what --help says of it.
 constexpr const char* kLastLayerHelp =
-    "Whose outputs the last layer of a training step computes: all nodes', those of training nodes alone (faster, but their edges are "
-    "stored "
-    "once more), or auto: training where that takes less memory";
+    "Whose outputs the last layer of a training step computes: all nodes', or those of training nodes alone, which is faster and stores "
+    "their edges once more. Methods and layers that keep more than the layer's input compute all";
 
 /// Of image models.
 constexpr const char* kWidthDefault = "the model's own";

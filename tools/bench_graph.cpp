@@ -80,7 +80,6 @@ void print_about(const BenchGraphCommand& c, const Setting& s) {
   std::string kinds;
   if (c.tf32) kinds += ", products in TF32";
   if (!s.types.empty()) kinds += ", activations in " + s.types;
-  if (c.last_layer != "auto") kinds += ", the last layer for " + c.last_layer + " nodes";
   if (c.no_cache) kinds += ", A·X in every step";
   if (!c.cache.empty()) kinds += ", at most " + c.cache + " of A·X kept";
   if (wants_cuda_graph(options_of(c)))
@@ -97,6 +96,9 @@ void print_results(const std::vector<BenchResult>& results) {
   for (const BenchResult& r : results) rows.push_back(row_of(r, base_of(results)));
   print_table(rows);
   for (const BenchResult& r : results) {
+    if (r.last_layer_bytes > 0)
+      fmt::print("{}: the last layer is computed for training nodes alone; peak includes {} of their edges\n", r.name,
+                 bytes_text(r.last_layer_bytes));
     if (!r.eager_because.empty()) fmt::print("{}: steps run one by one, not from a CUDA graph: {}\n", r.name, r.eager_because);
   }
 }

@@ -13,7 +13,7 @@ namespace satchel::tool {
 struct BenchGraphCommand {
   std::string data = "synthetic:arxiv,scale=0.1";
   std::string model = "sage", norm = "batch", activation = "relu", methods = "fp32,exact,blockwise,satchel", amp = "auto",
-              last_layer = "auto";
+              last_layer = "all";
   GraphShape shape;
   int64_t steps = 15;
   std::string device = "cpu";

@@ -54,7 +54,7 @@ class GraphBench::Entry {
     }
     task_ = to_device(host, bench.device_);
     add_loss_labels(task_, is_baseline(options_.method));
-    if (!torch && wants_training_rows(task_, options_)) give_training_rows(task_);
+    if (!torch && wants_training_rows(options_)) give_training_rows(task_);
     if (const int64_t rows = torch ? 0 : cached_rows(task_, options_); rows > 0)
       task_.input = with_aggregated(std::move(task_.input), task_.a, rows);
     model_ = seeded_model(options_);
@@ -63,7 +63,7 @@ class GraphBench::Entry {
     result_.name = torch ? "torch" : options_.method.name;
     result_.plain_torch = torch;
     result_.amp = options_.amp;
-    result_.last_layer_bytes = task_.gives_training_rows() ? bytes_of(task_.last) : 0;
+    result_.last_layer_bytes = last_layer_bytes(task_);
     result_.cached_bytes = task_.input.aggregated.defined() ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0;
     parts_ = {[this] { return forward(); },
               [this, scale](const at::Tensor& logits) { return loss_of(task_, logits, is_baseline(options_.method), scale); }};

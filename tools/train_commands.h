@@ -16,7 +16,7 @@
 namespace satchel::tool {
 
 struct TrainCommand : RunsCommand {
-  std::string model = "sage", norm = "batch", activation = "relu", optimizer = "adam", amp = "auto", last_layer = "auto";
+  std::string model = "sage", norm = "batch", activation = "relu", optimizer = "adam", amp = "auto", last_layer = "all";
   TrainOptions options;
   std::optional<double> checkpoint_every;  // minutes
   std::string cache;                       // as bench graph's

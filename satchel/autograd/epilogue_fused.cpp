@@ -115,7 +115,8 @@ EpilogueGradients fused_back(const EpilogueSaves& saves, const at::Tensor& own, 
   const at::Tensor g = pass == FusedNorm::act ? own : for_kernels(own);
   if constexpr (pass == FusedNorm::add) {
     const bool large = saves.is_image() && g.numel() >= kPartsFrom && part_samples(saves.sizes) < saves.sizes[0];
-    const bool parts = large && wants.skip && wants.x_parts != nullptr && saves.options.training && !saves.code->bits.extra.defined();
+    const bool parts = large && wants.skip && wants.x_parts != nullptr && saves.options.training && saves.code != nullptr &&
+                       !saves.code->bits.extra.defined();
     if (parts && wants.x_parts->begin_parts()) {
       const NormSave save = save_of(saves, pass);
       const NormActSums sums = norm_sums(g, save);

@@ -163,7 +163,7 @@ Adjacency gcn_adjacency(const Csr& a) {
 }
 
 Adjacency rows_for(const Adjacency& a, const at::Tensor& nodes) {
-  if (a.targets.defined()) fail("csr", "rows must be chosen of an adjacency that has all", "one that has some");
+  if (a.targets.defined()) fail("csr", "rows_for() takes an adjacency of all nodes", "one of some");
   const at::Tensor chosen = distinct_indices(nodes, a.matrix.rows, "nodes");
   const Csr all = to_device(a.matrix, at::kCPU);
   const Entries in(all);

@@ -112,7 +112,7 @@ at::Tensor distinct_indices(const at::Tensor& given, int64_t size, const char* n
   check_range(at, index.numel(), size, name);
   std::vector<bool> seen(static_cast<size_t>(size));
   for (int64_t i = 0; i < index.numel(); ++i) {
-    if (seen[static_cast<size_t>(at[i])]) fail(kOp, std::string(name) + " must be named once", placed(at[i], i));
+    if (seen[static_cast<size_t>(at[i])]) fail(kOp, std::string(name) + " must be distinct", placed(at[i], i));
     seen[static_cast<size_t>(at[i])] = true;
   }
   return index;

@@ -158,11 +158,11 @@ void GcnConvImpl::reset_parameters() {
   if (bias_.defined()) torch::nn::init::zeros_(bias_);
 }
 
-at::Tensor GcnConvImpl::forward(const at::Tensor& x, const Adjacency& a) {
-  return gcn(x, a, lin_->weight, bias_, policy_now(options.saving));
+at::Tensor GcnConvImpl::forward(const at::Tensor& x, const Adjacency& a, bool norm_follows) {
+  return gcn(x, a, lin_->weight, bias_, before_norm(options.saving, norm_follows));
 }
-at::Tensor GcnConvImpl::forward_data(const GraphInput& input, const Adjacency& a) {
-  return gcn(input, a, lin_->weight, bias_, policy_now(options.saving));
+at::Tensor GcnConvImpl::forward_data(const GraphInput& input, const Adjacency& a, bool norm_follows) {
+  return gcn(input, a, lin_->weight, bias_, before_norm(options.saving, norm_follows));
 }
 
 at::Tensor GcnConvImpl::torch_forward(const at::Tensor& x, const TorchFunctions& torch) const {

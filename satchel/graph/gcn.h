@@ -25,8 +25,8 @@ class GcnConvImpl : public GraphConvImpl {
  public:
   explicit GcnConvImpl(const GcnOptions& options);
   void reset_parameters() override;
-  at::Tensor forward(const at::Tensor& x, const Adjacency& a) override;
-  at::Tensor forward_data(const GraphInput& input, const Adjacency& a) override;
+  at::Tensor forward(const at::Tensor& x, const Adjacency& a, bool norm_follows = false) override;
+  at::Tensor forward_data(const GraphInput& input, const Adjacency& a, bool norm_follows = false) override;
   at::Tensor torch_forward(const at::Tensor& x, const TorchFunctions& torch) const override;
   void pretty_print(std::ostream& stream) const override;
 

@@ -26,7 +26,6 @@ namespace {
 class GinConvImpl : public GraphConvImpl {
  public:
   explicit GinConvImpl(const GraphConvOptions& given) : options_(given) {
-    options_.saving.norm_follows = false;  // its first product's bias goes through a ReLU
     const auto& [in, out, bias, saving] = options_;
     if (in < 1 || out < 1) fail("gin", "in and out must be at least 1", std::min(in, out));
     first_ = torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
@@ -40,15 +39,16 @@ class GinConvImpl : public GraphConvImpl {
     second_->reset_parameters();
   }
 
-  at::Tensor forward(const at::Tensor& x, const Adjacency& a) override {
+  // The first product's bias goes through a ReLU: a norm behind the layer says nothing of it.
+  at::Tensor forward(const at::Tensor& x, const Adjacency& a, bool) override {
     check_layer(x, a, first_->weight, first_->bias, "gin");
     if (!is_baseline(options_.saving.method)) return from_hidden(gcn(x, a, first_->weight, first_->bias, options_.saving));
     return from_hidden(linear(spmm(a, x), first_->weight, first_->bias, options_.saving));
   }
 
-  at::Tensor forward_data(const GraphInput& input, const Adjacency& a) override {
+  at::Tensor forward_data(const GraphInput& input, const Adjacency& a, bool) override {
     check_layer(input, a, first_->weight, first_->bias, "gin");
-    if (is_baseline(options_.saving.method) && !input.is_sparse()) return forward(input.x, a);
+    if (is_baseline(options_.saving.method) && !input.is_sparse()) return forward(input.x, a, false);
     return from_hidden(gcn(input, a, first_->weight, first_->bias, options_.saving));
   }
 

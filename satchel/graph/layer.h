@@ -33,16 +33,16 @@ class GraphConvImpl : public torch::nn::Module {
  public:
   virtual void reset_parameters() = 0;
   /// nodes × out from x, nodes × in on the adjacency's device.
-  virtual at::Tensor forward(const at::Tensor& x, const Adjacency& a) = 0;
+  /// `norm_follows`: as SavePolicy has it.
+  virtual at::Tensor forward(const at::Tensor& x, const Adjacency& a, bool norm_follows = false) = 0;
   /// The first layer's: keeps references to the data set.
-  virtual at::Tensor forward_data(const GraphInput& input, const Adjacency& a) = 0;
+  virtual at::Tensor forward_data(const GraphInput& input, const Adjacency& a, bool norm_follows = false) = 0;
   /// The same values from torch's own functions alone: what benchmarks and tests compare with.
   virtual at::Tensor torch_forward(const at::Tensor& x, const TorchFunctions& torch) const = 0;
 
  protected:
-  /// As the layer was told, but for the norm that follows: in evaluation it takes no statistics of the batch, and a bias counts.
-  SavePolicy policy_now(SavePolicy saving) const {
-    saving.norm_follows = saving.norm_follows && is_training();
+  static SavePolicy before_norm(SavePolicy saving, bool norm_follows) {
+    saving.norm_follows = norm_follows;
     return saving;
   }
 };

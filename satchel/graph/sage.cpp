@@ -168,7 +168,9 @@ at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adja
   return product.result();
 }
 
-void check_weights(const SageWeights& w, const char* op) {
+void check_weights(const SageWeights& w, const Adjacency& a, const char* op) {
+  if (!a.targets.defined() && a.outputs() != a.nodes())
+    fail(op, "an adjacency must have a row a node, " + std::to_string(a.nodes()) + ", or be rows_for() some", a.outputs());
   if (!w.self.defined() || !w.neighbour.defined() || w.self.sizes() != w.neighbour.sizes())
     fail(op, "both weights must have one shape", "two");
 }
@@ -186,7 +188,7 @@ std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, const Adjacency& a
 }  // namespace
 
 at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
-  check_weights(w, "sage");
+  check_weights(w, a, "sage");
   check_layer(x, a, w.neighbour, w.bias, "sage");
   const Method& method = saving.method;
   if (is_baseline(method)) {
@@ -205,7 +207,7 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, c
 }
 
 at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
-  check_weights(w, "sage");
+  check_weights(w, a, "sage");
   check_layer(input, a, w.neighbour, w.bias, "sage");
   if (input.is_sparse()) {
     const at::Tensor own = target_rows(times_transposed(input, w.self), a);
@@ -235,9 +237,11 @@ void SageConvImpl::reset_parameters() {
 
 SageWeights SageConvImpl::weights() const { return {lin_l_->weight, lin_r_->weight, lin_l_->bias}; }
 
-at::Tensor SageConvImpl::forward(const at::Tensor& x, const Adjacency& a) { return sage(x, a, weights(), policy_now(options.saving)); }
-at::Tensor SageConvImpl::forward_data(const GraphInput& input, const Adjacency& a) {
-  return sage(input, a, weights(), policy_now(options.saving));
+at::Tensor SageConvImpl::forward(const at::Tensor& x, const Adjacency& a, bool norm_follows) {
+  return sage(x, a, weights(), before_norm(options.saving, norm_follows));
+}
+at::Tensor SageConvImpl::forward_data(const GraphInput& input, const Adjacency& a, bool norm_follows) {
+  return sage(input, a, weights(), before_norm(options.saving, norm_follows));
 }
 
 at::Tensor SageConvImpl::torch_forward(const at::Tensor& x, const TorchFunctions& torch) const {

@@ -29,8 +29,8 @@ class SageConvImpl : public GraphConvImpl {
  public:
   explicit SageConvImpl(const SageOptions& options);
   void reset_parameters() override;
-  at::Tensor forward(const at::Tensor& x, const Adjacency& a) override;
-  at::Tensor forward_data(const GraphInput& input, const Adjacency& a) override;
+  at::Tensor forward(const at::Tensor& x, const Adjacency& a, bool norm_follows = false) override;
+  at::Tensor forward_data(const GraphInput& input, const Adjacency& a, bool norm_follows = false) override;
   at::Tensor torch_forward(const at::Tensor& x, const TorchFunctions& torch) const override;
   void pretty_print(std::ostream& stream) const override;
 

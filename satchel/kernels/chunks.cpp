@@ -9,9 +9,9 @@ namespace {
 
 constexpr int64_t kLongBlock = int64_t{1} << 20;
 
-int64_t first_block_after(const Grid& grid, int64_t value) { return value >= grid.values ? grid.blocks() : grid.block_of(value); }
-
 }  // namespace
+
+int64_t first_block_after(const Grid& grid, int64_t value) { return value >= grid.values ? grid.blocks() : grid.block_of(value); }
 
 int64_t common_multiple(int64_t a, int64_t b) {
   constexpr int64_t kMost = int64_t{1} << 62;

@@ -14,6 +14,9 @@ constexpr int64_t kLongestChunk = 65536;  // values that one thread still measur
 /// Least common multiple, at most 2^62.
 int64_t common_multiple(int64_t a, int64_t b);
 
+/// The block that starts at `value` or holds it; behind the last value, the number of blocks.
+int64_t first_block_after(const Grid& grid, int64_t value);
+
 /// The fewest values after which a block and a whole byte of codes start together.
 int64_t quantum_of(const Grid& grid);
 

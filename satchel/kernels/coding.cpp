@@ -13,8 +13,6 @@ namespace {
 
 constexpr int64_t kLongestRest = int64_t{1} << 18;  // values of a low-pass's rest that one thread holds: 1 MiB of fp32
 
-int64_t first_block_after(const Grid& grid, int64_t value) { return value >= grid.values ? grid.blocks() : grid.block_of(value); }
-
 /// measure(blocks), or store(block, its range) where blocks are too long for one thread, and encode(values).
 template <class Measure, class Store>
 void encode_blocks(const Grid& grid, Source x, const Measure& measure, const Store& store, const RangeFunction& encode) {

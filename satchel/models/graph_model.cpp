@@ -50,8 +50,7 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
   for (int64_t i = 0; i < s.layers; ++i) {
     const bool last = i + 1 == s.layers;
     const int64_t in = i == 0 ? s.features : s.hidden, out = last ? s.classes : s.hidden;
-    SavePolicy saving{options_.method, "convs." + std::to_string(i)};
-    saving.norm_follows = !last && s.norm == Norm::batch;
+    const SavePolicy saving{options_.method, "convs." + std::to_string(i)};
     convs_.push_back(make_layer(s.conv, {in, out, true, saving}));
     convs->push_back(convs_.back());
     if (last) break;
@@ -68,11 +67,12 @@ at::Tensor GraphModelImpl::logits(const GraphInput& input, const Adjacency& a) {
 at::Tensor GraphModelImpl::logits(const GraphInput& given, const Adjacency& a, const Adjacency& last) {
   if (last.targets.defined() && norms_.empty()) fail("graph_model", "layers must be at least 2 where the last gives some nodes", 1);
   const GraphInput input = type_ == at::kFloat ? given : in_type(given, type_);
-  at::Tensor x = convs_[0]->forward_data(input, a);
+  const auto norm_follows = [&](size_t i) { return i < norms_.size() && options_.shape.norm == Norm::batch && norms_[i]->is_training(); };
+  at::Tensor x = convs_[0]->forward_data(input, a, norm_follows(0));
   if (type_ != at::kFloat) x = x.to(type_);  // sparse features are float32
   for (size_t i = 0; i < norms_.size(); ++i) {
     x = norms_[i]->forward(std::move(x));
-    x = convs_[i + 1]->forward(x, i + 1 == norms_.size() ? last : a);
+    x = convs_[i + 1]->forward(x, i + 1 == norms_.size() ? last : a, norm_follows(i + 1));
   }
   return x;
 }

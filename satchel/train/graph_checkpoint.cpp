@@ -58,7 +58,7 @@ TrainOptions parse_options(const std::string& json) {
     ordered_json j = ordered_json::parse(json);
     // Checkpoints of 0.1 have none of these.
     if (!j.contains("cache_bytes")) j["cache_bytes"] = 0;
-    if (!j.contains("last_layer")) j["last_layer"] = "auto";
+    if (!j.contains("last_layer")) j["last_layer"] = "all";
     if (!j.contains("tf32")) j["tf32"] = false;
     if (!j.contains("amp")) j["amp"] = "none";
     TrainOptions o;

@@ -205,26 +205,27 @@ void add_loss_labels(GraphTask& task, bool plain) {
   }
 }
 
-bool wants_training_rows(const GraphTask& task, const TrainOptions& options) {
+bool wants_training_rows(const TrainOptions& options) {
   const GraphShape& shape = options.shape;
-  if (options.last_layer == LastLayer::all || is_baseline(options.method) || shape.layers < 2) return false;
+  if (options.last_layer != LastLayer::training || is_baseline(options.method) || shape.layers < 2) return false;
   const LayerSites sites = graph_layer(shape.conv, "train").sites(shape.hidden, shape.classes);
-  const bool keeps_input_alone = std::ranges::all_of(sites.packed, [&](const LayerSite& s) {
+  return std::ranges::all_of(sites.packed, [&](const LayerSite& s) {
     const bool is_input = s.site.role == Role::weight_input && s.part.empty();
     return is_input || keeps_of(options.method, s.site).empty();
   });
-  if (!keeps_input_alone || options.last_layer == LastLayer::training) return keeps_input_alone;
-  // A column in each direction, a value in one, and starts; of a graph's mean number of edges a node.
-  const double nodes = static_cast<double>(task.a.nodes()), trained = static_cast<double>(task.train.numel());
-  const double edges = trained / nodes * (12.0 * static_cast<double>(task.a.matrix.entries()) + 16.0 * nodes) + 8.0 * nodes;
-  const auto element = static_cast<double>(c10::elementSize(activation_type(options.amp)));
-  return edges < (nodes - trained) * static_cast<double>(shape.classes) * element;
 }
 
 void give_training_rows(GraphTask& task) {
   task.last = rows_for(task.a, task.train);
   task.train_labels = at::index_select(task.labels, 0, task.train);
-  if (task.kind == Task::single_label) task.masked = masked_labels(task.train_labels);
+  if (task.kind != Task::single_label) return;
+  task.masked = masked_labels(task.train_labels);
+  task.train_labels.reset();
+}
+
+int64_t last_layer_bytes(const GraphTask& task) {
+  if (!task.gives_training_rows()) return 0;
+  return bytes_of(task.last) + (task.train_labels.defined() ? static_cast<int64_t>(task.train_labels.nbytes()) : 0);
 }
 
 at::Tensor training_logits(GraphModel& model, const GraphTask& task) {

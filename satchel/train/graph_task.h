@@ -18,8 +18,8 @@ struct GraphTask {
   at::Tensor labels;              // int64, one a node (single label); float32, nodes × outputs (multi-label and binary)
   at::Tensor train, valid, test;  // nodes: int64
   Adjacency last;                 // rows of `train` alone, for the last layer of a training step; empty: it gives every node's outputs
-  at::Tensor train_labels;        // those of `train`, for torch's own losses and where the last layer gives theirs alone
-  MaskedLabels masked;            // single label: those of `train`, the others hidden, for this library's loss
+  at::Tensor train_labels;  // those of `train`, for torch's own losses; of several labels also where the last layer gives theirs alone
+  MaskedLabels masked;      // single label: those of `train`, the others hidden, for this library's loss
 
   bool gives_training_rows() const { return last.targets.defined(); }
 };
@@ -78,12 +78,13 @@ GraphTask make_unlabelled_task(const GraphData& data, const TrainOptions& option
 /// Labels as the losses read them: of plain methods, or of this library's.
 void add_loss_labels(GraphTask& task, bool plain);
 
-/// Should the last layer of a training step give the training nodes' outputs alone? Where the options say so, or leave it open and the
-/// edges of these nodes, which are stored once more for it, take less memory than the other nodes' logits. Never for a layer that keeps
-/// more than its input (methods that keep A·x, as published), nor for a single layer or torch's own functions.
-bool wants_training_rows(const GraphTask& task, const TrainOptions& options);
+/// Is the last layer of a training step to give the training nodes' outputs alone? Where the options say so and the layer keeps nothing
+/// beside its input: not of methods that keep A·x, as published, nor of gin, a single layer or torch's own functions.
+bool wants_training_rows(const TrainOptions& options);
 /// Makes it so; labels are made anew.
 void give_training_rows(GraphTask& task);
+/// Bytes that stand for it: edges, and labels in the order of the training nodes.
+int64_t last_layer_bytes(const GraphTask& task);
 /// The logits that loss_of() takes.
 at::Tensor training_logits(GraphModel& model, const GraphTask& task);
 

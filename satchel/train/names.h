@@ -41,8 +41,7 @@ struct Names<Optimizer> {
 template <>
 struct Names<LastLayer> {
   static constexpr const char* what = "last_layer";
-  static constexpr std::array all{std::pair{"auto", LastLayer::automatic}, std::pair{"all", LastLayer::all},
-                                  std::pair{"training", LastLayer::training}};
+  static constexpr std::array all{std::pair{"all", LastLayer::all}, std::pair{"training", LastLayer::training}};
 };
 template <>
 struct Names<Task> {

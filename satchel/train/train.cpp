@@ -45,7 +45,7 @@ class GraphTraining : public TrainTask {
         step_({[this] { return training_logits(model_, task_); },
                [this](const at::Tensor& logits) { return loss_of(task_, logits, is_baseline(options_.method), scale_); }},
               optimizer_, device_, options_.cuda_graph) {
-    if (wants_training_rows(task_, options_)) give_training_rows(task_);
+    if (wants_training_rows(options_)) give_training_rows(task_);
     if (cached_rows_ > 0) task_.input = with_aggregated(std::move(task_.input), task_.a, cached_rows_);
   }
 
@@ -86,11 +86,11 @@ class GraphTraining : public TrainTask {
   TensorMap state() const override { return optimizer_.state(); }
   void restore(const TensorMap& state) override { optimizer_.restore(state); }
   int64_t cached_rows() const override { return cached_rows_; }
-  int64_t standing_bytes() const override { return cached_bytes() + last_layer_bytes(); }
+  int64_t standing_bytes() const override { return cached_bytes() + last_layer_bytes(task_); }
 
   void add_to(RunResult& r, double) const override {
     r.cached_bytes = cached_bytes();
-    r.last_layer_bytes = last_layer_bytes();
+    r.last_layer_bytes = last_layer_bytes(task_);
     r.cuda_graph = step_.replays();
     r.eager_because = step_.eager_because();
     r.parameter_bytes = optimizer_.parameter_bytes();
@@ -100,7 +100,6 @@ class GraphTraining : public TrainTask {
 
  private:
   int64_t cached_bytes() const { return cached_rows_ > 0 ? static_cast<int64_t>(task_.input.aggregated.nbytes()) : 0; }
-  int64_t last_layer_bytes() const { return task_.gives_training_rows() ? bytes_of(task_.last) : 0; }
 
   const GraphData& data_;
   TrainOptions options_;

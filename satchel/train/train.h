@@ -13,8 +13,8 @@
 namespace satchel {
 
 enum class Optimizer : uint8_t { adam, adamw, sgd };
-/// Every node's outputs, those of training nodes alone (which are all that a loss reads), or these where it takes less memory.
-enum class LastLayer : uint8_t { automatic, all, training };
+/// Every node's outputs, or those of training nodes alone, which are all that a loss reads.
+enum class LastLayer : uint8_t { all, training };
 
 struct TrainOptions : RunOptions {
   GraphShape shape;  // features and classes are taken from the data
@@ -25,10 +25,10 @@ struct TrainOptions : RunOptions {
   bool self_loops = false;  // sage: a node averages itself too (other layers count it in any case)
   bool cache_aggregate =
       true;  // A·X of dense features once, where they are at most 2·hidden wide and it takes at most a quarter of free memory
-  int64_t cache_bytes = 0;                      // most of A·X that is so kept, its first rows; 0: all
-  LastLayer last_layer = LastLayer::automatic;  // whose outputs the last layer of a training step gives
-  std::optional<bool> cuda_graph;  // cuda: steps after the third are replayed from a CUDA graph; the same results, bit for bit.
-                                   // none: where it can be, on CUDA, and steps run one by one elsewhere
+  int64_t cache_bytes = 0;                // most of A·X that is so kept, its first rows; 0: all
+  LastLayer last_layer = LastLayer::all;  // whose outputs the last layer of a training step gives
+  std::optional<bool> cuda_graph;         // cuda: steps after the third are replayed from a CUDA graph; the same results, bit for bit.
+                                          // none: where it can be, on CUDA, and steps run one by one elsewhere
   // amp automatic: fp16 where tf32 would round features and activations as much anyway (amp_for() of graph_task.h), else none
 };
 

@@ -47,7 +47,7 @@ class Training {
   Training(const GraphData& data, TrainOptions options) : options_(std::move(options)) {
     options_.shape = shape_for(data, options_.shape);
     task_ = make_task(data, options_);
-    if (wants_training_rows(task_, options_)) give_training_rows(task_);
+    if (wants_training_rows(options_)) give_training_rows(task_);
     if (cached_rows(task_, options_) > 0) task_.input = with_aggregated(std::move(task_.input), task_.a, cached_rows(task_, options_));
     at::manual_seed(options_.seed);
     model_ = GraphModel(model_options(options_));

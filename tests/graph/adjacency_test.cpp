@@ -96,20 +96,30 @@ TEST(Adjacency, RowsOfSomeNodes) {
       EXPECT_EQ(dense(some.transpose), flip(want, 30));
       EXPECT_EQ(some.nodes(), 30);
       EXPECT_EQ(some.outputs(), 4);
+      EXPECT_EQ(list<int64_t>(some.targets), nodes);
+      EXPECT_EQ(dense(rows_for(all, ints(nodes)).matrix), want);
       expect_long_rows(some.matrix);
       expect_long_rows(some.transpose);
       const at::Tensor x = at::randn({30, 5});
       EXPECT_TRUE(at::equal(multiply(some.matrix, x), multiply(all.matrix, x).index_select(0, longs(nodes))));
     }
   }
+  Pairs hub;  // node 1 has more edges than a stretch
+  for (int64_t node = 0; node < 700; ++node) {
+    hub.emplace_back(1, node);
+    hub.emplace_back(node, 1);
+  }
+  const Adjacency large = mean_adjacency(from(hub, 700, 700));
+  const at::Tensor x = at::randn({700, 3}), two = longs({1, 5});
+  EXPECT_TRUE(at::equal(multiply(rows_for(large, two).matrix, x), multiply(large.matrix, x).index_select(0, two)));
   const Adjacency all = mean_adjacency(from(random_pairs(30, 30, 90, 7), 30, 30));
   EXPECT_EQ(rows_for(all, at::empty({0}, at::kLong)).outputs(), 0);
   const auto error = [&](const at::Tensor& nodes) { return error_of([&] { rows_for(all, nodes); }); };
   EXPECT_EQ(error(longs({3, 30})), "[csr] nodes must be at least 0 and below 30, got 30 at position 1");
-  EXPECT_EQ(error(ints({3, 4, 3})), "[csr] nodes must be named once, got 3 at position 2");
+  EXPECT_EQ(error(ints({3, 4, 3})), "[csr] nodes must be distinct, got 3 at position 2");
   EXPECT_EQ(error(floats({3})), "[csr] nodes must be int32 or int64, got Float");
   EXPECT_EQ(error_of([&] { rows_for(rows_for(all, longs({3})), longs({0})); }),
-            "[csr] rows must be chosen of an adjacency that has all, got one that has some");
+            "[csr] rows_for() takes an adjacency of all nodes, got one of some");
 }
 
 TEST(Adjacency, DirectedHasItsOwnTranspose) {

@@ -133,6 +133,17 @@ TEST(GraphLayers, AggregatesOfAllNodesDoNotServeSome) {
   expect_refused([&] { layer->forward_data(input, rows_for(a, at::arange(9))); }, "aggregated features must be made with this adjacency");
 }
 
+TEST(GraphLayers, AnAdjacencyOfSomeRowsSaysWhichTheyAre) {
+  Adjacency a = rows_for(layer_adjacency("sage", random_graph()), at::arange(9));
+  a.targets.reset();
+  const auto layer = make_layer("sage", {5, 7, true, {}});
+  expect_refused(
+      [&] {
+        layer->forward(at::randn({kRows, 5}), a);
+      },
+      "[sage] an adjacency must have a row a node, 101, or be rows_for() some, got 9");
+}
+
 TEST(GraphLayers, WithoutABiasToo) {
   for (const std::string& name : graph_layer_names()) {
     const Adjacency a = layer_adjacency(name, random_graph());

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishEach)
 
 constexpr int64_t kMostParts = 64;
 
-/// Off sums of any channels: one thread block a channel and part of its values.
+/// Off sums of any channels: one thread block a channel and part of its values. Parts are float32, as those of the other encoders.
 template <DType type>
 __global__ void __launch_bounds__(kThreads) sums_any(const __grid_constant__ Args a) {
   __shared__ double2 shared[kThreads / 32];
