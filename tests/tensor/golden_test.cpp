@@ -94,7 +94,7 @@ constexpr Golden kPresets[] = {
 INSTANTIATE_TEST_SUITE_P(EveryPreset, Goldens, testing::ValuesIn(kPresets), test::kCaseName);
 
 /// Projected values as they are. A product's order of sums is the CPU's own, so these sums are exact in any order: 32 multiples of 2^−10 up
-/// to 4 in size, times ±1/√4, need 18 bits. Made at 5658255, whose digests of other values are those of 3e86b3c.
+/// to 4 in size, times ±1/√4, need 18 bits. Made at ecb1b22, not by an earlier commit: they hold the bytes from there on.
 TEST(Goldens, ProjectionsThatAreExact) {
   const auto packed = [](at::IntArrayRef sizes) {
     const at::Tensor x = numbers(sizes, 3).mul_(0x1p10).round_().mul_(0x1p-10);
