@@ -79,7 +79,8 @@ double allowed(int64_t rows, Mode mode) {
   // 8 shares of the rows at least, in steps of 32 rows; up to 4 teams, 17 shares a warp, 8 warps.
   const double terms = static_cast<double>(32 * ceil_div(ceil_div(rows, 32), 8)) + 4 + 17 + 8;
   if (mode.type == at::kFloat && !mode.tf32) return terms * 0x1p-24 * 1.01;  // an FMA and an addition each round once; 1.01: (1 + u)^n
-  // Tensor cores cut off: of the 9 numbers that 8 rows add, each loses less than 2^−23 of the largest. tf32 rounds both factors by 2^−11.
+  // Tensor cores cut off: of the 9 numbers that 8 rows add, or the 17 of 16 rows, each loses less than 2^−23 of the largest. tf32 rounds
+  // both factors by 2^−11.
   return terms * 0x1p-22 + (mode.type == at::kFloat ? 0x1p-10 + 0x1p-22 : 0.0);
 }
 

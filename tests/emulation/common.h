@@ -3,9 +3,26 @@
 
 #include <cmath>
 
+#include "satchel/kernels/cuda/gpu.h"
 #include "tests/kernels/side_common.h"
 
+namespace emulation {
+
+/// Grids that walk over all values walk; the shared memory of an RTX 4090.
+constexpr satchel::cuda::Gpu kFewProcessors = {2, 1024, 16, satchel::cuda::kRegisters, 100 << 10, 99 << 10};
+extern satchel::cuda::Gpu gpu;  // what this_gpu() gives
+
+}  // namespace emulation
+
 namespace satchel::test {
+
+/// As long as it lives, thread blocks may have an H200's shared memory.
+struct LargeShared {
+  LargeShared() { ::emulation::gpu.shared = 228 << 10, ::emulation::gpu.shared_block = 227 << 10; }
+  ~LargeShared() { ::emulation::gpu = ::emulation::kFewProcessors; }
+  LargeShared(const LargeShared&) = delete;
+  LargeShared& operator=(const LargeShared&) = delete;
+};
 
 /// The bytes on a multiple of 64, or `shift` bytes past one, and a guard around them.
 struct Placed {

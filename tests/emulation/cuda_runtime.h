@@ -259,23 +259,30 @@ inline void max_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a
 
 inline void ld_global_nc_v4_f32(float& a, float& b, float& c, float& d, const float* from) { a = from[0], b = from[1], c = from[2], d = from[3]; }
 
-/// C += A·B of 16 × 16 and 16 × 8 numbers, spread over the warp as PTX has it; a sum is made number after number in float32, where the tensor
-/// core's own order and rounding are not known.
-inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                                               uint32_t b0, uint32_t b1) {
+/// C += A·B of 16 × 16 and 16 × 8 numbers of 16 bits, spread over the warp as PTX has it; a sum is made number after number in float32, where
+/// the tensor core's own order and rounding are not known.
+template <class F>
+void multiply_halves(float* const (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, const F& number) {
   const auto both = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
   uint64_t upper[32], lower[32], columns[32];  // two words each; what gather() gives lasts until the next but one
   std::memcpy(upper, gather(~0u, both(a0, a2)), sizeof upper);
   std::memcpy(lower, gather(~0u, both(a1, a3)), sizeof lower);
   std::memcpy(columns, gather(~0u, both(b0, b1)), sizeof columns);
-  const auto at = [](const uint64_t* words, unsigned line, unsigned k) {  // number k of 16 of a row of A or a column of B
-    return float_of_bf16(static_cast<uint32_t>(words[line * 4 + k % 8 / 2] >> (k / 8 * 32 + k % 2 * 16)) & 0xffffu);
+  const auto at = [&](const uint64_t* words, unsigned line, unsigned k) {  // number k of 16 of a row of A or a column of B
+    return number(static_cast<uint16_t>(words[line * 4 + k % 8 / 2] >> (k / 8 * 32 + k % 2 * 16)));
   };
   const unsigned row = lane() / 4, column = lane() % 4 * 2;
-  float* const c[4] = {&c0, &c1, &c2, &c3};
   for (unsigned i = 0; i < 4; ++i) {
     for (unsigned k = 0; k < 16; ++k) *c[i] += at(i < 2 ? upper : lower, row, k) * at(columns, column + i % 2, k);
   }
+}
+inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                               uint32_t b0, uint32_t b1) {
+  multiply_halves({&c0, &c1, &c2, &c3}, a0, a1, a2, a3, b0, b1, float_of_bf16);
+}
+inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                             uint32_t b0, uint32_t b1) {
+  multiply_halves({&c0, &c1, &c2, &c3}, a0, a1, a2, a3, b0, b1, [](uint16_t h) { return static_cast<float>(std::bit_cast<_Float16>(h)); });
 }
 
 /// The same of 16 × 8 and 8 × 8 numbers of tf32, whose lower 13 bits are not looked at.
@@ -299,19 +306,43 @@ inline void cvt_rna_tf32_f32(uint32_t& y, float x) {
   y = std::bit_cast<uint32_t>(x);
   if (std::isfinite(x)) y = (y + 0x1000u) & 0xffffe000u;
 }
+/// Where an address in shared memory is.
+inline char* shared_at(unsigned address) { return reinterpret_cast<char*>(reinterpret_cast<intptr_t>(&anchor) + static_cast<int>(address)); }
+
+/// Four times 8 × 8 numbers of 16 bits: lane 8·j + i names line i of the j-th, and lane l gets numbers l % 4 · 2 and + 1 of line l / 4; or,
+/// turned, numbers l / 4 of lines l % 4 · 2 and + 1.
+inline void load_matrices(bool turned, uint32_t* const (&to)[4], unsigned line) {
+  uint64_t lines[32];
+  std::memcpy(lines, gather(~0u, line), sizeof lines);
+  for (unsigned j = 0; j < 4; ++j) {
+    const auto at = [&](unsigned row, unsigned column) {
+      uint16_t h;
+      std::memcpy(&h, shared_at(static_cast<unsigned>(lines[8 * j + row])) + 2 * column, sizeof h);
+      return static_cast<uint32_t>(h);
+    };
+    const unsigned pair = lane() % 4 * 2, other = lane() / 4;
+    *to[j] = turned ? at(pair, other) | at(pair + 1, other) << 16 : at(other, pair) | at(other, pair + 1) << 16;
+  }
+}
+inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, unsigned line) {
+  load_matrices(false, {&a, &b, &c, &d}, line);
+}
+inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, unsigned line) {
+  load_matrices(true, {&a, &b, &c, &d}, line);
+}
 template <class T>
 void mov_u32(T& x) { x = static_cast<T>(here().thread.x); }  // %tid.x
 
 /// `size` bytes of `all`, zeros for the others.
 inline void copy_to_shared(unsigned to, const void* from, int size, int all) {
-  char* p = reinterpret_cast<char*>(reinterpret_cast<intptr_t>(&anchor) + static_cast<int>(to));
+  char* p = shared_at(to);
   std::memset(p, 0, static_cast<size_t>(all));
   if (size > 0) std::memcpy(p, from, static_cast<size_t>(size));
 }
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int size) { copy_to_shared(to, from, size, 16); }
 inline void cp_async_ca_shared_global(unsigned to, const void* from, int size) { copy_to_shared(to, from, size, 4); }
 inline void cp_async_commit_group() {}
-inline void cp_async_wait_group() {}
+inline void cp_async_wait_group(int) {}
 
 }  // namespace emulation
 

@@ -6,6 +6,7 @@
 
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/launch.h"
+#include "tests/emulation/common.h"
 #include "tests/emulation/cuda_runtime.h"
 
 // Saves the registers that a call keeps on the running stack, whose end goes to *from, and goes on where `to` was saved.
@@ -34,13 +35,16 @@ satchel_switch_stack:
 )");
 
 namespace emulation {
+
+satchel::cuda::Gpu gpu = kFewProcessors;
+
 namespace {
 
 constexpr size_t kStack = 64 << 10;  // bytes a fiber
 constexpr unsigned kMostThreads = 1024;
 
 // Not on the heap: kernels keep addresses in shared memory in 32 bits, as distances to emulation::anchor.
-constexpr int64_t kMostShared = 128 << 10;  // bytes
+constexpr int64_t kMostShared = 228 << 10;  // bytes
 alignas(16) char shared[kMostShared];
 
 /// Threads of a warp that wait for each other, by the mask they came with.
@@ -196,9 +200,6 @@ void fail(const char* op, const char* rule, int64_t value) { satchel::fail(op, r
 void fail(const char* op, const char* rule, const char* value) { satchel::fail(op, rule, value); }
 void check_launch(const char*) {}
 void allow_shared(const void*, int64_t, const char*) {}
-const Gpu& this_gpu() {
-  static const Gpu kFew = {2, 1024, 16, kRegisters, 100 << 10, 99 << 10};  // grids that walk over all values walk
-  return kFew;
-}
+const Gpu& this_gpu() { return emulation::gpu; }
 
 }  // namespace satchel::cuda

@@ -99,9 +99,9 @@ TEST(Gpu, SumsOfAnH200SpreadWell) {
 }
 
 TEST(ProductTile, Bytes) {
-  // Three stages of 32 rows of G (264, 136, 104 or 72 values), two of Z (136 floats).
+  // Three stages of 32 rows of G (264, 136, 104 or 72 numbers), two of Z (136).
   EXPECT_EQ(kTiles[0].bytes(Math::full), 3 * 32 * 264 * 4 + 2 * 32 * 136 * 4);
-  EXPECT_EQ(kTiles[0].bytes(Math::bf16), 3 * 32 * 264 * 2 + 2 * 32 * 136 * 4);
+  EXPECT_EQ(kTiles[0].bytes(Math::bf16), (3 * 32 * 264 + 2 * 32 * 136) * 2);
   EXPECT_EQ(kTiles[1].bytes(Math::tf32), 3 * 32 * 136 * 4 + 2 * 32 * 136 * 4);
   EXPECT_EQ(kTiles[1].bytes(Math::f16), 256 * 64 * 4);  // the sums of a team
   EXPECT_EQ(kTiles[2].bytes(Math::full), 3 * 32 * 104 * 4 + 2 * 32 * 136 * 4);

@@ -9,6 +9,7 @@
 #include "satchel/kernels/cuda/one_sided.cuh"
 #include "satchel/kernels/cuda/partial_sums.cuh"
 #include "satchel/kernels/cuda/product_tile.h"
+#include "satchel/kernels/cuda/tensor_core.cuh"
 
 namespace satchel::cuda {
 namespace epilogue::product {
@@ -16,6 +17,7 @@ namespace {
 
 static_assert(sizeof(ChannelTables) == kTableBytes);
 
+/// A number of G or Z in shared memory.
 template <Math math>
 using Raw = std::conditional_t<is_half(math), uint16_t, float>;
 template <Math math>
@@ -46,25 +48,6 @@ struct Product {
   float* partial;         // share × columns × channels
 };
 
-/// `bytes` from global to shared memory in the background where CUDA can (4 and 16), zeros where they do not exist.
-template <int bytes>
-__device__ inline void copy(void* to, const void* from, bool exists) {
-  if constexpr (bytes == 2) {
-    *static_cast<uint16_t*>(to) = exists ? __ldg(static_cast<const uint16_t*>(from)) : uint16_t{0};
-  } else {
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    const int size = exists ? bytes : 0;
-    if constexpr (bytes == 16)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(size) : "memory");
-    else
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(size) : "memory");
-  }
-}
-
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// All copies but those of the last group are there, as far as this thread made them.
-__device__ inline void await_copies() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-
 template <class T, class R, int bytes>
 __device__ inline void copy_step(const Product& a, int64_t column0, int64_t row0, R* to) {
   constexpr int kEach = bytes / static_cast<int>(sizeof(R)), kLine = T::kWidth / kEach;
@@ -75,7 +58,7 @@ __device__ inline void copy_step(const Product& a, int64_t column0, int64_t row0
     const bool exists = row < a.rows && column < a.columns, first = column < a.p.width;
     const R* from = static_cast<const R*>(first ? a.p.g[0] : a.p.g[1]) +
                     (first ? row * a.p.stride[0] + column : row * a.p.stride[1] + column - a.p.width);
-    copy<bytes>(to + r * T::kPitch + c, exists ? from : a.p.g[0], exists);
+    copy_async<bytes>(to + r * T::kPitch + c, exists ? from : a.p.g[0], exists);
   }
 }
 
@@ -125,33 +108,29 @@ struct Coded {
   }
 };
 
-/// Four values as the product takes them.
+/// Stores four values as the product takes them.
 template <Math math>
-__device__ inline float4 factors(const float (&x)[4]) {
-  if constexpr (math == Math::full) return make_float4(x[0], x[1], x[2], x[3]);
-  uint32_t w[4];
-  if constexpr (math == Math::tf32) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) w[k] = rounded_tf32(x[k]);
+__device__ inline void put_four(Raw<math>* to, const float (&x)[4]) {
+  if constexpr (is_half(math)) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(half_pair<kHalfType<math>>(x[0], x[1]), half_pair<kHalfType<math>>(x[2], x[3]));
+  } else if constexpr (math == Math::tf32) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(rounded_tf32(x[0]), rounded_tf32(x[1]), rounded_tf32(x[2]), rounded_tf32(x[3]));
   } else {
-#pragma unroll
-    for (int k = 0; k < 4; k += 2) {
-      const uint32_t pair = half_pair<kHalfType<math>>(x[k], x[k + 1]);
-      w[k] = __float_as_uint(low_half<kHalfType<math>>(pair)), w[k + 1] = __float_as_uint(high_half<kHalfType<math>>(pair));
-    }
+    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
   }
-  return make_float4(__uint_as_float(w[0]), __uint_as_float(w[1]), __uint_as_float(w[2]), __uint_as_float(w[3]));
 }
 
 /// A thread's values of the step from row0 on, to one buffer of Z; zeros where there are none. input_steps() of epilogue_backward.cu,
 /// value for value.
 template <Math math>
 __device__ inline void decode(const Product& a, const ChannelTables& table, const Dropout& dropout, const side::WarpChannels& met,
-                              uint32_t falling, const Coded& c, int64_t row0, int64_t channel0, float* z) {
+                              uint32_t falling, const Coded& c, int64_t row0, int64_t channel0, Raw<math>* z) {
   const Place place(a, row0, channel0);
-  float4* to = reinterpret_cast<float4*>(z + place.row * kPitch + place.lane * 8);
+  Raw<math>* to = z + place.row * kPitch + place.lane * 8;
   if (place.group < 0) {
-    to[0] = to[1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float zeros[4] = {};
+    put_four<math>(to, zeros);
+    put_four<math>(to + 4, zeros);
     return;
   }
   const Range r = load_range(&c.header, a.code.header, 0);
@@ -176,7 +155,7 @@ __device__ inline void decode(const Product& a, const ChannelTables& table, cons
     for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
       x[k] = chain_output(fmaf(gamma[k], x[k], beta[k]), dropout.factor(kept, j, is_on(c.eight, j)));
     }
-    to[half] = factors<math>(x);
+    put_four<math>(to + 4 * half, x);
   }
 }
 
@@ -230,16 +209,27 @@ struct Sums {
   }
 };
 
-/// A thread's sums by tensor cores: fragments of 16 columns × 8 channels, eight rows at a time.
-template <class T, Math math>
-requires(math != Math::full) struct Sums<T, math> {
+/// A thread's sums by tensor cores: fragments of 16 columns × 8 channels.
+template <class T>
+struct FragmentSums {
   float sum[T::kSums] = {};
-  int lane, column, channel;  // the warp's first
+  int lane, column, channel;  // column, channel: the warp's first
 
-  __device__ inline Sums(int lane, int column0, int channel0) : lane(lane), column(column0), channel(channel0) {}
+  __device__ inline FragmentSums(int lane, int column0, int channel0) : lane(lane), column(column0), channel(channel0) {}
 
-  __device__ static inline uint32_t factor(float x) { return rounded_tf32(x); }
-  __device__ static inline uint32_t factor(uint16_t x) { return __float_as_uint(low_half<kHalfType<math>>(x)); }
+  template <class F>
+  __device__ inline void for_pairs(F&& f) const {
+#pragma unroll
+    for (int k = 0; k < T::kSums; k += 2)
+      f(column + k / 16 * 16 + k % 4 / 2 * 8 + lane / 4, channel + k / 4 % 4 * 8 + lane % 4 * 2, sum[k], sum[k + 1]);
+  }
+};
+
+/// … of float32 as tf32, eight rows at a time.
+template <class T>
+struct Sums<T, Math::tf32> : FragmentSums<T> {
+  using Base = FragmentSums<T>;
+  using Base::Base, Base::sum, Base::lane, Base::column, Base::channel;
 
   __device__ static inline void multiply(float* c, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -247,29 +237,49 @@ requires(math != Math::full) struct Sums<T, math> {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 
-  __device__ inline void add(const Raw<math>* g, const float* z) {
+  __device__ inline void add(const float* g, const float* z) {
 #pragma unroll 1  // two at a time take more than 128 registers
     for (int r = 0; r < T::kTeamRows; r += 8) {
-      const Raw<math>* from = g + (r + lane % 4) * T::kPitch + column + lane / 4;
+      const float* from = g + (r + lane % 4) * T::kPitch + column + lane / 4;
       const float* with = z + (r + lane % 4) * kPitch + channel + lane / 4;
       uint32_t b[4][2];
 #pragma unroll
       for (int j = 0; j < 4; ++j) b[j][0] = __float_as_uint(with[j * 8]), b[j][1] = __float_as_uint(with[j * 8 + 4 * kPitch]);
 #pragma unroll
       for (int i = 0; i < T::kFragments; ++i) {
-        const uint32_t a[4] = {factor(from[i * 16]), factor(from[i * 16 + 8]), factor(from[i * 16 + 4 * T::kPitch]),
-                               factor(from[i * 16 + 8 + 4 * T::kPitch])};
+        const uint32_t a[4] = {rounded_tf32(from[i * 16]), rounded_tf32(from[i * 16 + 8]), rounded_tf32(from[i * 16 + 4 * T::kPitch]),
+                               rounded_tf32(from[i * 16 + 8 + 4 * T::kPitch])};
 #pragma unroll
         for (int j = 0; j < 4; ++j) multiply(sum + (i * 4 + j) * 4, a, b[j]);
       }
     }
   }
+};
 
-  template <class F>
-  __device__ inline void for_pairs(F&& f) const {
+/// … of 16 bits, sixteen rows at a time. Both factors stand row after row, so ldmatrix turns them into columns.
+template <class T, Math math>
+requires(is_half(math)) struct Sums<T, math> : FragmentSums<T> {
+  using Base = FragmentSums<T>;
+  using Base::Base, Base::sum, Base::lane, Base::column, Base::channel;
+
+  __device__ inline void add(const uint16_t* g, const uint16_t* z) {
+    const int line = lane % 8, second = lane / 8 % 2 * 8, third = lane / 16 * 8;  // the lane's line, and its 8 × 8 numbers among the four
+    const uint16_t* from = g + (line + third) * T::kPitch + column + second;
+    const uint16_t* with = z + (line + second) * kPitch + channel + third;
+#pragma unroll 1
+    for (int r = 0; r < T::kTeamRows; r += 16) {
+      uint32_t b[2][4];
 #pragma unroll
-    for (int k = 0; k < T::kSums; k += 2)
-      f(column + k / 16 * 16 + k % 4 / 2 * 8 + lane / 4, channel + k / 4 % 4 * 8 + lane % 4 * 2, sum[k], sum[k + 1]);
+      for (int j = 0; j < 2; ++j) load_halves<true>(b[j], with + r * kPitch + j * 16);
+#pragma unroll
+      for (int i = 0; i < T::kFragments; ++i) {
+        uint32_t a[4];
+        load_halves<true>(a, from + r * T::kPitch + i * 16);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          multiply_halves<kHalfType<math>>(sum + (i * 4 + j) * 4, a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+      }
+    }
   }
 };
 
@@ -299,7 +309,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_
   static_assert(kStages == 3);
   constexpr int kG = kRows * T::kPitch, kZ = kRows * kPitch;
   auto* g = reinterpret_cast<Raw<math>*>(shared);
-  auto* z = reinterpret_cast<float*>(g + kStages * kG);
+  Raw<math>* z = g + kStages * kG;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int channel_tiles = static_cast<int>(ceil_div(a.code.channels, kChannels)), tile = static_cast<int>(blockIdx.y);
   const int column0 = tile / channel_tiles * T::kWidth, channel0 = tile % channel_tiles * kChannels;
@@ -326,8 +336,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_
   int stage = 0, side = 0;
 #pragma unroll 1
   for (int step = first; step < last; ++step) {
-    await_copies();
-    __syncthreads();  // G and Z of this step are there for all, and all are through with the last step
+    await_copies<1>();  // this step's; the next one's go on
+    __syncthreads();    // G and Z of this step are there for all, and all are through with the last step
     if (step + 2 < last) fetch<T>(a, column0, row_of(step + 2), g + (stage == 0 ? 2 : stage - 1) * kG);
     end_copies();
     if (step + 1 < last) decode<math>(a, table, dropout, met, falling, coded, row_of(step + 1), channel0, z + (side ^ 1) * kZ);
@@ -417,9 +427,11 @@ void norm_act_product(const SideCode& code, const Chain& chain, const uint8_t* b
   with_tile(split.shape, [&](auto tile) {
     with_math(math_of(p), [&](auto math) {
       using T = decltype(tile);
-      constexpr int kShared = T::kShape.bytes(math());
-      allow_shared(reinterpret_cast<const void*>(multiply_codes<T, math()>), kShared, op);
-      launch_kernel(op, stream, {grid, kBlockThreads, kShared}, multiply_codes<T, math()>, a);
+      if constexpr (T::kShape.serves(math())) {
+        constexpr int kShared = T::kShape.bytes(math());
+        allow_shared(reinterpret_cast<const void*>(multiply_codes<T, math()>), kShared, op);
+        launch_kernel(op, stream, {grid, kBlockThreads, kShared}, multiply_codes<T, math()>, a);
+      }
     });
   });
   add_up(partial, split.parts, columns * code.channels, /*add=*/false, each, p.out[0], p.out[p.count - 1], stream, op);
