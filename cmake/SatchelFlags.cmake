@@ -24,8 +24,8 @@ if(SATCHEL_FUZZ)
   target_compile_options(satchel_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 if(SATCHEL_SANITIZE)
-  # -O1 -g1: at -O2 -g the vector kernels take three times as long to compile.
+  # -O1 -g1: at -O2 -g the vector kernels take three times as long to compile. Tests have a level of their own.
   set(sanitizers -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer)
-  target_compile_options(satchel_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${sanitizers};-O1;-g1;-UNDEBUG;-D_GLIBCXX_ASSERTIONS>")
+  target_compile_options(satchel_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${sanitizers};$<$<NOT:$<BOOL:$<TARGET_PROPERTY:SATCHEL_LEVEL>>>:-O1>;-g1;-UNDEBUG;-D_GLIBCXX_ASSERTIONS>")
   target_link_options(satchel_flags INTERFACE ${sanitizers})
 endif()

@@ -1,7 +1,11 @@
 # Files that are compiled as one where CMAKE_UNITY_BUILD is on, as it is unless turned off: a group of nine takes hardly longer than one of
-# them, because nearly all of a file's time goes into torch's headers. Files of a group share no names in their unnamed namespaces. A file
-# that is in no group is compiled by itself.
-set_target_properties(satchel satchel_tool PROPERTIES UNITY_BUILD "${compile_together}" UNITY_BUILD_MODE GROUP)
+# them, because nearly all of a file's time goes into torch's and the standard library's headers. Files of a group share no names in their
+# unnamed namespaces. A file that is in no group is compiled by itself.
+foreach(target IN ITEMS satchel_core satchel satchel_tool)
+  if(TARGET ${target})
+    set_target_properties(${target} PROPERTIES UNITY_BUILD "${compile_together}" UNITY_BUILD_MODE GROUP)
+  endif()
+endforeach()
 
 # together(GROUP ROOM NAME…)
 function(together group room)
@@ -16,6 +20,17 @@ function(together group room)
   set_source_files_properties(${sources} PROPERTIES UNITY_GROUP ${group})
 endfunction()
 
+together(core satchel/core allocate distribution graph_layer)
+together(data_arrays satchel/data gzip npy npz)
+together(data_graphs satchel/data gnn_benchmark graph_data graph_layouts graph_saint heterophilous named_numbers numbers ogb save_graph split synthetic)
+together(data_images satchel/data augment batch_threads image_data image_folder image_loader image_read scene_loader synthetic_images synthetic_options)
+together(data_samples satchel/data cifar idx voc_boxes voc_masks)
+together(data_scenes satchel/data cityscapes jpeg png scenes xml)
+together(json satchel data/coco data/number_json train/safetensors)
+together(plan_shapes satchel/plan detector_shape mobile_shape published)
+together(plan_steps satchel/plan image_step kept_line)
+together(plan_tables satchel/plan image_shape published_images)
+together(train_files satchel/train replacement safetensors_header)
 together(autograd_1 satchel/autograd activation conv gate image_rows linear loss node norm saved)
 together(autograd_2 satchel/autograd epilogue epilogue_fused epilogue_unfused input pool)
 together(autograd_3 satchel/autograd box_loss pixel_loss pool_offsets report host_offload resample roi_align save_policy save_watch seeds shared smooth statistics step)
