@@ -125,6 +125,13 @@ __device__ inline void store_codes(uint8_t* codes, int64_t group, uint64_t eight
   }
 }
 
+/// … of bits known when the kernel runs.
+__device__ inline void store_codes(int bits, uint8_t* codes, int64_t group, uint64_t eight, int count) {
+  if (count == 8) return with_bits(bits, [&](auto known) { store_codes<known()>(codes, group, eight, 8); });
+  const int bytes = (count * bits + 7) / 8;
+  for (int k = 0; k < bytes; ++k) codes[group * bits + k] = static_cast<uint8_t>(eight >> (8 * k));
+}
+
 /// The seed, read from device memory into the warp's uniform registers: its round keys then cost no vector instruction. Every
 /// thread of the warp must call this.
 struct UniformSeed {
@@ -172,6 +179,13 @@ __device__ inline uint64_t load_eight(const uint8_t* codes, int64_t group) {
   uint64_t eight = 0;
 #pragma unroll
   for (int k = 0; k < bits; ++k) eight |= static_cast<uint64_t>(__ldg(codes + group * bits + k)) << (8 * k);
+  return eight;
+}
+
+/// … of bits known when the kernel runs.
+__device__ inline uint64_t load_eight(int bits, const uint8_t* codes, int64_t group) {
+  uint64_t eight = 0;
+  with_bits(bits, [&](auto known) { eight = load_eight<known()>(codes, group); });
   return eight;
 }
 
