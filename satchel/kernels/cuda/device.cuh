@@ -59,6 +59,12 @@ __device__ inline int count_of(int64_t group, int64_t values) {
   return left >= 8 ? 8 : left <= 0 ? 0 : static_cast<int>(left);
 }
 
+__device__ inline float float_of_f16(uint16_t h) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+}
+
 /// Eight values from an address that is a multiple of 16 bytes.
 template <DType type>
 __device__ inline void load8(const void* x, int64_t i, float (&v)[8]) {
@@ -72,7 +78,7 @@ __device__ inline void load8(const void* x, int64_t i, float (&v)[8]) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const uint16_t h = static_cast<uint16_t>(w[j / 2] >> (j % 2 * 16));
-      v[j] = type == DType::f16 ? from_f16(h) : from_bf16(h);
+      v[j] = type == DType::f16 ? float_of_f16(h) : from_bf16(h);
     }
   }
 }
