@@ -6,24 +6,25 @@
 namespace satchel::cuda {
 namespace {
 
-/// Where a code sits: by selection for 2 bits, from a table in shared memory (16 banks, no conflicts) for 3 and 4.
+/// Where a code sits: by selection for 2 bits, from a table in shared memory (16 banks, no conflicts) for others.
 template <int bits>
 __device__ inline float level_at(uint32_t code, const LevelTable& levels, const float* table) {
-  if constexpr (bits == 1 || bits > 4) return static_cast<float>(code);
   if (levels.even) return static_cast<float>(code);
-  if constexpr (bits > 2) return table[code];
+  if constexpr (bits != 2) return table[code];
   const float lower = code == 0 ? 0.0f : levels.at[1], upper = code == 2 ? levels.at[2] : levels.at[3];
   return code < 2 ? lower : upper;
 }
 
 constexpr int kQuads = 4;  // a thread writes so many quads, 128 bytes apart over the warp
 
-/// Four neighbouring values a thread and step, so that a warp writes 512 contiguous bytes of fp32. Blocks are multiples of 4.
-template <int bits, DType type, bool log>
+/// Four neighbouring values a thread and step, so that a warp writes 512 contiguous bytes of fp32. Blocks are multiples of 4. 0 bits: as the
+/// code says.
+template <int known, DType type, bool log>
 __global__ void __launch_bounds__(kThreads)
     decode_quads(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int shift) {
   __shared__ float table[16];
-  if (bits == 3 || bits == 4) {
+  const int bits = known > 0 ? known : code.levels.bits;
+  if (known == 0) {
     if (threadIdx.x < 16) table[threadIdx.x] = code.levels.at[threadIdx.x];
     __syncthreads();
   }
@@ -35,11 +36,15 @@ __global__ void __launch_bounds__(kThreads)
     if (quad >= quads) return;
     const int64_t b = shift >= 0 ? quad >> shift : quad * 4 / code.grid.block;
     const Header h = load_header(headers, code.header, b);
-    const uint32_t four = load_four<bits>(codes, quad);
+    uint32_t four = 0;
+    if constexpr (known > 0)
+      four = load_four<known>(codes, quad);
+    else
+      with_bits(bits, [&](auto own) { four = load_four<own()>(codes, quad); });
     float v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float level = level_at<bits>(four >> (bits * j) & ((1u << bits) - 1), code.levels, table);
+      const float level = level_at<known>(four >> (bits * j) & ((1u << bits) - 1), code.levels, table);
       v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
       if constexpr (log) v[j] = logf(v[j]);
     }
@@ -57,13 +62,14 @@ __device__ inline bool is_usual(Header h, float top) {
 /// A whole number below 2^23 in the low bits of one from 2^23 on: no conversion instruction.
 __device__ inline float float_of_code(uint32_t code) { return __uint_as_float(0x4b000000u | code) - 8388608.0f; }
 
-/// Eight neighbouring values of a 16-bit type a thread and step. Blocks are 8 · 2^shift values.
-template <int bits, DType type>
+/// Eight neighbouring values of a 16-bit type a thread and step. Blocks are 8 · 2^shift values. 0 bits: as the code says.
+template <int known, DType type>
 __global__ void __launch_bounds__(kThreads)
     decode_eights(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int shift) {
-  constexpr uint32_t kTop = (1u << bits) - 1;
+  const int bits = known > 0 ? known : code.levels.bits;
+  const uint32_t top = (1u << bits) - 1;
   __shared__ float table[16];
-  if (threadIdx.x < 16) table[threadIdx.x] = code.levels.even || bits > 4 ? static_cast<float>(threadIdx.x) : code.levels.at[threadIdx.x];
+  if (threadIdx.x < 16) table[threadIdx.x] = code.levels.even ? static_cast<float>(threadIdx.x) : code.levels.at[threadIdx.x];
   __syncthreads();
   const int64_t groups = code.grid.values / 8, first = thread_index() / 32 * 32 * kQuads + threadIdx.x % 32;
 #pragma unroll
@@ -71,29 +77,30 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t group = first + 32 * q;
     if (group >= groups) return;
     const Header h = load_header(headers, code.header, group >> shift);
-    const uint64_t eight = load_eight<bits>(codes, group);
-    if (!is_usual(h, kTop)) {
+    const uint64_t eight = known > 0 ? load_eight<known>(codes, group) : load_eight(bits, codes, group);
+    if (!is_usual(h, static_cast<float>(top))) {
+#pragma unroll 1
       for (int j = 0; j < 8; ++j)
-        store(x, type, group * 8 + j, value_of(static_cast<uint32_t>(eight >> (bits * j)) & kTop, h, code.levels));
+        store(x, type, group * 8 + j, value_of(static_cast<uint32_t>(eight >> (bits * j)) & top, h, code.levels));
       continue;
     }
-    if constexpr (bits <= 2) {
+    if constexpr (known == 2) {
       // The four values that there are, and of each pair of codes the bytes of its two.
       const uint32_t low = half_pair<type>(fmaf(table[0], h.step, h.low), fmaf(table[1], h.step, h.low));
-      const uint32_t high = bits == 1 ? 0u : half_pair<type>(fmaf(table[2], h.step, h.low), fmaf(table[3], h.step, h.low));
+      const uint32_t high = half_pair<type>(fmaf(table[2], h.step, h.low), fmaf(table[3], h.step, h.low));
       uint32_t w[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const uint32_t two = static_cast<uint32_t>(eight) >> (2 * bits * k);
-        w[k] = __byte_perm(low, high, 0x1010u + (two & kTop) * 0x22u + (two >> bits & kTop) * 0x2200u);
+        const uint32_t two = static_cast<uint32_t>(eight) >> (4 * k);
+        w[k] = __byte_perm(low, high, 0x1010u + (two & 3u) * 0x22u + (two >> 2 & 3u) * 0x2200u);
       }
       *reinterpret_cast<uint4*>(static_cast<uint16_t*>(x) + group * 8) = make_uint4(w[0], w[1], w[2], w[3]);
     } else {
       float v[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const uint32_t c = static_cast<uint32_t>(eight >> (bits * j)) & kTop;
-        v[j] = fmaf(bits <= 4 ? table[c] : float_of_code(c), h.step, h.low);
+        const uint32_t c = static_cast<uint32_t>(eight >> (bits * j)) & top;
+        v[j] = fmaf(code.levels.even ? float_of_code(c) : table[c], h.step, h.low);
       }
       write8<type, true>(x, group * 8, v);
     }
@@ -233,22 +240,24 @@ void decode_typed(const BlockCode& code, const uint8_t* codes, const void* heade
   if (quads > 0) {
     const int64_t units = type == DType::f32 ? quads : whole / 8;
     const unsigned launched = blocks_for(ceil_div(whole, kQuads * 256) * 32), each = blocks_for(ceil_div(quads, kQuads * 32) * 32);
+    const bool warps = !log && (eights || type == DType::f32) && shift >= 6 && units <= kMostUnits;
     with_bits(code.levels.bits, [&](auto bits) {
-      if constexpr (!log) {
-        if ((eights || type == DType::f32) && shift >= 6 && units <= kMostUnits) {
-          const unsigned warps = type == DType::f32 ? each : launched;
+      constexpr int kOwn = bits() == 2 ? 2 : 0;  // short blocks of other bits are rare, and so are 5 to 7 bits
+      if constexpr (!log && (bits() <= 4 || bits() == 8)) {
+        if (warps) {
+          const unsigned grid_of_warps = type == DType::f32 ? each : launched;
           uint4* const to = static_cast<uint4*>(x);
-          decode_warps<bits(), type><<<warps, kThreads, 0, s>>>(code, codes, headers, to, shift - 6, static_cast<uint32_t>(units));
+          decode_warps<bits(), type><<<grid_of_warps, kThreads, 0, s>>>(code, codes, headers, to, shift - 6, static_cast<uint32_t>(units));
           return;
         }
       }
       if constexpr (type != DType::f32) {
         if (eights) {
-          decode_eights<bits(), type><<<launched, kThreads, 0, s>>>(code, codes, headers, x, shift - 1);
+          decode_eights<kOwn, type><<<launched, kThreads, 0, s>>>(code, codes, headers, x, shift - 1);
           return;
         }
       }
-      decode_quads<bits(), type, log><<<each, kThreads, 0, s>>>(code, codes, headers, x, shift);
+      decode_quads<type == DType::f32 && !log ? kOwn : 0, type, log><<<each, kThreads, 0, s>>>(code, codes, headers, x, shift);
     });
     check_launch("decode");
   }

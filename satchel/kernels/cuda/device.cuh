@@ -59,6 +59,12 @@ __device__ inline int count_of(int64_t group, int64_t values) {
   return left >= 8 ? 8 : left <= 0 ? 0 : static_cast<int>(left);
 }
 
+__device__ inline float float_of_f16(uint16_t h) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+}
+
 /// Eight values from an address that is a multiple of 16 bytes.
 template <DType type>
 __device__ inline void load8(const void* x, int64_t i, float (&v)[8]) {
@@ -72,7 +78,7 @@ __device__ inline void load8(const void* x, int64_t i, float (&v)[8]) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const uint16_t h = static_cast<uint16_t>(w[j / 2] >> (j % 2 * 16));
-      v[j] = type == DType::f16 ? from_f16(h) : from_bf16(h);
+      v[j] = type == DType::f16 ? float_of_f16(h) : from_bf16(h);
     }
   }
 }
@@ -83,6 +89,13 @@ __device__ inline void load8_until(const void* x, int64_t i, int64_t end, float 
   if (vector && i + 8 <= end) return load8<type>(x, i, v);
 #pragma unroll
   for (int j = 0; j < 8; ++j) v[j] = i + j < end ? load(x, type, i + j) : pad;
+}
+
+/// A value of a type that is known when the kernel runs.
+__device__ inline float load_any(const void* x, DType type, int64_t i) {
+  if (type == DType::f32) return static_cast<const float*>(x)[i];
+  const uint16_t h = static_cast<const uint16_t*>(x)[i];
+  return type == DType::f16 ? float_of_f16(h) : from_bf16(h);
 }
 
 /// Four values to an address that is a multiple of 4 of them.
@@ -123,6 +136,13 @@ __device__ inline void store_codes(uint8_t* codes, int64_t group, uint64_t eight
     const int bytes = (count * bits + 7) / 8;
     for (int k = 0; k < bytes; ++k) out[k] = static_cast<uint8_t>(eight >> (8 * k));
   }
+}
+
+/// … of bits known when the kernel runs.
+__device__ inline void store_codes(int bits, uint8_t* codes, int64_t group, uint64_t eight, int count) {
+  if (count == 8) return with_bits(bits, [&](auto known) { store_codes<known()>(codes, group, eight, 8); });
+  const int bytes = (count * bits + 7) / 8;
+  for (int k = 0; k < bytes; ++k) codes[group * bits + k] = static_cast<uint8_t>(eight >> (8 * k));
 }
 
 /// The seed, read from device memory into the warp's uniform registers: its round keys then cost no vector instruction. Every
@@ -172,6 +192,13 @@ __device__ inline uint64_t load_eight(const uint8_t* codes, int64_t group) {
   uint64_t eight = 0;
 #pragma unroll
   for (int k = 0; k < bits; ++k) eight |= static_cast<uint64_t>(__ldg(codes + group * bits + k)) << (8 * k);
+  return eight;
+}
+
+/// … of bits known when the kernel runs.
+__device__ inline uint64_t load_eight(int bits, const uint8_t* codes, int64_t group) {
+  uint64_t eight = 0;
+  with_bits(bits, [&](auto known) { eight = load_eight<known()>(codes, group); });
   return eight;
 }
 
@@ -403,21 +430,24 @@ struct BlockRuler {
   bool plain;
 };
 
-template <int bits>
-__device__ inline BlockRuler block_ruler(const Extremes& e, HeaderType type) {
-  constexpr float kTop = (1 << bits) - 1, kReciprocal = 1.0f / kTop;
+/// … of a plain block; not `plain`: of any other.
+__device__ inline BlockRuler plain_ruler(int bits, const Extremes& e, HeaderType type) {
+  const float top = static_cast<float>((1 << bits) - 1), reciprocal_of_top = 1.0f / top;
   const float least = flush(e.least), most = flush(e.most);
   const float low = type == HeaderType::bf16 ? from_bf16(bf16_down(least)) : least, span = most - low;
-  if (fabsf(least) <= 0x1p60f && fabsf(most) <= 0x1p60f && span >= 0x1p-30f) {
-    // span / top, correctly rounded: a quotient within an ulp and one step with the correctly rounded reciprocal (Markstein).
-    const float near = span * kReciprocal;
-    float step = fmaf(fmaf(-kTop, near, span), kReciprocal, near);
-    if (type == HeaderType::bf16)
-      step = from_bf16(bf16_up(step));
-    else if (fmaf(step, kTop, -span) < 0.0f)
-      step = __uint_as_float(__float_as_uint(step) + 1);
-    return {{low, step}, {1.0f, -low, 65536.0f * __frcp_rn(step)}, true};
-  }
+  if (!(fabsf(least) <= 0x1p60f && fabsf(most) <= 0x1p60f && span >= 0x1p-30f)) return {{}, {}, false};
+  // span / top, correctly rounded: a quotient within an ulp and one step with the correctly rounded reciprocal (Markstein).
+  const float near = span * reciprocal_of_top;
+  float step = fmaf(fmaf(-top, near, span), reciprocal_of_top, near);
+  if (type == HeaderType::bf16)
+    step = from_bf16(bf16_up(step));
+  else if (fmaf(step, top, -span) < 0.0f)
+    step = __uint_as_float(__float_as_uint(step) + 1);
+  return {{low, step}, {1.0f, -low, 65536.0f * __frcp_rn(step)}, true};
+}
+
+__device__ inline BlockRuler block_ruler(int bits, const Extremes& e, HeaderType type) {
+  if (const BlockRuler plain = plain_ruler(bits, e, type); plain.plain) return plain;
   const Header h = e.header((1 << bits) - 1, type);
   return {h, make_ruler(h), false};
 }
@@ -452,11 +482,10 @@ __device__ inline BlockRuler usual_ruler(const AroundZero& e, HeaderType type) {
 __device__ inline uint32_t bf16_header(Header h) { return __byte_perm(__float_as_uint(h.low), __float_as_uint(h.step), 0x7632); }
 
 /// The ruler of a block that a whole thread block holds: its first warp works it out and writes the header.
-template <int bits>
-__device__ inline BlockRuler shared_ruler(Extremes e, HeaderType type, void* headers, int64_t block, float2* pairs, BlockRuler* ruler) {
+__device__ inline BlockRuler shared_ruler(int bits, Extremes e, HeaderType type, void* headers, int64_t block, float2* pairs, BlockRuler* ruler) {
   e.reduce_block(pairs);
   if (threadIdx.x == 0) {
-    *ruler = block_ruler<bits>(e, type);
+    *ruler = block_ruler(bits, e, type);
     store_header(headers, type, block, ruler->header);
   }
   __syncthreads();
@@ -490,7 +519,32 @@ __device__ inline uint32_t quantise(float y16, const LevelTable& levels, uint32_
   }
 }
 
-/// Codes of 8 values of one block, packed; 0 for a poisoned one. A value of another block has some code, and leaves the others alone.
+/// Codes of 8 values of one block, packed; 0 for a poisoned one: code_of() of core/code.h for bits that are known when the kernel runs.
+__device__ inline uint64_t encode8(int bits, bool even, const float (&v)[8], const BlockRuler& b, const LevelTable& levels,
+                                   const Words& noise) {
+  if (is_poisoned(b.header)) return 0;
+  const int top = (1 << bits) - 1;
+  float y[8], c[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) c[j] = y[j] = fminf(position(v[j], b.ruler), static_cast<float>(top) * 65536.0f);
+  if (!even) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) c[j] = fmaf(y[j], levels.slope, levels.base);
+#pragma unroll 1
+    for (int p = 1; 2 * p < top; ++p) {
+      const float least = levels.at[p] * 65536.0f, most = levels.at[top - p] * 65536.0f, bend = levels.bend[p];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) c[j] = fmaf(fminf(fmaxf(y[j], least), most), bend, c[j]);
+    }
+  }
+  uint32_t half[2] = {};
+#pragma unroll
+  for (int j = 7; j >= 0; --j) half[j / 4] = half[j / 4] << bits | (__float2uint_rn(c[j]) + noise_of(noise, j)) >> 16;
+  return half[0] | static_cast<uint64_t>(half[1]) << (4 * bits);
+}
+
+/// The same for bits and levels that the compiler knows, quick in plain blocks. A value of another block
+/// has some code, and leaves the others alone.
 template <int bits, bool even>
 __device__ inline uint64_t encode8(const float (&v)[8], const BlockRuler& b, const LevelTable& levels, const Words& noise) {
   using Acc = std::conditional_t<(bits <= 4), uint32_t, uint64_t>;
@@ -501,10 +555,8 @@ __device__ inline uint64_t encode8(const float (&v)[8], const BlockRuler& b, con
       const float y16 = (v[j] + b.ruler.offset) * b.ruler.inverse;
       eight |= static_cast<Acc>(quantise<bits, even, true>(y16, levels, noise_of(noise, j))) << (bits * j);
     }
-  } else if (!is_poisoned(b.header)) {
-    for (int j = 0; j < 8; ++j) {
-      eight |= static_cast<Acc>(quantise<bits, even, false>(position(v[j], b.ruler), levels, noise_of(noise, j))) << (bits * j);
-    }
+  } else {
+    eight = static_cast<Acc>(encode8(bits, even, v, b, levels, noise));
   }
   return eight;
 }
@@ -562,7 +614,7 @@ __device__ inline void put_block(const LevelTable& levels, HeaderType type, void
   }
   Extremes e = Extremes::of8(v);
   e.reduce_warp();
-  const BlockRuler ruler = block_ruler<bits>(e, type);
+  const BlockRuler ruler = block_ruler(bits, e, type);
   if (leads) store_header(headers, type, block, ruler.header);
   if (own) store_codes<bits>(codes, group, encode8_inside<bits, even>(v, ruler, levels, noise), 8);
 }
@@ -578,16 +630,5 @@ struct FastDivisor {
     return static_cast<uint32_t>((static_cast<uint64_t>(__umulhi(n, magic)) + n) >> shift);
   }
 };
-
-/// Calls f(bits, even) with both as integral constants; levels are uneven for 2 to 4 bits only.
-template <class F>
-void with_levels(const LevelTable& levels, F&& f) {
-  with_bits(levels.bits, [&](auto bits) {
-    if constexpr (bits() >= 2 && bits() <= 4) {
-      if (!levels.even) return f(bits, std::false_type());
-    }
-    f(bits, std::true_type());
-  });
-}
 
 }  // namespace satchel::cuda

@@ -112,25 +112,25 @@ __device__ inline uint32_t pass8(const NormTables<pieces>& table, int lane, int 
   return on;
 }
 
-/// The code of a block of x̂ with these extremes.
-template <int bits, bool even, bool whole>
-__device__ inline void put_norm(const Warp& w, uint8_t* codes, uint32_t block, const Extremes& e, const float (&hat)[8], const Words& noise,
-                                int count) {
-  const BlockRuler ruler = block_ruler<bits>(e, w.a.header);
+/// The code of a block of x̂ with these extremes, in bits and levels as they come.
+__device__ inline void put_norm(const Warp& w, const Places::Step& at, uint32_t block, const Extremes& e, const float (&hat)[8],
+                                const Words& noise, int count) {
+  const BlockRuler ruler = block_ruler(at.bits, e, w.a.header);
   if (w.lane == 0) store_header(w.a.headers, w.a.header, block, ruler.header);
-  put8<bits, whole>(codes, w.lane, encode8<bits, even>(hat, ruler, w.a.levels, noise), count);
+  const uint64_t eight = encode8(at.bits, w.a.levels.even, hat, ruler, w.a.levels, noise);
+  if (count > 0) store_codes(at.bits, at.codes, w.lane, eight & ~uint64_t{0} >> (64 - at.bits * count), count);
 }
 
-/// … in bits as they come: of images up to 8 in even levels, else up to 4.
-template <bool image, bool whole>
-__device__ inline void put_norm_of_any_bits(const Warp& w, const Places::Step& at, uint32_t block, const Extremes& e, const float (&hat)[8],
-                                            const Words& noise, int count) {
-  with_bits(at.bits, [&](auto bits) {
-    if constexpr (!image && bits() > 1 && bits() <= 4) {
-      if (!w.a.levels.even) return put_norm<bits(), false, whole>(w, at.codes, block, e, hat, noise, count);
-    }
-    if constexpr (image || bits() <= 4) put_norm<bits(), true, whole>(w, at.codes, block, e, hat, noise, count);
-  });
+/// … in these bits of even levels, if the block is a plain one.
+template <int bits>
+__device__ inline bool put_plain_norm(const Warp& w, const Places::Step& at, uint32_t block, const Extremes& e, const float (&hat)[8],
+                                      const Words& noise) {
+  if (at.bits != bits) return false;
+  const BlockRuler ruler = plain_ruler(bits, e, w.a.header);
+  if (!ruler.plain) return false;
+  if (w.lane == 0) store_header(w.a.headers, w.a.header, block, ruler.header);
+  store_codes<bits>(at.codes, w.lane, encode8<bits, true>(hat, {ruler.header, ruler.ruler, true}, w.a.levels, noise), 8);
+  return true;
 }
 
 /// side_code_of() of core/side.h for the ReLU form: threshold 0 and code 0 for 0, so that all values of a block share their marks.
@@ -275,10 +275,15 @@ __device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<ty
   const Words noise = noise_at<end == End::form>(w.norm_seed, a.rounding, group);
   if constexpr (optimal2 && whole)
     put_block<2, false>(a.levels, a.header, a.headers, block, a.places.first + static_cast<uint64_t>(block) * 64, w.lane, true, hat, noise);
-  else if constexpr (optimal2)
-    put_norm<2, false, whole>(w, a.places.first + static_cast<int64_t>(block) * 64, block, e, hat, noise, count);
-  else
-    put_norm_of_any_bits<!has_form(end), whole>(w, a.places.of(block), block, e, hat, noise, count);
+  else {
+    const Places::Step at = a.places.of(block);
+    bool is_put = false;
+    if constexpr (!has_form(end) && whole) {
+      is_put = put_plain_norm<1>(w, at, block, e, hat, noise) || put_plain_norm<2>(w, at, block, e, hat, noise) ||
+               put_plain_norm<4>(w, at, block, e, hat, noise);
+    }
+    if (!is_put) put_norm(w, at, block, e, hat, noise, count);
+  }
   if constexpr (has_form(end)) put_form<type, end == End::wide_form, whole>(w, block, group, out, count);
 }
 
@@ -374,12 +379,14 @@ __global__ void __launch_bounds__(kWarps * 32, 3)
   const Dropout dropout(c.chain, c.drop_seed);
   if (blockIdx.x == 0) zero_gap(c.at, n, 2);
   __syncthreads();
-  // One stretch of a warp. `whole`: all its values exist; else groups may be broken or missing, and so may blocks.
+  // One stretch of a warp. `whole`: all its values exist; else groups may be broken or missing, and so may blocks: that is the last one
+  // alone, which takes loops.
   const auto encode = [&](int64_t stretch, auto whole) {
+    [[maybe_unused]] constexpr int kUnrolled = whole() ? kPieces : 1;
     const int64_t first = stretch * kPieces * 32 + lane;
     const auto count_at = [&](int piece) { return whole() ? 8 : count_of(first + piece * 32, n); };
     float v[kPieces][8];
-#pragma unroll
+#pragma unroll(kUnrolled)
     for (int p = 0; p < kPieces; ++p) {
       const int64_t i = (first + p * 32) * 8;
       if (whole() || i + 8 <= n) {
@@ -389,26 +396,27 @@ __global__ void __launch_bounds__(kWarps * 32, 3)
         for (int j = 0; j < 8; ++j) v[p][j] = read1<type>(pass.x, j < count_at(p) ? i + j : i);
       }
     }
-#pragma unroll
+#pragma unroll(kUnrolled)
     for (int head = 0; head < kPieces; head += kEach) {
       Extremes e;
-#pragma unroll
+#pragma unroll(kUnrolled)
       for (int p = head; p < head + kEach; ++p) {
         if (whole() || count_at(p) > 0) e.add8(v[p]);
       }
       e.reduce(kLanes);
-      const BlockRuler ruler = block_ruler<2>(e, code.header);
+      const BlockRuler ruler = block_ruler(2, e, code.header);
       const int64_t begin = (first + head * 32) * 8;  // of the block, for the lane that starts it
       if (lane % kLanes == 0 && (whole() || begin < n)) store_header(c.at.headers, code.header, begin / block, ruler.header);
-#pragma unroll
+#pragma unroll(kUnrolled)
       for (int p = head; p < head + kEach; ++p) {
         const int count = count_at(p);
         if (!whole() && count == 0) continue;
         const int64_t group = first + p * 32;
         const uint32_t exist = (1u << count) - 1, kept = dropout.kept(group);
         const Words noise = group_noise(seed, code.rounding, group);
-        const uint64_t eight = code.levels.even ? encode8_inside<2, true>(v[p], ruler, code.levels, noise)
-                                                : encode8_inside<2, false>(v[p], ruler, code.levels, noise);
+        const uint64_t eight = !whole() || !ruler.plain ? encode8(2, code.levels.even, v[p], ruler, code.levels, noise)
+                               : code.levels.even       ? encode8_by_bytes<2, true>(v[p], ruler, code.levels, noise)
+                                                        : encode8_by_bytes<2, false>(v[p], ruler, code.levels, noise);
         put8<2, whole()>(c.at.codes, group, eight, count);
         const uint32_t on = pass8<Pass::relu, true>(
             table, lane, p, [](float y, int) { return y; }, kept, dropout.on, v[p]);

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kMostLines / chunks) encode_map(const __grid_c
     for (int j = 0; j < 8; ++j) v[c][j] = v[c][j] - m;
     e.add8(v[c]);
   }
-  const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, map, pairs, &ruler);
+  const BlockRuler b = shared_ruler(bits, e, a.code.header, a.headers, map, pairs, &ruler);
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int line = static_cast<int>(threadIdx.x + c * blockDim.x);

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kSlab* kSlices)
     e.least = min_nan(e.least, shared[s][lane].x);
     e.most = max_nan(e.most, shared[s][lane].y);
   }
-  store_header(headers, header, sample * p.channels + channel, block_ruler<bits>(e, header).header);
+  store_header(headers, header, sample * p.channels + channel, block_ruler(bits, e, header).header);
 }
 
 /// A thread a channel, parts shared out over the warps, always in the same order.

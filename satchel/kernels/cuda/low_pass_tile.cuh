@@ -70,7 +70,7 @@ __device__ inline void make_rulers(const Tile& a, const Shared<type>& shared, in
     }
     e.reduce_warp();
     if (lane != 0) continue;
-    shared.rulers[channel] = block_ruler<bits>(e, a.code.header);
+    shared.rulers[channel] = block_ruler(bits, e, a.code.header);
     store_header(a.headers, a.code.header, first_map + channel, shared.rulers[channel].header);
   }
 }

@@ -65,79 +65,124 @@ __global__ void __launch_bounds__(kThreads) sum_ranges(const F32Header* ranges, 
   if (threadIdx.x % 32 == 0) squares[n] = sum;
 }
 
-/// A thread's two groups lie in one sample. `usual`: load8() serves every whole group, and they lie in one block.
+/// Header of the block, where the group is its first, and codes of the group. 0 bits: as the sample's entry says.
+template <int known>
+__device__ inline void put_group(const Sizes& m, uint32_t entry, int64_t n, int64_t group, const float (&v)[8], const BlockRuler& ruler,
+                                 const Words& noise, uint8_t* bytes) {
+  const int bits = known > 0 ? known : entry_bits(entry), count = count_of(group, m.values);
+  uint8_t* const codes = bytes + m.bit_bytes * entry_before(entry);
+  const LevelTable levels;  // even levels read no table
+  const int64_t block = m.block_of(group);
+  if (group * 8 == block * m.block) store_header(bytes + m.headers, m.header, n * m.each_blocks + block, ruler.header);
+  uint64_t eight;
+  if constexpr (known > 0)
+    eight = encode8<known, true>(v, {ruler.header, ruler.ruler, true}, levels, noise);
+  else
+    eight = encode8(bits, true, v, ruler, levels, noise);
+  if (count < 8) eight &= (uint64_t{1} << (bits * count)) - 1;
+  if constexpr (known > 0)
+    store_codes<known>(codes, group, eight, count);
+  else
+    store_codes(bits, codes, group, eight, count);
+  if (group + 1 == m.each_groups) {  // what aligns the next sample
+    for (int64_t i = code_bytes(m.values, bits); i < m.bit_bytes * bits; ++i) codes[i] = 0;
+  }
+}
+
+/// `usual`: load8() serves every whole group, and a thread's two lie in one block; others are of type `any`. Usual ones of 1, 2 and 4 bits
+/// and of plain blocks are read at once; the rest one after the other.
 template <DType type, bool usual>
-__global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__ Sizes m, const void* x, const uint64_t* from,
-                                                         const F32Header* ranges, uint8_t* bytes, int64_t tiles, int64_t tiles_each) {
+__global__ void __launch_bounds__(kThreads)
+    encode_tiles(const __grid_constant__ Sizes m, const void* x, DType any, const uint64_t* from, const F32Header* ranges, uint8_t* bytes,
+                 int64_t tiles, int64_t tiles_each) {
   const UniformSeed seed(from);
   const int64_t tile = thread_index() / kTileThreads;
   if (tile >= tiles) return;
   const int64_t n = quotient(tile, tiles_each);
   const int64_t first = (tile - n * tiles_each) * kTileGroups + threadIdx.x % kTileThreads;
-  const int64_t group[2] = {first, first + kTileThreads};
-  float v[2][8];
-  Words noise[2];
+  const auto value_of_group = [&](int64_t group) { return n * m.values + group * 8; };
+  const auto noise_at = [&](int64_t group) { return group_noise(seed, m.rounding, n * m.each_groups + group); };
+  const auto extremes_at = [&](int64_t group) {
+    const F32Header range = ranges[n * m.each_blocks + m.block_of(group)];
+    return Extremes{range.low, range.step};
+  };
+  if (usual && first < m.each_groups) {
+    float v[2][8];
+    Words noise[2];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) load8_until<type, usual>(x, n * m.values + group[k] * 8, (n + 1) * m.values, 0.0f, v[k]);
-  const uint32_t entry = entry_of(m, bytes, n);
+    for (int k = 0; k < 2; ++k)
+      load8_until<type, true>(x, value_of_group(first + k * kTileThreads), (n + 1) * m.values, 0.0f, v[k]);
+    const uint32_t entry = entry_of(m, bytes, n);
 #pragma unroll
-  for (int k = 0; k < 2; ++k) noise[k] = group_noise(seed, m.rounding, n * m.each_groups + group[k]);  // while the values are on their way
-  with_bits(entry_bits(entry), [&](auto bits) {
-    const LevelTable even;  // even levels read no table
-    uint8_t* const codes = bytes + m.bit_bytes * entry_before(entry);
-    BlockRuler ruler;
+    for (int k = 0; k < 2; ++k) noise[k] = noise_at(first + k * kTileThreads);  // while the values are on their way
+    const auto put = [&](auto known) {
+      const BlockRuler ruler = plain_ruler(known(), extremes_at(first), m.header);
+      if (!ruler.plain) return false;
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      if (group[k] >= m.each_groups) continue;
-      const int64_t block = m.block_of(group[k]);
-      const F32Header range = ranges[n * m.each_blocks + block];
-      if (k == 0 || !usual) ruler = block_ruler<bits()>(Extremes{range.low, range.step}, m.header);
-      if (group[k] * 8 == block * m.block) store_header(bytes + m.headers, m.header, n * m.each_blocks + block, ruler.header);
-      const int count = count_of(group[k], m.values);
-      uint64_t eight = encode8<bits(), true>(v[k], ruler, even, noise[k]);
-      if (count < 8) eight &= (uint64_t{1} << (bits() * count)) - 1;
-      store_codes<bits()>(codes, group[k], eight, count);
-      if (group[k] + 1 == m.each_groups) {  // what aligns the next sample
-        for (int64_t i = code_bytes(m.values, bits()); i < m.bit_bytes * bits(); ++i) codes[i] = 0;
+      for (int k = 0; k < 2; ++k) {
+        const int64_t group = first + k * kTileThreads;
+        if (group < m.each_groups) put_group<known()>(m, entry, n, group, v[k], ruler, noise[k], bytes);
       }
+      return true;
+    };
+    const int bits = entry_bits(entry);
+    if (bits == 1 && put(std::integral_constant<int, 1>())) return;
+    if (bits == 2 && put(std::integral_constant<int, 2>())) return;
+    if (bits == 4 && put(std::integral_constant<int, 4>())) return;
+  }
+#pragma unroll 1
+  for (int64_t group = first; group < m.each_groups && group < first + 2 * kTileThreads; group += kTileThreads) {
+    const int64_t i = value_of_group(group), end = (n + 1) * m.values;
+    const uint32_t entry = entry_of(m, bytes, n);
+    float v[8];
+    if constexpr (usual) {
+      load8_until<type, true>(x, i, end, 0.0f, v);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = i + j < end ? load_any(x, any, i + j) : 0.0f;
     }
-  });
+    const BlockRuler ruler = block_ruler(entry_bits(entry), extremes_at(group), m.header);
+    put_group<0>(m, entry, n, group, v, ruler, noise_at(group), bytes);
+  }
 }
 
 /// A warp has kQuadTile quads of one sample, so it writes whole lines and knows one number of bits. x starts with sample `begin`. `whole`:
-/// samples are multiples of 4 values, and start at multiples of them.
+/// samples are multiples of 4 values, and start at multiples of them; others are of type `any`.
 template <DType type, bool whole>
-__global__ void __launch_bounds__(kThreads)
-    decode_tiles(const __grid_constant__ Sizes m, const uint8_t* bytes, void* x, int64_t begin, int64_t tiles, int64_t tiles_each) {
+__global__ void __launch_bounds__(kThreads) decode_tiles(const __grid_constant__ Sizes m, const uint8_t* bytes, void* x, DType any,
+                                                         int64_t begin, int64_t tiles, int64_t tiles_each) {
   const int64_t tile = thread_index() / 32;
   if (tile >= tiles) return;
   const int64_t in = quotient(tile, tiles_each), n = begin + in;
   const int64_t first = (tile - in * tiles_each) * kQuadTile + threadIdx.x % 32;
   const uint32_t entry = entry_of(m, bytes, n);
   const uint8_t* const codes = bytes + m.bit_bytes * entry_before(entry);
-  with_bits(entry_bits(entry), [&](auto bits) {
+  const int bits = entry_bits(entry);
+  uint32_t four[kQuads];
+  with_bits(bits, [&](auto known) {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
-      const int64_t quad = first + 32 * q, to = in * m.values + quad * 4;
-      if (quad * 4 >= m.values) return;
-      const Header h = load_header(bytes + m.headers, m.header, n * m.each_blocks + m.block_of(quad / 2));
-      const uint32_t four = load_four<bits()>(codes, quad);  // of a last, broken quad too: samples are padded
-      float v[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float level = static_cast<float>(four >> (bits() * j) & ((1u << bits()) - 1));
-        v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
-      }
-      if constexpr (whole) {
-        store4<type>(x, to, v);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (quad * 4 + j < m.values) store(x, type, to + j, v[j]);
-        }
-      }
+      if ((first + 32 * q) * 4 < m.values) four[q] = load_four<known()>(codes, first + 32 * q);  // of a broken quad too: samples are padded
     }
   });
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    const int64_t quad = first + 32 * q, to = in * m.values + quad * 4;
+    if (quad * 4 >= m.values) return;
+    const Header h = load_header(bytes + m.headers, m.header, n * m.each_blocks + m.block_of(quad / 2));
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float level = static_cast<float>(four[q] >> (bits * j) & ((1u << bits) - 1));
+      v[j] = is_poisoned(h) ? __uint_as_float(kCanonicalNaN) : flush(fmaf(level, h.step, h.low));
+    }
+    if constexpr (whole) {
+      store4<type>(x, to, v);
+    } else {
+#pragma unroll 1
+      for (int j = 0; j < 4 && quad * 4 + j < m.values; ++j) store(x, any, to + j, j == 0 ? v[0] : j == 1 ? v[1] : j == 2 ? v[2] : v[3]);
+    }
+  }
 }
 
 // ---- allocation ------------------------------------------------------------------------------------------------------
@@ -288,20 +333,23 @@ void per_sample_encode(const PerSampleCode& code, const void* x, DType type, con
   const int64_t tiles_each = ceil_div(code.groups(), kTileGroups), tiles = code.samples * tiles_each;
   if (tiles == 0) return;
   const bool one_block = code.block % 256 == 0 || code.blocks() == 1;
-  with_values(type, one_block && is_vector(code, x, type), [&](auto t, auto usual) {
-    launch_kernel("per_sample_encode", stream, {blocks_for(tiles * kTileThreads)}, encode_tiles<t(), usual()>, Sizes(code), x, seed, ranges,
-                  bytes, tiles, tiles_each);
-  });
+  const auto launch = [&](auto kernel) {
+    launch_kernel("per_sample_encode", stream, {blocks_for(tiles * kTileThreads)}, kernel, Sizes(code), x, type, seed, ranges, bytes, tiles,
+                  tiles_each);
+  };
+  if (!one_block || !is_vector(code, x, type)) return launch(encode_tiles<DType::f32, false>);
+  with_type(type, [&](auto t) { launch(encode_tiles<t(), true>); });
 }
 
 void per_sample_decode(const PerSampleCode& code, const uint8_t* bytes, void* x, DType type, int64_t first, int64_t last,
                        StreamHandle stream) {
   if (last <= first || code.values == 0) return;
   const int64_t tiles_each = ceil_div(code.values, 4 * kQuadTile), tiles = (last - first) * tiles_each;
-  with_values(type, is_aligned(x) && code.values % 4 == 0, [&](auto t, auto whole) {
-    launch_kernel("per_sample_decode", stream, {blocks_for(tiles * 32)}, decode_tiles<t(), whole()>, Sizes(code), bytes, x, first, tiles,
-                  tiles_each);
-  });
+  const auto launch = [&](auto kernel) {
+    launch_kernel("per_sample_decode", stream, {blocks_for(tiles * 32)}, kernel, Sizes(code), bytes, x, type, first, tiles, tiles_each);
+  };
+  if (!is_aligned(x) || code.values % 4 != 0) return launch(decode_tiles<DType::f32, false>);
+  with_type(type, [&](auto t) { launch(decode_tiles<t(), true>); });
 }
 
 }  // namespace satchel::cuda

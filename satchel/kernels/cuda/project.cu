@@ -14,13 +14,18 @@ constexpr int kWarps = 4, kTileRows = 16 * kWarps;
 constexpr int kDepth = 256;         // columns of H a pass
 constexpr int kMostWidth = 32;      // columns of Z a thread block
 constexpr int kPitch = kDepth + 8;  // bf16 numbers a column of P in shared memory: no two rows of a fragment share a bank
-constexpr int kBatch = 4;           // steps of 16 columns whose loads are in flight together, twice over
+constexpr int kBits = 2;            // of codes that are made on the spot
+
+/// Steps of 16 columns whose loads are in flight together, twice over. `whole`: see kTerms.
+template <bool whole>
+constexpr int kBatch = whole ? 4 : 2;
 
 constexpr int64_t kTilesEach = 2;  // a thread block's tiles: fewer draw the same matrix more often, more leave the GPU uneven
 
 struct Args {
   Projection p;
   const void* h;
+  DType type;
   const uint64_t* seed;
   float* z;
   float unit;
@@ -92,19 +97,18 @@ __device__ inline uint32_t take_leading(float& x, float& y) {
 }
 
 /// bf16 numbers that make up a value. fp32 takes three; two are off by 2^−18 of h, less than the 128 or more additions of a
-/// `whole` row are in fp32 anyway (128·2^−24).
-template <DType type, bool whole>
-constexpr int kTerms = type == DType::f32   ? (whole ? 2 : 3)
-                       : type == DType::f16 ? 2
-                                            : 1;
+/// `whole` row, a multiple of 128 aligned values, are in fp32 anyway (128·2^−24). Other rows are read by one kernel for all types.
+__host__ __device__ constexpr int terms_of(DType type, bool whole) {
+  return type == DType::f32 ? (whole ? 2 : 3) : type == DType::f16 ? 2 : 1;
+}
 
-/// Four neighbouring values from column d of a row. `whole`: there are that many, aligned; else 0 beyond the matrix.
+/// Four neighbouring values from column d of a row; 0 beyond the matrix.
 template <DType type, bool whole>
 __device__ inline void load_row4(const Args& a, int64_t row, int d, float (&v)[4]) {
   const int64_t at = row * a.p.columns + d;
   if constexpr (!whole) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = d + j < a.p.columns ? load(a.h, type, at + j) : 0.0f;
+    for (int j = 0; j < 4; ++j) v[j] = d + j < a.p.columns ? load_any(a.h, a.type, at + j) : 0.0f;
   } else if constexpr (type == DType::f32) {
     // volatile: the loads of all kBatch steps are to be issued before the first product waits for one.
     asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -116,7 +120,7 @@ __device__ inline void load_row4(const Args& a, int64_t row, int d, float (&v)[4
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint16_t s = static_cast<uint16_t>(w[j / 2] >> (j % 2 * 16));
-      v[j] = type == DType::f16 ? from_f16(s) : from_bf16(s);
+      v[j] = type == DType::f16 ? float_of_f16(s) : from_bf16(s);
     }
   }
 }
@@ -124,12 +128,15 @@ __device__ inline void load_row4(const Args& a, int64_t row, int d, float (&v)[4
 /// Sixteen columns of sixteen rows times P: the fragments' columns are dealt out so that a thread reads 4 neighbouring values of two
 /// rows; P's rows are dealt out alike.
 template <DType type, bool whole>
-__device__ inline void multiply_step(const float (&upper)[4], const float (&lower)[4], const uint16_t* signs,
+__device__ inline void multiply_step(const Args& a, const float (&upper)[4], const float (&lower)[4], const uint16_t* signs,
                                      float (&z)[kMostWidth / 8][4]) {
-  uint32_t term[kTerms<type, whole>][4];
+  constexpr int kTerms = terms_of(type, whole);
+  const int terms = whole ? kTerms : terms_of(a.type, false);
+  uint32_t term[kTerms][4];
   float u[4] = {upper[0], upper[1], upper[2], upper[3]}, l[4] = {lower[0], lower[1], lower[2], lower[3]};
 #pragma unroll
-  for (int k = 0; k < kTerms<type, whole>; ++k) {
+  for (int k = 0; k < kTerms; ++k) {
+    if (k >= terms) break;
     term[k][0] = take_leading(u[0], u[1]);
     term[k][1] = take_leading(l[0], l[1]);
     term[k][2] = take_leading(u[2], u[3]);
@@ -139,25 +146,27 @@ __device__ inline void multiply_step(const float (&upper)[4], const float (&lowe
   for (int n = 0; n < kMostWidth / 8; ++n) {
     const uint2 b = *reinterpret_cast<const uint2*>(signs + n * 8 * kPitch);
 #pragma unroll
-    for (int k = kTerms<type, whole> - 1; k >= 0; --k) multiply(z[n], term[k], b.x, b.y);  // the smallest first
+    for (int k = kTerms - 1; k >= 0; --k) {  // the smallest first
+      if (k < terms) multiply(z[n], term[k], b.x, b.y);
+    }
   }
 }
 
 /// The loads of kBatch steps, and their products.
 template <DType type, bool whole>
 struct Batch {
-  float upper[kBatch][4], lower[kBatch][4];
+  float upper[kBatch<whole>][4], lower[kBatch<whole>][4];
 
   __device__ inline void fetch(const Args& a, int64_t upper_row, int64_t lower_row, int d) {
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
+    for (int k = 0; k < kBatch<whole>; ++k) {
       load_row4<type, whole>(a, upper_row, d + 16 * k, upper[k]);
       load_row4<type, whole>(a, lower_row, d + 16 * k, lower[k]);
     }
   }
-  __device__ inline void multiply(const uint16_t* signs, float (&z)[kMostWidth / 8][4]) const {
+  __device__ inline void multiply(const Args& a, const uint16_t* signs, float (&z)[kMostWidth / 8][4]) const {
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) multiply_step<type, whole>(upper[k], lower[k], signs + 16 * k, z);
+    for (int k = 0; k < kBatch<whole>; ++k) multiply_step<type, whole>(a, upper[k], lower[k], signs + 16 * k, z);
   }
 };
 
@@ -165,20 +174,26 @@ struct Batch {
 template <DType type, bool whole>
 __device__ inline void multiply_rows(const Args& a, int64_t upper_row, int64_t lower_row, int d0, int depth, int t, const uint16_t* signs,
                                      float (&z)[kMostWidth / 8][4]) {
-  constexpr int kStep = 16 * kBatch;
+  constexpr int kStep = 16 * kBatch<whole>;
   Batch<type, whole> even, odd;
   even.fetch(a, upper_row, lower_row, d0 + 4 * t);
   odd.fetch(a, upper_row, lower_row, d0 + kStep + 4 * t);
   for (int d = 0; d < depth; d += 2 * kStep) {
-    even.multiply(signs + d + 4 * t, z);
+    even.multiply(a, signs + d + 4 * t, z);
     if (d + 2 * kStep < depth) even.fetch(a, upper_row, lower_row, d0 + d + 2 * kStep + 4 * t);
-    odd.multiply(signs + d + kStep + 4 * t, z);
+    odd.multiply(a, signs + d + kStep + 4 * t, z);
     if (d + 3 * kStep < depth) odd.fetch(a, upper_row, lower_row, d0 + d + 3 * kStep + 4 * t);
   }
 }
 
+__device__ inline uint64_t encode_any(const Args& a, const float (&v)[8], const BlockRuler& b, const Words& noise) {
+  const LevelTable& levels = a.code.levels;
+  if (!b.plain) return encode8(kBits, levels.even, v, b, levels, noise);
+  return levels.even ? encode8<kBits, true>(v, b, levels, noise) : encode8<kBits, false>(v, b, levels, noise);
+}
+
 /// Codes of a tile of Z that stands in shared memory: teams as in block_code.cu, `chunks` groups of 8 values a thread.
-template <int bits, bool even, int chunks>
+template <int chunks>
 __device__ inline void encode_tile(const Args& a, const float* tile, int64_t first_group, int groups, UniformSeed seed) {
   const int lanes = static_cast<int>(a.code.grid.block) / 8 / chunks, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
   const int own = (static_cast<int>(threadIdx.x) - lane) * chunks + lane;
@@ -193,19 +208,19 @@ __device__ inline void encode_tile(const Args& a, const float* tile, int64_t fir
   }
   e.reduce(lanes);
   if (own >= groups) return;
-  const BlockRuler b = block_ruler<bits>(e, a.code.header);
+  const BlockRuler b = block_ruler(kBits, e, a.code.header);
   if (lane == 0) store_header(a.headers, a.code.header, first_group * 8 / a.code.grid.block + own / (lanes * chunks), b.header);
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int64_t group = first_group + own + c * lanes;
     if (own + c * lanes >= groups) continue;
     const Words noise = group_noise(seed, a.code.rounding, group);
-    store_codes<bits>(a.codes, group, encode8<bits, even>(v[c], b, a.code.levels, noise), 8);
+    store_codes<kBits>(a.codes, group, encode_any(a, v[c], b, noise), 8);
   }
 }
 
 /// The same where a tile is one block: every thread of the thread block takes `chunks` groups.
-template <int bits, bool even, int chunks>
+template <int chunks>
 __device__ inline void encode_block_tile(const Args& a, const float* tile, int64_t first_group, int groups, UniformSeed seed) {
   __shared__ float2 pairs[32];
   __shared__ BlockRuler ruler;
@@ -219,13 +234,13 @@ __device__ inline void encode_block_tile(const Args& a, const float* tile, int64
     v[c][0] = l.x, v[c][1] = l.y, v[c][2] = l.z, v[c][3] = l.w, v[c][4] = r.x, v[c][5] = r.y, v[c][6] = r.z, v[c][7] = r.w;
     if (own < groups) e.add8(v[c]);
   }
-  const BlockRuler b = shared_ruler<bits>(e, a.code.header, a.headers, first_group * 8 / a.code.grid.block, pairs, &ruler);
+  const BlockRuler b = shared_ruler(kBits, e, a.code.header, a.headers, first_group * 8 / a.code.grid.block, pairs, &ruler);
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int own = static_cast<int>(threadIdx.x) + c * kWarps * 32;
     if (own >= groups) continue;
     const Words noise = group_noise(seed, a.code.rounding, first_group + own);
-    store_codes<bits>(a.codes, first_group + own, encode8<bits, even>(v[c], b, a.code.levels, noise), 8);
+    store_codes<kBits>(a.codes, first_group + own, encode_any(a, v[c], b, noise), 8);
   }
 }
 
@@ -250,13 +265,13 @@ struct KeepZ {
 };
 
 /// Widths of 16 and 32: a tile of 64 rows is one or two groups of 8 values a thread.
-template <int bits, bool even, int chunks>
+template <int chunks>
 struct CodeZ {
   static constexpr int kWidth = 16 * chunks, kTileFloats = kTileRows * kWidth;
 
   /// Zeros between codes and headers: fewer than 16 bytes.
   __device__ static void begin(const Args& a) {
-    uint8_t* gap = a.codes + code_bytes(a.code.grid.values, bits) + threadIdx.x;
+    uint8_t* gap = a.codes + code_bytes(a.code.grid.values, kBits) + threadIdx.x;
     if (blockIdx.x == 0 && blockIdx.y == 0 && gap < static_cast<uint8_t*>(a.headers)) *gap = 0;
   }
 
@@ -273,9 +288,9 @@ struct CodeZ {
     __syncthreads();
     const int rows = end - tile < kTileRows ? static_cast<int>(end - tile) : kTileRows;
     if (a.code.grid.block == kTileFloats)
-      encode_block_tile<bits, even, chunks>(a, shared, tile * (kWidth / 8), rows * (kWidth / 8), seed);
+      encode_block_tile<chunks>(a, shared, tile * (kWidth / 8), rows * (kWidth / 8), seed);
     else
-      encode_tile<bits, even, chunks>(a, shared, tile * (kWidth / 8), rows * (kWidth / 8), seed);
+      encode_tile<chunks>(a, shared, tile * (kWidth / 8), rows * (kWidth / 8), seed);
   }
 };
 
@@ -309,22 +324,20 @@ __global__ void __launch_bounds__(kWarps * 32, 4) project_tiles(const __grid_con
 }
 
 template <class Sink>
-void launch_tiles(const Args& a, DType type, StreamHandle stream) {
+void launch_tiles(const Args& a, StreamHandle stream) {
   const Projection& p = a.p;
   const int64_t tiles = ceil_div(less_of(p.per_matrix, p.rows), kTileRows), workers = ceil_div(tiles, kTilesEach);
   const dim3 grid(grid_size(p.matrices() * workers), static_cast<unsigned>(ceil_div(p.width, kMostWidth)));
-  const bool whole = is_aligned(a.h) && p.columns % (32 * kBatch) == 0;
-  with_type(type, [&](auto t) {
-    launch_kernel("project", stream, {grid, kWarps * 32}, whole ? project_tiles<t(), true, Sink> : project_tiles<t(), false, Sink>, a,
-                  workers);
-  });
+  const auto launch = [&](auto kernel) { launch_kernel("project", stream, {grid, kWarps * 32}, kernel, a, workers); };
+  if (!is_aligned(a.h) || p.columns % (32 * kBatch<true>) != 0) return launch(project_tiles<DType::f32, false, Sink>);
+  with_type(a.type, [&](auto t) { launch(project_tiles<t(), true, Sink>); });
 }
 
 /// Can a tile be coded where it was made? Then Z never stands in device memory.
 bool is_fused(const Projection& p, const BlockCode& code) {
   const int64_t chunks = p.width / 16, lanes = chunks == 0 ? 0 : code.grid.block / (8 * chunks);
   const bool team = lanes >= 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0 && code.grid.block == lanes * 8 * chunks;
-  return code.levels.bits == 2 && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values &&
+  return code.levels.bits == kBits && (p.width == 16 || p.width == 32) && code.grid.span == code.grid.values &&
          (team || code.grid.block == kTileRows * p.width) && (p.per_matrix >= p.rows || p.per_matrix % kTileRows == 0);
 }
 
@@ -344,7 +357,7 @@ float unit_of(const Projection& p) { return 1.0f / std::sqrt(static_cast<float>(
 
 void project(const Projection& p, const void* h, DType type, const uint64_t* seed, float* z, StreamHandle stream) {
   if (p.rows == 0 || p.width == 0) return;
-  launch_tiles<KeepZ>({p, h, seed, z, unit_of(p), {}, nullptr, nullptr}, type, stream);
+  launch_tiles<KeepZ>({p, h, type, seed, z, unit_of(p), {}, nullptr, nullptr}, stream);
 }
 
 int64_t project_scratch_bytes(const Projection& p, const BlockCode& code) { return is_fused(p, code) ? 0 : p.rows * p.width * 4; }
@@ -356,11 +369,11 @@ void project_encode(const Projection& p, const BlockCode& code, const void* h, D
     project(p, h, type, seed, static_cast<float*>(scratch), stream);
     return encode(code, scratch, DType::f32, seed, codes, headers, stream);
   }
-  const Args a = {p, h, seed, nullptr, unit_of(p), code, codes, headers};
+  const Args a = {p, h, type, seed, nullptr, unit_of(p), code, codes, headers};
   if (p.width == 16)
-    code.levels.even ? launch_tiles<CodeZ<2, true, 1>>(a, type, stream) : launch_tiles<CodeZ<2, false, 1>>(a, type, stream);
+    launch_tiles<CodeZ<1>>(a, stream);
   else
-    code.levels.even ? launch_tiles<CodeZ<2, true, 2>>(a, type, stream) : launch_tiles<CodeZ<2, false, 2>>(a, type, stream);
+    launch_tiles<CodeZ<2>>(a, stream);
 }
 
 void draw_projection(const Projection& p, const uint64_t* seed, float* matrices, int64_t first, int64_t last, StreamHandle stream) {

@@ -99,6 +99,7 @@ __device__ inline float weight_of(const Sparse& a, int64_t entry, int32_t column
 template <DType type, int lanes, int wide, bool weighted, class Finish>
 __device__ inline void walk(const Team<lanes>& team, const Sparse& a, const Operands& o, int64_t at, int64_t begin, int total, int64_t row,
                             int64_t last, int end, Finish&& finish) {
+  [[maybe_unused]] constexpr int kUnrolled = Raw<type, wide>::kBytes == 16 ? lanes / kFlight : 1;  // odd rows are rare, and as code twice as long as others
   const int lane = static_cast<int>(team.lane);
   float sum[wide] = {};
   const auto next_row = [&] {
@@ -114,7 +115,7 @@ __device__ inline void walk(const Team<lanes>& team, const Sparse& a, const Oper
   for (int e = 0; e < total; e += lanes) {
     const int32_t after = column_at(e + 2 * lanes + lane);
     const float next_weight = weight_at(e + lanes + lane, next);
-#pragma unroll
+#pragma unroll(kUnrolled)
     for (int k = 0; k < lanes; k += kFlight) {
       if (e + k >= total) break;
       Raw<type, wide> got[kFlight];

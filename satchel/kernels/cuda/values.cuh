@@ -19,12 +19,6 @@ __device__ inline uint32_t f16_pair(float low, float high) {
   return pair;
 }
 
-__device__ inline float float_of_f16(uint16_t h) {
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
-  return x;
-}
-
 /// Both for a type of 16 bits, and the way back.
 template <DType type>
 __device__ inline uint32_t half_pair(float low, float high) {
