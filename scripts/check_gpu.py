@@ -87,15 +87,16 @@ def result_of(log: str) -> str:
     return (closing or lines or [""])[-1][:120]
 
 
-def run(part: Part, out: pathlib.Path, end: float) -> dict:
-    """Runs a part until its limit or `end`; its processes end with it."""
+def run(part: Part, out: pathlib.Path, end: float, threads: int = 1) -> dict:
+    """Runs a part until its limit or `end`, with that many threads on the CPU; its processes end with it."""
     left = end - time.monotonic()
     row = {"part": part.name, "group": part.group, "command": " ".join(part.command), "seconds": 0.0, "state": "not run", "result": ""}
     if left < 5:
         return row
     log, start = out / f"{part.name}.log", time.monotonic()
     environment = {**os.environ, "PYTHONPATH": "python", "SATCHEL_LIBRARY": str(ROOT / "build/python/_satchel.so"),
-                   "SATCHEL_CPP_LIBRARY": str(ROOT / "build/libsatchel.so"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+                   "SATCHEL_CPP_LIBRARY": str(ROOT / "build/libsatchel.so"), "OMP_NUM_THREADS": str(threads),
+                   "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
     with log.open("wb") as to:
         try:
             process = subprocess.Popen(part.command, cwd=ROOT, stdout=to, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
@@ -157,13 +158,13 @@ def main() -> int:
         rows[row["part"]] = row
         path.write_text(json.dumps({**about, "parts": list(rows.values())}, indent=2) + "\n")
 
-    end = time.monotonic() + options.seconds
+    cores, end = os.cpu_count() or 1, time.monotonic() + options.seconds
     with ThreadPoolExecutor(options.jobs) as pool:
-        for row in pool.map(lambda part: run(part, out, end), [p for p in wanted if p.group == "tests"]):
+        for row in pool.map(lambda part: run(part, out, end, max(1, cores // options.jobs)), [p for p in wanted if p.group == "tests"]):
             finish(row)
     for part in wanted:
         if part.group != "tests":
-            finish(run(part, out, end))
+            finish(run(part, out, end, cores))
     bad = [row["part"] for row in ran if row["state"] in ("FAILED", "TIMEOUT")]
     counts = {state: sum(row["state"] == state for row in ran) for state in ("passed", "FAILED", "TIMEOUT", "skipped", "not run")}
     print(", ".join(f"{count} {state}" for state, count in counts.items() if count) + (f": {', '.join(bad)}" if bad else "") + f"; logs are in {options.out}")

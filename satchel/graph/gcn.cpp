@@ -11,10 +11,12 @@
 
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/weight_casts.h"
 #include "satchel/core/error.h"
 #include "satchel/core/layer_table.h"
 #include "satchel/graph/product.h"
 #include "satchel/graph/spmm.h"
+#include "satchel/tensor/order.h"
 #include "satchel/tensor/split_product.h"
 
 namespace satchel {
@@ -27,7 +29,7 @@ class GcnNode : public SavingNode {
   Csr transpose;
   Csr matrix;               // of the data set's layer
   InputSave x, aggregated;  // aggregated: A·X of the data set, of which some rows may be kept
-  SavedVariable weight;
+  SavedWeight weight;
   bool norm_follows = false;
 
   std::vector<SavedTensor> lines() const override {
@@ -45,7 +47,7 @@ class GcnNode : public SavingNode {
       if (needs(1)) gradients[1] = aggregated_product(g, aggregated.tensor(), x.tensor(), matrix);
       return gradients;
     }
-    const at::Tensor w = needs(0) ? weight.unpack().to(g.scalar_type()) : at::Tensor();
+    const at::Tensor w = needs(0) ? weight.unpack(g.scalar_type()) : at::Tensor();
     if (!needs(1) && needs(0) && w.size(1) < w.size(0)) {
       gradients[0] = multiply(transpose, RowProduct({w}, {}, g.size(0))({g}));
       return gradients;
@@ -91,8 +93,8 @@ class GcnNode : public SavingNode {
 
 /// A·x·Wᵀ + bias without gradients, on the narrower side. In x's type.
 at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight, const at::Tensor& given_bias) {
-  const at::Tensor w = weight.detach().to(x.scalar_type());
-  const at::Tensor bias = given_bias.defined() ? given_bias.detach().to(x.scalar_type()) : given_bias;
+  const at::Tensor w = cast_weight(weight, x.scalar_type());
+  const at::Tensor bias = given_bias.defined() ? cast_weight(given_bias, x.scalar_type()) : given_bias;
   if (aggregates_first(a, w.size(1), w.size(0))) {
     const RowProduct weights({w.t()}, bias, a.outputs());
     ProductRows product(a.matrix, x, w.size(0));
@@ -115,7 +117,7 @@ at::Tensor gcn(const at::Tensor& x, const Adjacency& a, const at::Tensor& weight
   const auto node = make_node<GcnNode>(saving.name, x, weight, bias);
   node->transpose = a.transpose;
   node->norm_follows = saving.norm_follows;
-  if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
+  if (x.requires_grad()) node->weight = SavedWeight(weight, x.scalar_type());
   if (weight.requires_grad()) node->x = InputSave(x, saving);
   return attach(combine(rows, a, weight, bias), node);
 }
@@ -126,11 +128,11 @@ at::Tensor gcn(const GraphInput& input, const Adjacency& a, const at::Tensor& we
   if (is_baseline(saving.method) || !keeps_of(saving.method, {Role::data}).empty()) return gcn(input.x, a, weight, bias, saving);
   const bool aggregated = input.aggregated.defined();
   const auto forward = [&] {
-    if (!aggregated) return combine(input.x.contiguous(), a, weight, bias);
-    const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.detach().to(input.x.scalar_type()) : t; };
+    if (!aggregated) return combine(with_plain_rows(input.x), a, weight, bias);
+    const auto as_x = [&](const at::Tensor& t) { return t.defined() ? cast_weight(t, input.x.scalar_type()) : t; };
     const RowProduct weights({as_x(weight).t()}, as_x(bias), a.outputs());
     const at::Tensor out = at::empty({a.outputs(), weight.size(0)}, input.x.options());
-    for_aggregated(input.aggregated, input.x.contiguous(), a.matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
+    for_aggregated(input.aggregated, with_plain_rows(input.x), a.matrix, [&](int64_t first, int64_t last, const at::Tensor& rows) {
       at::Tensor to = out.narrow(0, first, last - first);
       weights.write(to, {rows});
     });

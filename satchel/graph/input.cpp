@@ -9,6 +9,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/core/error.h"
 #include "satchel/graph/spmm.h"
+#include "satchel/tensor/order.h"
 
 namespace satchel {
 namespace {
@@ -51,11 +52,27 @@ GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows) {
   constexpr const char* op = "with_aggregated";
   if (input.is_sparse()) fail(op, "features must be dense", "sparse ones");
   if (rows < 1 || rows > a.outputs()) fail(op, "rows must be 1 to " + std::to_string(a.outputs()), rows);
-  const at::Tensor x = input.x.contiguous();
-  input.aggregated = at::empty({rows, x.size(1)}, x.options());
-  multiply_rows(a.matrix, x, 0, rows, input.aggregated);
+  const int64_t width = input.x.size(1);
+  if (rows == input.x.size(0) && !input.x.requires_grad()) {
+    const at::Tensor both = at::empty({rows, 2 * width}, input.x.options());
+    input.x = both.narrow(1, 0, width).copy_(input.x);
+    input.aggregated = both.narrow(1, width, width);
+  } else {
+    input.x = with_plain_rows(input.x);
+    input.aggregated = at::empty({rows, width}, input.x.options());
+  }
+  multiply_rows(a.matrix, input.x, 0, rows, input.aggregated);
   input.aggregated_by = AggregateSource(a.matrix, input.x);
   return input;
+}
+
+at::Tensor side_by_side(const at::Tensor& x, const at::Tensor& aggregated) {
+  if (!x.defined() || !aggregated.defined() || x.dim() != 2 || !x.is_alias_of(aggregated)) return {};
+  const int64_t width = x.size(1), both = 2 * width;
+  const bool beside = x.sizes() == aggregated.sizes() && x.scalar_type() == aggregated.scalar_type() && x.stride(0) == both &&
+                      aggregated.stride(0) == both && x.stride(1) == 1 && aggregated.stride(1) == 1 &&
+                      aggregated.storage_offset() == x.storage_offset() + width;
+  return beside ? x.detach().as_strided({x.size(0), both}, {both, 1}) : at::Tensor();
 }
 
 void for_aggregated(const at::Tensor& aggregated, const at::Tensor& x, const Csr& a,
@@ -70,7 +87,7 @@ void for_aggregated(const at::Tensor& aggregated, const at::Tensor& x, const Csr
 
 at::Tensor aggregated_product(const at::Tensor& g, const at::Tensor& aggregated, const at::Tensor& x, const Csr& a) {
   at::Tensor sum;
-  for_aggregated(aggregated, x.contiguous(), a, [&](int64_t first, int64_t last, const at::Tensor& rows) {
+  for_aggregated(aggregated, with_plain_rows(x), a, [&](int64_t first, int64_t last, const at::Tensor& rows) {
     const at::Tensor part = product(g.narrow(0, first, last - first).t(), rows);
     sum = sum.defined() ? sum.add_(part) : part;
   });

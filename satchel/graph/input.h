@@ -55,9 +55,13 @@ struct GraphInput {
 /// X·Wᵀ, sparse or dense, with a gradient.
 at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight);
 
-/// Adds the first `rows` rows of A·X to dense features; all by default.
+/// Adds the first `rows` rows of A·X to dense features; all by default. With all of them x is a copy that stands beside A·X in one matrix,
+/// so that a layer reads both in one product.
 GraphInput with_aggregated(GraphInput input, const Adjacency& a);
 GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows);
+
+/// [x | A·X], where the two stand side by side in memory; else undefined.
+at::Tensor side_by_side(const at::Tensor& x, const at::Tensor& aggregated);
 
 /// Calls run(first, last, rows of A·X) for the rows that are kept, and then for the others, computed anew.
 void for_aggregated(const at::Tensor& aggregated, const at::Tensor& x, const Csr& a,

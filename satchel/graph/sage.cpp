@@ -13,10 +13,12 @@
 
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/weight_casts.h"
 #include "satchel/core/error.h"
 #include "satchel/core/layer_table.h"
 #include "satchel/graph/product.h"
 #include "satchel/graph/spmm.h"
+#include "satchel/tensor/order.h"
 #include "satchel/tensor/split_product.h"
 
 namespace satchel {
@@ -30,7 +32,7 @@ class SageNode : public SavingNode {
   at::Tensor targets;       // the nodes whose gradients come; undefined: all
   Csr matrix;               // of the data set's layer
   InputSave x, aggregated;  // aggregated: only where a method keeps it, or the data set's own, of which some rows may be kept
-  SavedVariable neighbour, self;
+  SavedWeight neighbour, self;
   bool norm_follows = false;
 
   std::vector<SavedTensor> lines() const override {
@@ -47,6 +49,7 @@ class SageNode : public SavingNode {
     if (needs(3)) gradients[3] = bias_gradient(g, norm_follows);
     const at::Tensor own = needs(0) || needs(2) ? at_nodes(g) : g;
     if (!aggregated.defined() && by_rows(g, own, gradients)) return gradients;
+    if (data_gradients(g, gradients)) return gradients;
     const bool from_x = needs(1) && !aggregated.defined();  // (A·x)ᵀ·g = xᵀ·(Aᵀ·g)
     at::Tensor ag;
     if (from_x || (needs(0) && !input_is_narrower())) ag = multiply(transpose, g);
@@ -75,8 +78,8 @@ class SageNode : public SavingNode {
   bool by_rows(const at::Tensor& g, const at::Tensor& own, variable_list& gradients) const {
     if (!x.has_rows() || g.size(0) == 0 || (!needs(0) && !needs(1))) return false;
     const int64_t out = g.size(1), in = x.columns(), nodes = transpose.rows;
-    const at::Tensor wl = needs(0) ? neighbour.unpack().to(g.scalar_type()) : at::Tensor();
-    const at::Tensor wr = needs(0) ? self.unpack().to(g.scalar_type()) : at::Tensor();
+    const at::Tensor wl = needs(0) ? neighbour.unpack(g.scalar_type()) : at::Tensor();
+    const at::Tensor wr = needs(0) ? self.unpack(g.scalar_type()) : at::Tensor();
     ProductRows product(transpose, g, needs(0) ? in : 0);
     const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{wl, wr}, at::Tensor(), nodes) : std::nullopt;
     const auto write = [&](int64_t first, int64_t last, const at::Tensor& ag, at::Tensor& dx) {
@@ -107,6 +110,16 @@ class SageNode : public SavingNode {
     return true;
   }
 
+  /// gᵀ·[X | A·X], both weights' gradients: false where the data do not stand so, or not all of it is wanted.
+  bool data_gradients(const at::Tensor& g, variable_list& gradients) const {
+    if (needs(0) || !needs(1) || !needs(2) || targets.defined() || !aggregated.is_reference() || !x.is_reference()) return false;
+    const at::Tensor both = side_by_side(x.tensor(), aggregated.tensor());
+    if (!both.defined()) return false;
+    const std::vector<at::Tensor> halves = product(g.t(), both).chunk(2, 1);
+    gradients[2] = halves[0], gradients[1] = halves[1];
+    return true;
+  }
+
   /// gᵀ·(A·x), the weight's gradient.
   at::Tensor from_aggregated(const at::Tensor& g) const {
     if (!aggregated.is_reference()) return aggregated.transposed_products({g})[0].t();
@@ -127,7 +140,7 @@ class SageNode : public SavingNode {
 
   /// Aᵀ·g·Wl + g·Wr; `ag` is undefined where aggregating after the product is narrower and nothing else needed it.
   at::Tensor input_gradient(const at::Tensor& ag, const at::Tensor& g, const at::Tensor& own) const {
-    const at::Tensor wl = neighbour.unpack().to(g.scalar_type()), wr = self.unpack().to(g.scalar_type());
+    const at::Tensor wl = neighbour.unpack(g.scalar_type()), wr = self.unpack(g.scalar_type());
     if (ag.defined()) return RowProduct({wl, wr}, {}, own.size(0))({ag, own});
     return multiply(transpose, RowProduct({wl}, {}, g.size(0))({g})).addmm_(own, wr);
   }
@@ -142,15 +155,17 @@ at::Tensor target_rows(const at::Tensor& x, const Adjacency& a) { return a.targe
 
 /// bias + x·Wrᵀ + A·x·Wlᵀ without gradients, on the narrower side; or through `aggregated`. In x's type.
 at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adjacency& a, const SageWeights& w) {
-  const auto as_x = [&](const at::Tensor& t) { return t.detach().to(x.scalar_type()); };
+  const auto as_x = [&](const at::Tensor& t) { return cast_weight(t, x.scalar_type()); };
   const at::Tensor bias = w.bias.defined() ? as_x(w.bias) : w.bias;
   const int64_t out = w.self.size(0), in = w.self.size(1);
   if (!aggregated.defined() && !aggregates_first(a, in, out)) {
-    const at::Tensor weights = as_x(at::cat({w.neighbour.detach(), w.self.detach()})).t();
+    const at::Tensor weights = at::cat({as_x(w.neighbour), as_x(w.self)}).t();
     const at::Tensor biases = bias.defined() ? at::cat({at::zeros_like(bias), bias}) : bias;
     const at::Tensor both = RowProduct({weights}, biases, x.size(0))({x});
     return multiply_plus(a.matrix, both.narrow(1, 0, out), target_rows(both.narrow(1, out, out), a));
   }
+  if (const at::Tensor both = side_by_side(x, aggregated); both.defined() && !a.targets.defined())
+    return RowProduct({at::cat({as_x(w.self), as_x(w.neighbour)}, 1).t()}, bias, a.outputs())({both});
   const RowProduct weights({as_x(w.self).t(), as_x(w.neighbour).t()}, bias, a.outputs());
   const auto write = [&](int64_t first, int64_t last, const at::Tensor& ax, at::Tensor& to) {
     weights.write(to, {target_rows(x, a, first, last), ax});
@@ -175,13 +190,13 @@ void check_weights(const SageWeights& w, const Adjacency& a, const char* op) {
     fail(op, "both weights must have one shape", "two");
 }
 
-std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
+std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, at::ScalarType type, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
   auto node = make_node<SageNode>(saving.name, x, w.neighbour, w.self, w.bias);
   node->transpose = a.transpose;
   node->targets = a.targets;
   node->norm_follows = saving.norm_follows;
-  node->neighbour = SavedVariable(w.neighbour, /*is_output=*/false);
-  node->self = SavedVariable(w.self, /*is_output=*/false);
+  node->neighbour = SavedWeight(w.neighbour, type);
+  node->self = SavedWeight(w.self, type);
   return node;
 }
 
@@ -197,7 +212,7 @@ at::Tensor sage(const at::Tensor& x, const Adjacency& a, const SageWeights& w, c
   }
   const at::Tensor rows = x.detach().contiguous();
   if (!needs_grad(x, w.neighbour, w.self, w.bias)) return combine(rows, {}, a, w);
-  const auto node = make_sage_node(x, a, w, saving);
+  const auto node = make_sage_node(x, x.scalar_type(), a, w, saving);
   const bool keeps_aggregate = !keeps_of(method, {Role::aggregate}).empty();
   const at::Tensor aggregated = keeps_aggregate ? multiply(a.matrix, rows) : at::Tensor();
   const bool needs_x = w.self.requires_grad() || (w.neighbour.requires_grad() && !keeps_aggregate);
@@ -216,12 +231,12 @@ at::Tensor sage(const GraphInput& input, const Adjacency& a, const SageWeights& 
   }
   const Method& method = saving.method;
   if (is_baseline(method) || !keeps_of(method, {Role::data}).empty()) return sage(input.x, a, w, saving);
-  if (!needs_grad(w.neighbour, w.self, w.bias)) return combine(input.x.contiguous(), input.aggregated, a, w);
-  const auto node = make_sage_node({}, a, w, saving);
+  if (!needs_grad(w.neighbour, w.self, w.bias)) return combine(with_plain_rows(input.x), input.aggregated, a, w);
+  const auto node = make_sage_node({}, input.x.scalar_type(), a, w, saving);
   node->x = InputSave::reference(input.x);
   node->matrix = a.matrix;
   if (input.aggregated.defined()) node->aggregated = InputSave::reference(input.aggregated);
-  return attach(combine(input.x.contiguous(), input.aggregated, a, w), node);
+  return attach(combine(with_plain_rows(input.x), input.aggregated, a, w), node);
 }
 
 SageConvImpl::SageConvImpl(const SageOptions& given) : options(given) {

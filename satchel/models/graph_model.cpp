@@ -2,9 +2,12 @@
 
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <optional>
 #include <utility>
 
+#include "satchel/autograd/weight_casts.h"
 #include "satchel/core/error.h"
+#include "satchel/core/keep.h"
 
 namespace satchel {
 namespace {
@@ -41,7 +44,7 @@ at::ScalarType activation_type(Amp amp) {
   fail("graph_model", "amp must be none, bf16 or fp16", "auto");
 }
 
-GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(options), type_(activation_type(options.amp)) {
+GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(options), type_(activation_type(options.amp)), casts_(std::make_shared<WeightCasts>()) {
   const GraphShape& s = options_.shape;
   check_shape(s);
   validate_for_graph(options_.method, "graph_model");
@@ -68,6 +71,14 @@ at::Tensor GraphModelImpl::logits(const GraphInput& given, const Adjacency& a, c
   if (last.targets.defined() && norms_.empty()) fail("graph_model", "layers must be at least 2 where the last gives some nodes", 1);
   const GraphInput input = type_ == at::kFloat ? given : in_type(given, type_);
   const auto norm_follows = [&](size_t i) { return i < norms_.size() && options_.shape.norm == Norm::batch && norms_[i]->is_training(); };
+  std::optional<WeightCasts::Use> use;
+  if (type_ != at::kFloat && !is_baseline(options_.method)) {
+    std::vector<at::Tensor> weights;
+    for (const auto& conv : convs_)
+      for (const at::Tensor& w : conv->parameters()) weights.push_back(w);
+    casts_->update(weights, type_);
+    use.emplace(*casts_);
+  }
   at::Tensor x = convs_[0]->forward_data(input, a, norm_follows(0));
   if (type_ != at::kFloat) x = x.to(type_);  // sparse features are float32
   for (size_t i = 0; i < norms_.size(); ++i) {

@@ -16,6 +16,8 @@
 
 namespace satchel {
 
+class WeightCasts;
+
 struct GraphModelOptions {
   GraphShape shape;  // plan/graph_plan.h: conv, layers, widths, norm, activation, dropout
   Method method = parse_method("satchel");
@@ -43,6 +45,7 @@ class GraphModelImpl : public torch::nn::Module {
   at::ScalarType type_;  // of activations
   std::vector<std::shared_ptr<GraphConvImpl>> convs_;
   std::vector<nn::NormAct> norms_;
+  std::shared_ptr<WeightCasts> casts_;  // of 16-bit activations
 };
 TORCH_MODULE(GraphModel);
 

@@ -5,6 +5,10 @@
 namespace satchel {
 bool is_channels_last(const at::Tensor& x) { return x.dim() >= 3 && x.dim() <= 5 && x.movedim(1, -1).is_contiguous(); }
 
+bool has_plain_rows(const at::Tensor& x) { return x.size(1) <= 1 || x.stride(1) == 1; }
+
+at::Tensor with_plain_rows(const at::Tensor& x) { return x.dim() == 2 && has_plain_rows(x) ? x : x.contiguous(); }
+
 bool keeps_order(const at::Tensor& x, const CodecSpec& spec) {
   return x.is_contiguous() || (x.is_non_overlapping_and_dense() && any_order_serves(x.sizes(), x.strides(), spec));
 }

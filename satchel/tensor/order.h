@@ -13,6 +13,11 @@ namespace satchel {
 /// Maps (3 to 5 dimensions) whose channels are neighbours in memory: samples × space × channels, without gaps.
 bool is_channels_last(const at::Tensor& x);
 
+/// Do the values of each row of a matrix stand side by side, rows any distance apart?
+bool has_plain_rows(const at::Tensor& x);
+/// x itself where it has plain rows, else a contiguous copy.
+at::Tensor with_plain_rows(const at::Tensor& x);
+
 /// Is x's memory gapless and in an order that serves the spec?
 bool keeps_order(const at::Tensor& x, const CodecSpec& spec);
 

@@ -15,6 +15,7 @@
 #include "satchel/kernels/cuda/split_product.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"
+#include "satchel/tensor/order.h"
 
 namespace satchel {
 namespace {
@@ -41,8 +42,6 @@ cuda::SplitFactor factor_of(const std::vector<at::Tensor>& factors) {
   return f;
 }
 
-bool has_rows_in_one_piece(const at::Tensor& x) { return x.stride(1) == 1 || x.size(1) == 1; }
-
 bool is_like(const at::Tensor& x, const at::Tensor& factor) {
   return x.device() == factor.device() && x.scalar_type() == factor.scalar_type();
 }
@@ -68,20 +67,21 @@ void check_rows(const std::vector<at::Tensor>& factors, const std::vector<at::Te
   }
 }
 
-/// Does SATCHEL_ROW_PRODUCT ask for two factors of 16 bits in one pass? No time of it has been taken yet, so torch's two products are what
-/// runs without it.
-bool wants_one_pass() {
+/// Are two factors of 16 bits multiplied in one pass? Where one tile holds all columns it takes less time than torch's two products, where
+/// rows are read once a tile more (docs/decisions.md). SATCHEL_ROW_PRODUCT, torch or fused, says so for every width.
+bool wants_one_pass(int64_t columns) {
   const char* given = std::getenv("SATCHEL_ROW_PRODUCT");
   const std::string_view name = given == nullptr ? "" : given;
   if (!name.empty() && name != "torch" && name != "fused") fail("row_product", "SATCHEL_ROW_PRODUCT must be torch or fused", name);
-  return name == "fused";
+  constexpr int64_t kTile = 128;  // columns of kernels/cuda/row_product.cu
+  return name.empty() ? columns <= kTile : name == "fused";
 }
 
 /// Rows by two factors in one pass, where the kernel serves them; false: nothing is written.
 bool write_in_one_pass(const at::Tensor& to, const std::vector<at::Tensor>& rows, const std::vector<at::Tensor>& factors,
                        const at::Tensor& bias) {
-  if (rows.size() != 2 || !to.is_cuda() || to.element_size() != 2 || to.numel() == 0 || !wants_one_pass()) return false;
-  if (!has_rows_in_one_piece(to) || !std::all_of(rows.begin(), rows.end(), has_rows_in_one_piece)) return false;
+  if (rows.size() != 2 || !to.is_cuda() || to.element_size() != 2 || to.numel() == 0 || !wants_one_pass(to.size(1))) return false;
+  if (!has_plain_rows(to) || !std::all_of(rows.begin(), rows.end(), has_plain_rows)) return false;
   const Place place(to.device(), "row_product");
   cuda::RowProductSides sides;
   sides.type = dtype_of(to.scalar_type());
@@ -131,7 +131,7 @@ RowProduct::RowProduct(std::vector<at::Tensor> factors, at::Tensor bias, int64_t
 void RowProduct::write(at::Tensor& to, const std::vector<at::Tensor>& rows) const {
   check_rows(factors_, rows, to);
   if (write_in_one_pass(to, rows, factors_, bias_)) return;
-  if (!is_split() || !has_rows_in_one_piece(to) || !std::all_of(rows.begin(), rows.end(), has_rows_in_one_piece)) {
+  if (!is_split() || !has_plain_rows(to) || !std::all_of(rows.begin(), rows.end(), has_plain_rows)) {
     bias_.defined() ? at::addmm_out(to, bias_, rows[0], factors_[0]) : at::mm_out(to, rows[0], factors_[0]);
     if (rows.size() == 2) to.addmm_(rows[1], factors_[1]);
     return;
