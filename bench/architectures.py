@@ -1,23 +1,30 @@
 #!/usr/bin/env python3
 """Do unmodified architectures of torchvision, timm and transformers train with what they save packed, and is the gradient right in the mean?
 
-  bench/architectures.py [--small] [--device cuda] [--dtype bf16] [--only NAME,…] [--ways packing,attach,compile] [--out FILE] [--table]
+  bench/architectures.py [--small] [--device cuda] [--dtype bf16] [--only NAME,…] [--ways packing,attach,compile] [--jobs N] [--out FILE] [--table]
 
 Every model is built from its class with random weights; nothing is downloaded. Each trains two steps, dropout on, in three ways: inside
 satchel.packing(), with satchel.attach() and by satchel.compile(). Printed for each: bytes saved for backward before and after, and `mean`,
 the error of the mean gradient of 64 draws by (one draw's error/√64), dropout off: 1 where the gradient is unbiased; a model passes between
-.8 and 1.3. One JSON line a model goes to FILE (build/architectures.jsonl); a second run skips models that stand there and passed.
---table prints the file as a table and runs nothing.
+.8 and 1.3. One JSON line a model and way goes to FILE (build/architectures.jsonl); a second run skips what stands there and passed.
+--jobs: so many models side by side, a process each. --table prints the file as a table and runs nothing.
+
+float32, the default, is computed in full: TF32 is off. In bf16 the compiled way has no `mean`: torch.compile rounds other values to bf16 than eager mode
+and than satchel.compile() do, and networks of random weights with batch norms make of that as much difference as of the codes.
 
 --small: narrow, shallow forms of the models and small inputs, for a CPU. --inductor no: the compiled way runs satchel.compile()'s passes and torch's
 partitioner, and both halves of the graph op by op: it checks the same codes, without the minute that Inductor takes a model on a CPU.
 """
 import argparse
+import concurrent.futures
 import contextlib
 import json
 import math
+import os
 import pathlib
 import platform
+import subprocess
+import sys
 import time
 
 import torch
@@ -347,7 +354,7 @@ class Run:
         after = saved_bytes(self.forward(f), self.task, self.batch)
         exact = self.compiled(None)
         result = {"before": saved_bytes(self.forward(exact), self.task, self.batch), "after": after}
-        if self.comparable:
+        if self.comparable and self.options.dtype == "fp32":
             result |= self.mean_of_draws(lambda i: self.gradient(f), self.gradient(exact))
         return result
 
@@ -413,11 +420,12 @@ def saved_bytes(loss, task, batch):
 
 # ---- the command ---------------------------------------------------------------------------------------------------------------------
 
-def measure(name, options):
-    row = {"model": name, "family": MODELS[name][1], "device": options.device, "dtype": options.dtype, "small": options.small,
-           "inductor": options.inductor, "torch": torch.__version__, "machine": machine(options.device)}
-    for way in options.ways:
-        start = time.time()
+def measure(name, options, ways):
+    """A row for each way."""
+    about = {"model": name, "family": MODELS[name][1], "device": options.device, "dtype": options.dtype, "small": options.small,
+             "inductor": options.inductor, "torch": torch.__version__, "machine": machine(options.device)}
+    for way in ways:
+        start, row = time.time(), dict(about)
         try:
             row[way] = getattr(Run(name, options), way)()
             row[way]["seconds"] = round(time.time() - start, 1)
@@ -430,7 +438,16 @@ def measure(name, options):
         finally:
             torch._dynamo.reset()
         print(line(name, way, row[way]), flush=True)
-    return row
+        yield row
+
+
+def measure_apart(name):
+    """The same in a process of its own, on one core; it adds its rows to the file."""
+    command = [sys.executable, *sys.argv, "--jobs", "1", "--only", name]  # the last of an option counts
+    environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ}
+    made = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = [text for text in made.stdout.splitlines() if text.startswith(f"{name} ")]
+    print("\n".join(lines or [f"{name:20} ended with {made.returncode}: {made.stdout[-300:]}"]), flush=True)
 
 
 def machine(device):
@@ -478,6 +495,7 @@ def main():
     parser.add_argument("--only", help="names, by commas")
     parser.add_argument("--ways", default="packing,attach,compile")
     parser.add_argument("--inductor", choices=["yes", "no"], help="yes on a GPU, no on a CPU, unless given")
+    parser.add_argument("--jobs", type=int, default=1, help="models side by side")
     parser.add_argument("--out", default="build/architectures.jsonl")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--list", action="store_true")
@@ -493,18 +511,31 @@ def main():
 
     out = pathlib.Path(options.out)
     key = ("device", "dtype", "small", "inductor")
-    rows = [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
-    rows = {r["model"]: r for r in rows if all(r[k] == getattr(options, k) for k in key)}  # the newest line of a model counts
+
+    def read():
+        rows = {}
+        for text in out.read_text(encoding="utf-8").splitlines() if out.exists() else []:
+            row = json.loads(text)
+            if all(row[k] == getattr(options, k) for k in key):  # the newest line of a model and way counts
+                rows.setdefault(row["model"], {}).update(row)
+        return rows
+
+    rows = read()
     if options.table:
         return table(rows.values())
     out.parent.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if name in rows and all(way in rows[name] and passed(rows[name][way]) for way in options.ways):
-            continue
-        rows[name] = measure(name, options)
-        with out.open("a", encoding="utf-8") as file:
-            print(json.dumps(rows[name]), file=file)
-    bad = [n for n in names if not all(passed(rows[n][way]) for way in options.ways)]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    todo = {name: [way for way in options.ways if not passed(rows.get(name, {}).get(way, {"failed": "not run"}))] for name in names}
+    if options.jobs > 1:
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(measure_apart, [name for name in names if todo[name]]))
+    else:
+        for name in names:
+            for row in measure(name, options, todo[name]):
+                with out.open("a", encoding="utf-8") as file:
+                    print(json.dumps(row), file=file)
+    rows = read()
+    bad = [n for n in names if not all(passed(rows.get(n, {}).get(way, {"failed": "not run"})) for way in options.ways)]
     print(f"{len(names) - len(bad)} of {len(names)} models pass" + (f"; not: {', '.join(bad)}" if bad else ""))
     raise SystemExit(1 if bad else 0)
 

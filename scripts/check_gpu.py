@@ -75,7 +75,7 @@ def parts(out: pathlib.Path) -> list[Part]:
         measure("convnext_tiny", 150, *models, "convnext_tiny", "--ways", "eager,compile,budget:0.5,packing,satchel"),
         measure("batch", 120, tool, "bench", "batch", "--model", "resnet50", "--device", "cuda", "--tf32", "--memory-cap", "16GB", "--no-tries",
                 "--multiple", "16", "--steps", "1"),
-        Part("architectures", "measure", (python, "bench/architectures.py", "--device", "cuda", "--dtype", "bf16", "--out", str(out / "architectures.jsonl")), 900),
+        Part("architectures", "measure", (python, "bench/architectures.py", "--device", "cuda", "--jobs", str(min(16, os.cpu_count() or 1)), "--out", str(out / "architectures.jsonl")), 900),
     ]  # fmt: skip
     return made
 

@@ -199,22 +199,16 @@ struct ReluValues {
   }
 };
 
-/// Values [first, last) of a ReLU's output in blocks of 256, eight a thread and step; `wide`: with samples of 3 bits among those of 2, else
-/// from 0 on.
-template <DType type, bool wide>
+/// Values [first, last) of a ReLU's output in blocks of 256 with samples of 3 bits among those of 2, eight a thread and step.
+template <DType type>
 __global__ void __launch_bounds__(kThreads)
     decode_relu(const __grid_constant__ Args a, const __grid_constant__ epilogue::Wide w, int64_t first, int64_t last, void* x) {
-  using Index = std::conditional_t<wide, int64_t, uint32_t>;  // of 2 bits alone there are fewer
-  const Index end = static_cast<Index>(last / 8), step = static_cast<Index>(gridDim.x) * kThreads;
-#pragma unroll(wide ? 1 : 2)
-  for (Index group = static_cast<Index>(first / 8 + thread_index()); group < end; group += step) {
+  const int64_t end = last / 8, step = static_cast<int64_t>(gridDim.x) * kThreads;
+#pragma unroll 1
+  for (int64_t group = first / 8 + thread_index(); group < end; group += step) {
     const uint32_t block = static_cast<uint32_t>(group / 32);
     const Range r = load_range(a.headers, a.code.header, block);
-    epilogue::Codes c;
-    if constexpr (wide)
-      c = w.load(a.codes, group, block, 8);
-    else
-      c.two = __ldg(reinterpret_cast<const uint16_t*>(a.codes) + group);
+    const epilogue::Codes c = w.load(a.codes, group, block, 8);
     float v[8];
     if (c.three) {
       const ReluValues<3> values(r, w.table);
@@ -225,11 +219,11 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = values.at(c.two >> (2 * j));
     }
-    put8<type>(x, static_cast<int64_t>(group) * 8 - (wide ? first : 0), v, r.high <= kSmall);
+    put8<type>(x, group * 8 - first, v, r.high <= kSmall);
   }
 }
 
-/// The same of a 16-bit type, a block a warp and step: a lane works out one of the 16 pairs of values that a block has, lanes from 16 on
+/// A ReLU's output in 2 bits as a 16-bit type, a block a warp and step: a lane works out one of the 16 pairs of values that a block has, lanes from 16 on
 /// those again, and every two codes name a lane; a shuffle looks at the lower five bits of a number alone.
 template <DType type>
 __global__ void __launch_bounds__(kThreads) decode_relu_pairs(const __grid_constant__ Args a, uint4* x) {
@@ -255,6 +249,25 @@ __global__ void __launch_bounds__(kThreads) decode_relu_pairs(const __grid_const
     const auto two = [&](int k) { return __shfl_sync(~0u, pair, static_cast<int>(eight >> (4 * k))); };
     const uint4 w = make_uint4(two(0), two(1), two(2), two(3));
     if (own) x[group] = w;
+  }
+}
+
+/// … of float32: a lane works out one of a block's four values, and every code names a lane.
+__global__ void __launch_bounds__(kThreads) decode_relu_floats(const __grid_constant__ Args a, float4* x) {
+  const uint32_t fours = static_cast<uint32_t>(a.code.grid.values / 8) * 2, lane = threadIdx.x % 32, step = gridDim.x * (kThreads / 32);
+  for (uint32_t block = (blockIdx.x * kThreads + threadIdx.x) / 32; block * 64 < fours; block += step) {
+    const uint32_t left = fours - block * 64;
+    const uint8_t* codes = a.codes + static_cast<uint64_t>(block) * 64 + lane;
+    const uint32_t four[2] = {lane < left ? __ldg(codes) : uint32_t{0}, lane + 32 < left ? __ldg(codes + 32) : uint32_t{0}};
+    const Range r = load_range(a.headers, a.code.header, block);
+    const float known = value_at<2, 1>(lane & 3, {0.0f, 1.0f, 0.0f, 0.0f}, Bounds(r), a.code.table);
+    const float own = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : known;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      const auto at = [&](int j) { return __shfl_sync(~0u, own, static_cast<int>(four[half] >> (2 * j))); };
+      const float4 v = make_float4(at(0), at(1), at(2), at(3));
+      if (lane + 32 * half < left) x[static_cast<uint64_t>(block) * 64 + lane + 32 * half] = v;
+    }
   }
 }
 
@@ -290,7 +303,7 @@ void side_decode_extra(const SideCode& code, const ExtraBitView& extra, const ui
   if (first >= last) return;
   const side::Args a = {code, nullptr, nullptr, nullptr, const_cast<uint8_t*>(codes), const_cast<void*>(headers), nullptr};
   const LaunchSize size = {blocks_for((last - first) / 8)};
-  with_type(type, [&](auto t) { launch_kernel(op, stream, size, side::decode_relu<t(), true>, a, {code.table, extra}, first, last, x); });
+  with_type(type, [&](auto t) { launch_kernel(op, stream, size, side::decode_relu<t()>, a, {code.table, extra}, first, last, x); });
 }
 
 void side_decode(const SideCode& code, const uint8_t* codes, const Channel* channels, const void* headers, void* x, DType type,
@@ -314,7 +327,7 @@ void side_decode(const SideCode& code, const uint8_t* codes, const Channel* chan
              side::decode_one_sided<t()>, x);
     } else if (relu) {
       if constexpr (t() == DType::f32)
-        launch(fours, side::decode_relu<t(), false>, epilogue::Wide(code.table, {}), int64_t{0}, done, x);
+        launch(fours, side::decode_relu_floats, static_cast<float4*>(x));
       else
         launch(fours, side::decode_relu_pairs<t()>, static_cast<uint4*>(x));
     } else if (done > 0) {
