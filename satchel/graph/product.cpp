@@ -143,7 +143,8 @@ at::Tensor in_words(const Sparse& s, const at::Tensor& x) {
     return x.stride(0) * size % bytes == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % static_cast<uintptr_t>(bytes) == 0;
   };
   const int64_t padded = ceil_div(width * size, kWord) * kWord / size;
-  if (width * size <= kWord || s.rows < x.size(0) / 2 || (width * size % 8 == 0 && lies_in(8)) || (x.stride(0) >= padded && lies_in(kWord))) return x;
+  if (width * size <= kWord || s.rows < x.size(0) / 2 || (width * size % 8 == 0 && lies_in(8)) || (x.stride(0) >= padded && lies_in(kWord)))
+    return x;
   const at::Tensor rows = at::empty({x.size(0), padded}, x.options()).narrow(1, 0, width);
   return rows.copy_(x);
 }

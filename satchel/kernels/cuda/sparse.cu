@@ -329,7 +329,8 @@ void with_lanes(int64_t wanted, F&& f) {
 template <DType type, int lanes, int wide, bool ragged>
 void launch_rows(const Sparse& a, Operands o, bool weighted, StreamHandle stream) {
   constexpr int kTeams = 32 / lanes, kLargeTeams = 32 / LargeShape<type, lanes, wide>::kLanes;
-  const int64_t tiles = ceil_div(ceil_div(o.width, wide), lanes), others = a.group_order == nullptr ? a.groups : a.ordered_groups - a.large_groups;
+  const int64_t tiles = ceil_div(ceil_div(o.width, wide), lanes),
+                others = a.group_order == nullptr ? a.groups : a.ordered_groups - a.large_groups;
   if (tiles > kMostTiles) fail("multiply", "x must have fewer columns", o.width);
   o.large_warps = ceil_div(a.long_stretches + a.large_groups, kLargeTeams);
   const dim3 blocks(grid_size(ceil_div(o.large_warps + ceil_div(others, kTeams), kThreads / 32)), static_cast<unsigned>(tiles));
@@ -358,7 +359,8 @@ void launch(const Sparse& a, const ProductSides& sides, float* scratch, StreamHa
     return o.width % wide == 0 && serves(o.x, o.x_bytes, bytes) && serves(o.y, o.y_bytes, bytes) && serves(o.plus, o.plus_bytes, bytes);
   };
   const auto run = [&](auto wide) {
-    with_lanes<Raw<type, wide()>::kBytes>(o.width / wide(), [&](auto lanes) { launch_rows<type, lanes(), wide(), false>(a, o, weighted, stream); });
+    with_lanes<Raw<type, wide()>::kBytes>(o.width / wide(),
+                                          [&](auto lanes) { launch_rows<type, lanes(), wide(), false>(a, o, weighted, stream); });
   };
   if (fits(kMost))
     run(std::integral_constant<int, kMost>());
