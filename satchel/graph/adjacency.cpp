@@ -32,8 +32,10 @@ class Mover {
       to.value = folded(a);
       to.column_scale = at::Tensor();
     }
-    for (at::Tensor* t : {&to.start, &to.column, &to.value, &to.row_scale, &to.column_scale, &to.long_row, &to.long_start, &to.group_row})
+    for (at::Tensor* t : {&to.start, &to.column, &to.value, &to.row_scale, &to.column_scale, &to.long_row, &to.long_start, &to.group_row,
+                          &to.group_order}) {
       *t = move(*t);
+    }
     return to;
   }
 
@@ -182,8 +184,8 @@ int64_t bytes_of(const Adjacency& a) {
   std::set<const void*> seen;
   int64_t bytes = a.targets.defined() ? static_cast<int64_t>(a.targets.nbytes()) : 0;
   for (const Csr* m : {&a.matrix, &a.transpose}) {
-    for (const at::Tensor* t :
-         {&m->start, &m->column, &m->value, &m->row_scale, &m->column_scale, &m->long_row, &m->long_start, &m->group_row}) {
+    for (const at::Tensor* t : {&m->start, &m->column, &m->value, &m->row_scale, &m->column_scale, &m->long_row, &m->long_start,
+                                &m->group_row, &m->group_order}) {
       if (!t->defined() || !seen.insert(t->storage().unsafeGetStorageImpl()).second) continue;
       bytes += static_cast<int64_t>(t->storage().nbytes());
     }

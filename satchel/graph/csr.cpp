@@ -1,5 +1,6 @@
 #include "satchel/graph/csr.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "satchel/core/error.h"
@@ -195,12 +196,42 @@ std::vector<int32_t> group_rows(const int64_t* start, int64_t rows) {
   return group;
 }
 
+struct GroupOrder {
+  std::vector<int32_t> group;
+  int64_t large = 0;
+};
+
+GroupOrder order_of(const std::vector<int32_t>& group, const int64_t* start) {
+  std::vector<int32_t> large, others;
+  const auto entries = [&](int32_t g) {
+    const auto at = static_cast<size_t>(g);
+    return start[group[at + 1]] - start[group[at]];
+  };
+  for (int32_t g = 0; g + 1 < static_cast<int32_t>(group.size()); ++g) {
+    if (entries(g) <= kStretch) (entries(g) > kGroupEntries ? large : others).push_back(g);
+  }
+  const auto has_more = [&](int32_t a, int32_t b) { return entries(a) > entries(b); };
+  std::stable_sort(large.begin(), large.end(), has_more);
+  GroupOrder order{std::move(large)};
+  order.large = static_cast<int64_t>(order.group.size());
+  for (auto from = others.begin(); from != others.end();) {
+    const auto to = from + std::min<int64_t>(kGroupWindow, others.end() - from);
+    std::stable_sort(from, to, has_more);
+    from = to;
+  }
+  order.group.insert(order.group.end(), others.begin(), others.end());
+  return order;
+}
+
 }  // namespace
 
 Csr finished(Csr a) {
   const int64_t* start = a.start.const_data_ptr<int64_t>();
   std::vector<int32_t> group = group_rows(start, a.rows);
   a.group_row = tensor_of(group);
+  const GroupOrder order = order_of(group, start);
+  a.group_order = tensor_of(order.group);
+  a.large_groups = order.large;
   a.group_list = std::make_shared<const std::vector<int32_t>>(std::move(group));
   std::vector<int32_t> row;
   std::vector<int64_t> first = {0};

@@ -24,7 +24,8 @@ struct Csr {
   at::Tensor row_scale, column_scale;  // float32
   at::Tensor long_row, long_start;     // rows of many entries, see kernels/sparse.h: int32, int64
   int64_t long_stretches = 0;          // long_start's last number, known without asking a GPU
-  at::Tensor group_row;                // rows that go together, see kernels/sparse.h: int32
+  at::Tensor group_row, group_order;   // rows that go together, see kernels/sparse.h: int32
+  int64_t large_groups = 0;            // at the front of group_order
 
   // The same on the host, for parts of the matrix.
   std::shared_ptr<const std::vector<LongRow>> long_list;

@@ -58,6 +58,13 @@ void add_lists(const Csr& a, Sparse& s) {
     fail(kOp, "a matrix on CUDA must have its lists of rows, as csr.h's functions make them", "none");
   s.groups = a.group_row.numel() - 1;
   s.group_row = line<int32_t>(a, a.group_row, s.groups + 1, "group_row");
+  if (a.group_order.defined()) {
+    s.ordered_groups = a.group_order.numel();
+    s.large_groups = a.large_groups;
+    s.group_order = line<int32_t>(a, a.group_order, s.ordered_groups, "group_order");
+    if (s.large_groups < 0 || s.large_groups > s.ordered_groups || s.ordered_groups > s.groups)
+      fail(kOp, "large_groups must be groups of group_order", s.large_groups);
+  }
   if (a.long_row.numel() == 0) return;
   s.long_rows = a.long_row.numel();
   s.long_stretches = a.long_stretches;
@@ -95,6 +102,7 @@ void multiply_here(const Sparse& a, const float* x, int64_t width, float* y) {
 
 /// Rows [first, last) as a matrix of its own.
 Sparse part_of(Sparse s, const Csr& a, int64_t first, int64_t last) {
+  if (first == 0 && last == a.rows) return s;
   s.start += first;
   if (s.row_scale != nullptr) s.row_scale += first;
   s.rows = last - first;
@@ -105,6 +113,8 @@ Sparse part_of(Sparse s, const Csr& a, int64_t first, int64_t last) {
   const auto from_group = std::upper_bound(begin, end, first) - 1, to_group = std::lower_bound(from_group, end, last);
   s.group_row += from_group - begin;
   s.groups = to_group - from_group;
+  s.group_order = nullptr;
+  s.ordered_groups = s.large_groups = 0;
   if (s.long_rows == 0) return s;
   const auto at = [&](int64_t row) {
     return std::lower_bound(a.long_list->begin(), a.long_list->end(), row, [](const LongRow& l, int64_t r) { return l.row < r; });
@@ -125,7 +135,23 @@ struct Target {
   at::Tensor plus = {};
 };
 
-void run_there(const Sparse& s, const at::Tensor& x, const Target& to, const Place& place) {
+/// x as the kernel reads it fastest: rows of a product with about as many rows are copied where they do not lie in words of 8 bytes, as 47
+/// columns of 16 bits, so that they lie in words of 16.
+at::Tensor in_words(const Sparse& s, const at::Tensor& x) {
+  constexpr int64_t kWord = 16;
+  const int64_t size = x.element_size(), width = x.size(1);
+  const auto lies_in = [&](int64_t bytes) {
+    return x.stride(0) * size % bytes == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % static_cast<uintptr_t>(bytes) == 0;
+  };
+  const int64_t padded = ceil_div(width * size, kWord) * kWord / size;
+  if (width * size <= kWord || s.rows < x.size(0) / 2 || (width * size % 8 == 0 && lies_in(8)) || (x.stride(0) >= padded && lies_in(kWord)))
+    return x;
+  const at::Tensor rows = at::empty({x.size(0), padded}, x.options()).narrow(1, 0, width);
+  return rows.copy_(x);
+}
+
+void run_there(const Sparse& s, const at::Tensor& given, const Target& to, const Place& place) {
+  const at::Tensor x = in_words(s, given);
   cuda::ProductSides sides;
   sides.type = dtype_of(x.scalar_type());
   sides.width = x.size(1);
@@ -182,7 +208,7 @@ void check_part(const Csr& a, const at::Tensor& x, int64_t first, int64_t last, 
 
 at::Tensor multiply(const Csr& a, const at::Tensor& x) {
   const Sparse s = check_product(a, x);
-  const at::Tensor in = x.detach().resolve_neg().contiguous();
+  const at::Tensor given = x.detach().resolve_neg(), in = has_plain_rows(given) ? given : given.contiguous();
   at::Tensor out = at::empty({a.rows, in.size(1)}, in.options());
   run(s, in, {out});
   return out;

@@ -153,16 +153,44 @@ at::Tensor target_rows(const at::Tensor& x, const Adjacency& a, int64_t first, i
 }
 at::Tensor target_rows(const at::Tensor& x, const Adjacency& a) { return a.targets.defined() ? at::index_select(x, 0, a.targets) : x; }
 
+/// x·Wlᵀ and x·Wrᵀ as columns of one matrix:  | out | gap | out | gap |.  On CUDA both begin, and rows end, at a multiple of 16 bytes, of
+/// which A·x then reads rows of any width.
+struct BothColumns {
+  static constexpr int64_t kWord = 16, kRow = 16;  // bytes
+  int64_t out, self, all;                          // where x·Wrᵀ begins and where rows end
+
+  BothColumns(const at::Tensor& x, int64_t columns) : out(columns), self(columns), all(2 * columns) {
+    if (!x.is_cuda()) return;
+    const int64_t size = x.element_size();
+    self = ceil_div(out, kWord / size) * (kWord / size);
+    all = ceil_div(self + out, kRow / size) * (kRow / size);
+  }
+
+  /// What belongs to the columns, zeros in the gaps.
+  at::Tensor placed(const at::Tensor& neighbour, const at::Tensor& own) const {
+    std::vector<at::Tensor> parts = {neighbour, own};
+    const auto zeros = [&](int64_t count) {
+      std::vector<int64_t> sizes = own.sizes().vec();
+      sizes[0] = count;
+      return at::zeros(sizes, own.options());
+    };
+    if (all > self + out) parts.push_back(zeros(all - self - out));
+    if (self > out) parts.insert(parts.begin() + 1, zeros(self - out));
+    return at::cat(parts);
+  }
+};
+
 /// bias + x·Wrᵀ + A·x·Wlᵀ without gradients, on the narrower side; or through `aggregated`. In x's type.
 at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adjacency& a, const SageWeights& w) {
   const auto as_x = [&](const at::Tensor& t) { return cast_weight(t, x.scalar_type()); };
   const at::Tensor bias = w.bias.defined() ? as_x(w.bias) : w.bias;
   const int64_t out = w.self.size(0), in = w.self.size(1);
   if (!aggregated.defined() && !aggregates_first(a, in, out)) {
-    const at::Tensor weights = at::cat({as_x(w.neighbour), as_x(w.self)}).t();
-    const at::Tensor biases = bias.defined() ? at::cat({at::zeros_like(bias), bias}) : bias;
+    const BothColumns columns(x, out);
+    const at::Tensor weights = columns.placed(as_x(w.neighbour), as_x(w.self)).t();
+    const at::Tensor biases = bias.defined() ? columns.placed(at::zeros_like(bias), bias) : bias;
     const at::Tensor both = RowProduct({weights}, biases, x.size(0))({x});
-    return multiply_plus(a.matrix, both.narrow(1, 0, out), target_rows(both.narrow(1, out, out), a));
+    return multiply_plus(a.matrix, both.narrow(1, 0, out), target_rows(both.narrow(1, columns.self, out), a));
   }
   if (const at::Tensor both = side_by_side(x, aggregated); both.defined() && !a.targets.defined())
     return RowProduct({at::cat({as_x(w.self), as_x(w.neighbour)}, 1).t()}, bias, a.outputs())({both});

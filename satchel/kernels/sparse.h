@@ -16,6 +16,10 @@ constexpr int64_t kStretch = 256;
 /// a warp end together; a row of more has a group of its own.
 constexpr int64_t kGroupEntries = 64, kGroupRows = 32;
 
+/// Groups that are ordered by their entries among themselves: a GPU works on those of a window at about the same time, so that neighbouring
+/// rows, which often read the same rows of x, find them in its cache.
+constexpr int64_t kGroupWindow = 4096;
+
 struct Sparse {
   int64_t rows = 0, columns = 0;
   const int64_t* start = nullptr;   // rows + 1
@@ -29,6 +33,10 @@ struct Sparse {
   const int64_t* long_start = nullptr;  // long_rows + 1
   int64_t groups = 0;
   const int32_t* group_row = nullptr;  // first row of every group, and where the last one ends: groups + 1
+  // Groups of at most kStretch entries, so that those of about as many follow each other: first the rows of more than kGroupEntries. Null:
+  // in the order of rows, none of them large.
+  int64_t ordered_groups = 0, large_groups = 0;
+  const int32_t* group_order = nullptr;  // ordered_groups
   // A part of a matrix: its rows count from 0, the lists' numbers from these. Groups may begin before it and end after it.
   int64_t first_row = 0, first_stretch = 0;
 };

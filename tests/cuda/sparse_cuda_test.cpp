@@ -31,7 +31,8 @@ Csr random_csr(int64_t rows, int64_t columns, int64_t entries, int parts) {
 }
 
 Csr there(Csr a) {
-  for (at::Tensor* t : {&a.start, &a.column, &a.value, &a.row_scale, &a.column_scale, &a.long_row, &a.long_start, &a.group_row}) {
+  for (at::Tensor* t :
+       {&a.start, &a.column, &a.value, &a.row_scale, &a.column_scale, &a.long_row, &a.long_start, &a.group_row, &a.group_order}) {
     if (t->defined()) *t = t->cuda();
   }
   return a;

@@ -61,7 +61,7 @@ TEST(Adjacency, SymmetricStructureIsStoredOnce) {
   EXPECT_TRUE(shared(m.matrix.start, m.transpose.start) && shared(m.matrix.column, m.transpose.column));
   EXPECT_TRUE(shared(m.matrix.start, a.start));
   // start, column, the scale, no long row, one 0 before them, and the groups of rows.
-  EXPECT_EQ(bytes_of(m), 8 * 51 + 4 * a.entries() + 4 * 50 + 0 + 8 + 4 * m.matrix.group_row.numel());
+  EXPECT_EQ(bytes_of(m), 8 * 51 + 4 * a.entries() + 4 * 50 + 0 + 8 + 4 * (m.matrix.group_row.numel() + m.matrix.group_order.numel()));
 
   // Rows {1, 0}, {0}: the same matrix as its transpose, but not in rising order.
   const Adjacency loose = adjacency(csr_from_csr(longs({0, 2, 3}), ints({1, 0, 0}), 2));
