@@ -202,6 +202,7 @@ inline void mul_wide_u32_mov_b64(uint32_t& low, uint32_t& high, uint32_t a, uint
 }
 inline void mul_ftz_f32(float& y, float x) { y = flushed(x); }          // times 1
 inline void add_ftz_f32(float& y, float x) { y = flushed(x) + 0.0f; }  // plus 0
+inline void add_sat_f32(float& y, float a, float b) { y = a + b > 0.0f ? (a + b < 1.0f ? a + b : 1.0f) : 0.0f; }
 inline void set_gt_f32_f32(float& y, float a, float b) { y = a > b ? 1.0f : 0.0f; }
 inline void set_leu_f32_f32(float& y, float a, float b) { y = a > b ? 0.0f : 1.0f; }
 inline float canonical_nan() { return std::bit_cast<float>(0x7fffffffu); }
@@ -341,6 +342,7 @@ inline void copy_to_shared(unsigned to, const void* from, int size, int all) {
 }
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int size) { copy_to_shared(to, from, size, 16); }
 inline void cp_async_ca_shared_global(unsigned to, const void* from, int size) { copy_to_shared(to, from, size, 4); }
+inline void prefetch_global_L2(const void*) {}
 inline void cp_async_commit_group() {}
 inline void cp_async_wait_group(int) {}
 

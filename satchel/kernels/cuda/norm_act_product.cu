@@ -1,41 +1,23 @@
 // Gᵀ·Z from the codes of Z: G is read once a tile of 128 channels, Z is decoded 32 rows at a time into shared memory.
 //
-//   thread block: a share of the rows, a tile of columns × 128 channels     warp: 16·fragments columns × 32 channels, some of the rows
+//   thread block    a share of the rows, a tile of columns × 128 channels
+//   warp, copying   some lines of G                      warp, decoding    8 channels, a row a lane: channels' numbers stand once a warp
+//   warp, adding    16·fragments columns × 32 channels, some of the rows
 //
-//   step s     G of s + 2 is being copied     Z of s + 1 is decoded     G and Z of s are multiplied     one barrier
+//   step s     G of s + 2 or later is being copied     Z of s + 1 is decoded     G and Z of s are multiplied     one barrier
 //
-// Narrow tiles leave warps over: these form teams that share out a step's rows, and their sums are added at the end, in order. A second
-// kernel adds the thread blocks' sums, in order too.
+// Half of the warps multiply first and the others decode first, so that tensor cores and the rest both have work. Narrow tiles leave warps
+// over: these form teams that share out a step's rows, and their sums are added at the end, in order. A second kernel adds the thread
+// blocks' sums, in order too.
 #include "satchel/kernels/cuda/one_sided.cuh"
 #include "satchel/kernels/cuda/partial_sums.cuh"
-#include "satchel/kernels/cuda/product_tile.h"
-#include "satchel/kernels/cuda/tensor_core.cuh"
+#include "satchel/kernels/cuda/product_sums.cuh"
 
 namespace satchel::cuda {
 namespace epilogue::product {
 namespace {
 
-static_assert(sizeof(ChannelTables) == kTableBytes);
-
-/// A number of G or Z in shared memory.
-template <Math math>
-using Raw = std::conditional_t<is_half(math), uint16_t, float>;
-template <Math math>
-constexpr DType kHalfType = math == Math::f16 ? DType::f16 : DType::bf16;
-
-template <int fragments, int across>
-struct Tile {
-  static constexpr TileShape kShape = {fragments, across};
-  static constexpr int kFragments = fragments, kAcross = across, kWidth = kShape.width(), kPitch = kShape.pitch(), kSums = kShape.sums();
-  static constexpr int kTeams = kShape.teams(), kTeamThreads = kBlockThreads / kTeams, kTeamRows = kRows / kTeams;
-};
-
-/// The thread's number, asked for anew each time: what follows from it is worked out where it is needed and takes no register between.
-__device__ inline int this_thread() {
-  int x;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
-}
+static_assert(sizeof(ChannelTables) + sizeof(RoundKeys) == kTableBytes);
 
 struct Product {
   SideCode code;
@@ -48,305 +30,261 @@ struct Product {
   float* partial;         // share × columns × channels
 };
 
-template <class T, class R, int bytes>
-__device__ inline void copy_step(const Product& a, int64_t column0, int64_t row0, R* to) {
-  constexpr int kEach = bytes / static_cast<int>(sizeof(R)), kLine = T::kWidth / kEach;
-#pragma unroll(bytes == 4 ? 1 : 4)
-  for (int k = this_thread(); k < kRows * kLine; k += kBlockThreads) {
-    const int r = k / kLine, c = k % kLine * kEach;
-    const int64_t row = row0 + r, column = column0 + c;
-    const bool exists = row < a.rows && column < a.columns, first = column < a.p.width;
-    const R* from = static_cast<const R*>(first ? a.p.g[0] : a.p.g[1]) +
-                    (first ? row * a.p.stride[0] + column : row * a.p.stride[1] + column - a.p.width);
-    copy_async<bytes>(to + r * T::kPitch + c, exists ? from : a.p.g[0], exists);
-  }
-}
-
-/// Rows row0 … row0 + 31 of a tile of G; zeros where there are none.
+/// What a thread copies of G: the same chunk of columns in every step, of rows that are 512 / (chunks a row) apart.
 template <class T, class R>
-__device__ inline void fetch(const Product& a, int64_t column0, int64_t row0, R* to) {
-  if (a.chunk == 16) {
-    copy_step<T, R, 16>(a, column0, row0, to);
-  } else if (a.chunk == 4) {
-    copy_step<T, R, 4>(a, column0, row0, to);
-  } else if constexpr (sizeof(R) == 2) {
-    copy_step<T, R, 2>(a, column0, row0, to);
+struct Copier {
+  static constexpr int kPadded = T::kWidth > 128 ? 256 : T::kWidth > 64 ? 128 : 64;  // so that chunks a row divide the threads
+  const R* from;                                                                     // of the next row
+  int64_t advance;                                                                   // to the one after it
+  int left;  // rows of the thread block from there on; none where the columns do not exist
+  int to;    // place in a stage; below 0: the chunk belongs to the padding
+
+  __device__ inline Copier(const Product& a, int64_t column0, int64_t row0, int rows) {
+    const int each = a.chunk / static_cast<int>(sizeof(R)), line = kPadded / each, thread = static_cast<int>(threadIdx.x);
+    const int row = thread / line, own = thread % line * each;
+    const int64_t column = column0 + own;
+    const bool second = column >= a.p.width;
+    const int64_t stride = second ? a.p.stride[1] : a.p.stride[0];
+    left = column < a.columns ? rows - row : 0;
+    from = static_cast<const R*>(second && left > 0 ? a.p.g[1] : a.p.g[0]);
+    if (left > 0) from += (row0 + row) * stride + column - (second ? a.p.width : 0);
+    advance = left > 0 ? kBlockThreads / line * stride : 0;
+    to = own < T::kWidth ? row * T::kPitch + own : -1;
   }
-}
 
-__device__ inline uint32_t rounded_tf32(float x) {
-  uint32_t y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return y;
-}
+  template <int bytes>
+  __device__ inline void copy(R* stage) {
+    constexpr int kRowsEach = kBlockThreads * bytes / static_cast<int>(sizeof(R)) / kPadded;
+#pragma unroll(bytes == 16 ? 8 : 2)
+    for (int r = 0; r < kRows; r += kRowsEach) {
+      if (to >= 0) copy_async<bytes>(stage + to + r * T::kPitch, from, left > r);
+      from += advance;
+    }
+    left -= kRows;
+  }
 
-/// Which of Z's values a thread decodes: channels t % 16 · 8 … + 7 of row t / 16 of a step, or none.
-struct Place {
-  int lane, row;
-  int64_t group;  // of 8 values; −1: none
-
-  __device__ inline Place(const Product& a, int64_t row0, int64_t channel0) : lane(this_thread()), row(lane / 16), group(-1) {
-    lane %= 16;
-    const int64_t channel = channel0 + lane * 8;
-    if (row0 + row < a.rows && channel < a.code.channels) group = ((row0 + row) * a.code.channels + channel) / 8;
+  /// The next 32 rows of a tile of G; zeros where there are none.
+  __device__ inline void step(int chunk, R* stage) {
+    if (chunk == 16) {
+      copy<16>(stage);
+    } else if (chunk == 4) {
+      copy<4>(stage);
+    } else if constexpr (sizeof(R) == 2) {
+      copy<2>(stage);
+    }
   }
 };
 
-/// Those values as they stand in memory: what is made of them waits until they are needed.
+constexpr bool kTakesTurns = true;  // half of the warps multiply first
+constexpr int kAhead = 3;           // steps that codes are asked for before they are read
+
+__device__ inline void bring_closer(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
+
+/// What is the same in all of a warp's threads, in one of the warp's uniform registers.
+__device__ inline uint32_t of_warp(uint32_t x) { return __reduce_or_sync(~0u, x); }
+__device__ inline float of_warp(float x) { return __uint_as_float(of_warp(__float_as_uint(x))); }
+
+/// Eight channels that a warp decodes, each lane a row of every step.
+struct Octet {
+  const ChannelTables& table;
+  const RoundKeys& keys;
+  int number;
+  float threshold[8], gamma[8];
+  side::WarpChannels met;  // fits the blocks of which usual_eight() decodes the rows
+  Dropout dropout;
+
+  __device__ inline Octet(const Product& a, const ChannelTables& channels, const RoundKeys& of, int octet)
+      : table(channels), keys(of), number(octet), dropout(a.chain, a.seed) {
+    table.threshold.get(octet, threshold);
+    table.gamma.get(octet, gamma);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) threshold[j] = of_warp(threshold[j]), gamma[j] = of_warp(gamma[j]);
+    const float middle = a.code.table.on_short[1];
+    if (a.chain.slope == 0.0f && middle > 0.0f && middle < 1.0f) met = table.met(octet);
+    met.least = of_warp(met.least), met.most = of_warp(met.most);
+  }
+
+  /// dropout.draw().
+  __device__ inline Words draw(uint64_t group) const {
+    if (dropout.least == 0) return Words{};
+    uint4 k = {};
+    return noise_of_group(Stream::dropout, group, [&](int round) {
+      if (round % 2 == 0) k = keys.of(round / 2);
+      return round % 2 == 0 ? make_uint2(k.x, k.y) : make_uint2(k.z, k.w);
+    });
+  }
+};
+
+/// Codes of a row of every step as they stand in memory: what is made of them waits until they are needed.
 struct Coded {
+  uint64_t group;  // of 8 values
+  int left;        // rows of the thread block from this one on; none where the channels do not exist
   uint32_t eight = 0;
   uint2 header = {0, 0};
 
-  __device__ inline void load(const Product& a, int64_t row0, int64_t channel0) {
-    const Place place(a, row0, channel0);
-    if (place.group < 0) return;
-    eight = __ldg(reinterpret_cast<const uint16_t*>(a.from.codes) + place.group);  // channels are a multiple of 8: all eight exist
+  /// Before the first step; `row` of a step.
+  __device__ inline void begin(const Product& a, int64_t channel, int64_t row0, int rows, int row) {
+    group = static_cast<uint64_t>(((row0 + row - kRows) * a.code.channels + channel) / 8);
+    left = channel < a.code.channels ? rows - row + kRows : 0;
+  }
+
+  __device__ inline const uint16_t* codes(const Product& a, uint64_t of) const {
+    return reinterpret_cast<const uint16_t*>(a.from.codes) + of;
+  }
+  __device__ inline const uint32_t* headers(const Product& a, uint64_t of) const {
+    return static_cast<const uint32_t*>(a.from.headers) + of / (kBlock / 8) * (a.code.header == HeaderType::f32 ? 2 : 1);
+  }
+
+  /// Of the next step. `leads`: the warp that brings what the thread block will want kAhead steps later into the cache.
+  __device__ inline void load_next(const Product& a, bool leads) {
+    const uint64_t step = static_cast<uint64_t>(kRows / 8 * a.code.channels);
+    group += step, left -= kRows;
+    if (left <= 0) return;
+    eight = __ldg(codes(a, group));  // channels are a multiple of 8: all eight exist
     if (a.code.header == HeaderType::f32)
-      header = __ldg(static_cast<const uint2*>(a.from.headers) + place.group / (kBlock / 8));
+      header = __ldg(reinterpret_cast<const uint2*>(headers(a, group)));
     else
-      header.x = __ldg(static_cast<const uint32_t*>(a.from.headers) + place.group / (kBlock / 8));
+      header.x = __ldg(headers(a, group));
+    if (leads && left > kAhead * kRows) {
+      const uint64_t later = group + kAhead * step;
+      bring_closer(codes(a, later));
+      bring_closer(headers(a, later));
+    }
   }
 };
 
-/// Stores four values as the product takes them.
-template <Math math>
-__device__ inline void put_four(Raw<math>* to, const float (&x)[4]) {
-  if constexpr (is_half(math)) {
-    *reinterpret_cast<uint2*>(to) = make_uint2(half_pair<kHalfType<math>>(x[0], x[1]), half_pair<kHalfType<math>>(x[2], x[3]));
-  } else if constexpr (math == Math::tf32) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(rounded_tf32(x[0]), rounded_tf32(x[1]), rounded_tf32(x[2]), rounded_tf32(x[3]));
-  } else {
-    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+/// min(max(a + b, 0), 1).
+__device__ inline float saturated_sum(float a, float b) {
+  float y;
+  asm("add.sat.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+/// z of eight codes in a block that the octet fits, behind a ReLU. What is off comes out as 0, whatever its channel's mean.
+__device__ inline void usual_eight(const Product& a, const Octet& own, const Words& kept, uint32_t eight, float high, float (&z)[8]) {
+  const float middle = a.code.table.on_short[1];
+  const uint32_t all = eight | 0x4b000000u;  // codes in the low bits of 2^23
+  float beta[8];
+  own.table.beta.get_half(own.number, 0, reinterpret_cast<float(&)[4]>(beta));
+  own.table.beta.get_half(own.number, 1, reinterpret_cast<float(&)[4]>(beta[4]));
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t at = all & (0xff000000u | 3u << (2 * j));
+    const float place = __uint_as_float(at) - static_cast<float>((1 << 23) + (2 << (2 * j)));  // (code − 2)·4^j, exactly
+    const float level = saturated_sum(place, middle);                                          // 0, middle, 1 for codes 1, 2, 3
+    const float x = fmaf(level, high - own.threshold[j], own.threshold[j]);
+    z[j] = fmaf(own.gamma[j], x, beta[j]) * (is_on(eight, j) && own.dropout.keeps(kept, j) ? own.dropout.on : 0.0f);
   }
 }
 
-/// A thread's values of the step from row0 on, to one buffer of Z; zeros where there are none. input_steps() of epilogue_backward.cu,
-/// value for value.
-template <Math math>
-__device__ inline void decode(const Product& a, const ChannelTables& table, const Dropout& dropout, const side::WarpChannels& met,
-                              uint32_t falling, const Coded& c, int64_t row0, int64_t channel0, Raw<math>* z) {
-  const Place place(a, row0, channel0);
-  Raw<math>* to = z + place.row * kPitch + place.lane * 8;
-  if (place.group < 0) {
-    const float zeros[4] = {};
-    put_four<math>(to, zeros);
-    put_four<math>(to + 4, zeros);
-    return;
-  }
-  const Range r = load_range(&c.header, a.code.header, 0);
+/// … in any block, behind any activation.
+__device__ inline void any_eight(const Product& a, const Octet& own, const Words& kept, uint32_t eight, Range r, float (&z)[8]) {
   const side::Bounds b(r);
-  const bool usual = met.fit(b);
-  const Words kept = dropout.draw(place.group);
+  const uint32_t falling = own.table.falling(own.number);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const Decoder decoder = table.decoder(place.lane, half, falling);
-    const uint32_t four = c.eight >> (8 * half);
-    float gamma[4], beta[4], x[4];
-    table.gamma.get_half(place.lane, half, gamma);
-    table.beta.get_half(place.lane, half, beta);
-    if (usual) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) x[k] = decoder.value<true>(k, four, b, a.code.table);
-    } else {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) x[k] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : decoder.value<false>(k, four, b, a.code.table);
-    }
+    const Decoder decoder = own.table.decoder(own.number, half, falling);
+    float gamma[4], beta[4];
+    own.table.gamma.get_half(own.number, half, gamma);
+    own.table.beta.get_half(own.number, half, beta);
 #pragma unroll
     for (int k = 0, j = 4 * half; k < 4; ++k, ++j) {
-      x[k] = chain_output(fmaf(gamma[k], x[k], beta[k]), dropout.factor(kept, j, is_on(c.eight, j)));
+      const float x = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : decoder.value<false>(k, eight >> (8 * half), b, a.code.table);
+      z[j] = chain_output(fmaf(gamma[k], x, beta[k]), own.dropout.factor(kept, j, is_on(eight, j)));
     }
-    put_four<math>(to + 4 * half, x);
   }
 }
 
-/// A thread's sums by FMA: 2·fragments columns × 8 channels. Lanes stand so that neighbours (i, i ^ 1) share G's values and (i, i ^ 2)
-/// Z's: 16-byte reads of both then go out two quarters of a warp at a time.
-template <class T, Math math>
-struct Sums {
-  static constexpr int kPiece = T::kFragments % 2 == 0 ? 4 : 2, kMine = 2 * T::kFragments;
-  float sum[T::kSums] = {};
-  int column, channel;  // the first of a thread's
-
-  __device__ inline Sums(int lane, int column0, int channel0)
-      : column(column0 + ((lane >> 1 & 1) | (lane >> 2 & 6)) * kPiece), channel(channel0 + ((lane & 1) | (lane >> 1 & 2)) * 4) {}
-
-  __device__ inline void add(const float* g, const float* z) {
-#pragma unroll 2
-    for (int r = 0; r < T::kTeamRows; ++r) {
-      float a[kMine], b[8];
-#pragma unroll
-      for (int i = 0; i < kMine; i += kPiece) {
-        const float* from = g + r * T::kPitch + column + i * 8;
-        if constexpr (kPiece == 4) {
-          const float4 v = *reinterpret_cast<const float4*>(from);
-          a[i] = v.x, a[i + 1] = v.y, a[i + 2] = v.z, a[i + 3] = v.w;
-        } else {
-          const float2 v = *reinterpret_cast<const float2*>(from);
-          a[i] = v.x, a[i + 1] = v.y;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < 8; j += 4) {
-        const float4 v = *reinterpret_cast<const float4*>(z + r * kPitch + channel + j * 4);
-        b[j] = v.x, b[j + 1] = v.y, b[j + 2] = v.z, b[j + 3] = v.w;
-      }
-#pragma unroll
-      for (int i = 0; i < kMine; ++i) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sum[i * 8 + j] = fmaf(a[i], b[j], sum[i * 8 + j]);
-      }
-    }
+/// Stores eight values as the product takes them.
+template <Math math>
+__device__ inline void put_eight(Raw<math>* to, const float (&z)[8]) {
+  if constexpr (is_half(math)) {
+    write8<kHalfType<math>, true>(to, 0, z);
+  } else if constexpr (math == Math::tf32) {
+    uint4* words = reinterpret_cast<uint4*>(to);
+    words[0] = make_uint4(rounded_tf32(z[0]), rounded_tf32(z[1]), rounded_tf32(z[2]), rounded_tf32(z[3]));
+    words[1] = make_uint4(rounded_tf32(z[4]), rounded_tf32(z[5]), rounded_tf32(z[6]), rounded_tf32(z[7]));
+  } else {
+    write8<DType::f32, true>(to, 0, z);
   }
+}
 
-  /// Calls f(column, channel, x, y) for neighbouring channels.
-  template <class F>
-  __device__ inline void for_pairs(F&& f) const {
-#pragma unroll
-    for (int k = 0; k < T::kSums; k += 2) {
-      const int i = k / 8, j = k % 8;
-      f(column + i / kPiece * kPiece * 8 + i % kPiece, channel + j / 4 * 16 + j % 4, sum[k], sum[k + 1]);
-    }
+/// A lane's values of a step, to its place in a buffer of Z; zeros where there are none. input_steps() of epilogue_backward.cu, value for
+/// value, but for the sign of a zero.
+template <Math math>
+__device__ inline void decode(const Product& a, const Octet& own, const Coded& c, Raw<math>* to) {
+  float z[8] = {};
+  if (c.left > 0) {
+    const Range r = load_range(&c.header, a.code.header, 0);
+    const Words kept = own.draw(c.group);
+    if (own.met.fit(side::Bounds(r)))
+      usual_eight(a, own, kept, c.eight, r.high, z);
+    else
+      any_eight(a, own, kept, c.eight, r, z);
   }
-};
-
-/// A thread's sums by tensor cores: fragments of 16 columns × 8 channels.
-template <class T>
-struct FragmentSums {
-  float sum[T::kSums] = {};
-  int lane, column, channel;  // column, channel: the warp's first
-
-  __device__ inline FragmentSums(int lane, int column0, int channel0) : lane(lane), column(column0), channel(channel0) {}
-
-  template <class F>
-  __device__ inline void for_pairs(F&& f) const {
-#pragma unroll
-    for (int k = 0; k < T::kSums; k += 2)
-      f(column + k / 16 * 16 + k % 4 / 2 * 8 + lane / 4, channel + k / 4 % 4 * 8 + lane % 4 * 2, sum[k], sum[k + 1]);
-  }
-};
-
-/// … of float32 as tf32, eight rows at a time.
-template <class T>
-struct Sums<T, Math::tf32> : FragmentSums<T> {
-  using Base = FragmentSums<T>;
-  using Base::Base, Base::sum, Base::lane, Base::column, Base::channel;
-
-  __device__ static inline void multiply(float* c, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
-
-  __device__ inline void add(const float* g, const float* z) {
-#pragma unroll 1  // two at a time take more than 128 registers
-    for (int r = 0; r < T::kTeamRows; r += 8) {
-      const float* from = g + (r + lane % 4) * T::kPitch + column + lane / 4;
-      const float* with = z + (r + lane % 4) * kPitch + channel + lane / 4;
-      uint32_t b[4][2];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) b[j][0] = __float_as_uint(with[j * 8]), b[j][1] = __float_as_uint(with[j * 8 + 4 * kPitch]);
-#pragma unroll
-      for (int i = 0; i < T::kFragments; ++i) {
-        const uint32_t a[4] = {rounded_tf32(from[i * 16]), rounded_tf32(from[i * 16 + 8]), rounded_tf32(from[i * 16 + 4 * T::kPitch]),
-                               rounded_tf32(from[i * 16 + 8 + 4 * T::kPitch])};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) multiply(sum + (i * 4 + j) * 4, a, b[j]);
-      }
-    }
-  }
-};
-
-/// … of 16 bits, sixteen rows at a time. Both factors stand row after row, so ldmatrix turns them into columns.
-template <class T, Math math>
-requires(is_half(math)) struct Sums<T, math> : FragmentSums<T> {
-  using Base = FragmentSums<T>;
-  using Base::Base, Base::sum, Base::lane, Base::column, Base::channel;
-
-  __device__ inline void add(const uint16_t* g, const uint16_t* z) {
-    const int line = lane % 8, second = lane / 8 % 2 * 8, third = lane / 16 * 8;  // the lane's line, and its 8 × 8 numbers among the four
-    const uint16_t* from = g + (line + third) * T::kPitch + column + second;
-    const uint16_t* with = z + (line + second) * kPitch + channel + third;
-#pragma unroll 1
-    for (int r = 0; r < T::kTeamRows; r += 16) {
-      uint32_t b[2][4];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) load_halves<true>(b[j], with + r * kPitch + j * 16);
-#pragma unroll
-      for (int i = 0; i < T::kFragments; ++i) {
-        uint32_t a[4];
-        load_halves<true>(a, from + r * T::kPitch + i * 16);
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          multiply_halves<kHalfType<math>>(sum + (i * 4 + j) * 4, a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
-      }
-    }
-  }
-};
-
-/// Team 0's sums become those of all teams, which hold the same columns and channels thread by thread.
-template <class T>
-__device__ inline void add_teams(float (&sum)[T::kSums], float* shared) {
-  const int own = static_cast<int>(threadIdx.x) % T::kTeamThreads, team = static_cast<int>(threadIdx.x) / T::kTeamThreads;
-#pragma unroll 1
-  for (int t = 1; t < T::kTeams; ++t) {
-    __syncthreads();  // what stood in shared memory has been read
-    if (team == t) {
-#pragma unroll
-      for (int k = 0; k < T::kSums; ++k) shared[k * T::kTeamThreads + own] = sum[k];
-    }
-    __syncthreads();
-    if (team == 0) {
-#pragma unroll
-      for (int k = 0; k < T::kSums; ++k) sum[k] += shared[k * T::kTeamThreads + own];
-    }
-  }
+  put_eight<math>(to, z);
 }
 
 template <class T, Math math>
 __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_constant__ Product a) {
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ ChannelTables table;
-  static_assert(kStages == 3);
+  __shared__ RoundKeys keys;
+  static_assert(kRows % 32 == 0 && kChannels == kBlockThreads / 32 * 8);
+  constexpr int kStages = T::kShape.stages(math);
   constexpr int kG = kRows * T::kPitch, kZ = kRows * kPitch;
   auto* g = reinterpret_cast<Raw<math>*>(shared);
   Raw<math>* z = g + kStages * kG;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int channel_tiles = static_cast<int>(ceil_div(a.code.channels, kChannels)), tile = static_cast<int>(blockIdx.y);
   const int column0 = tile / channel_tiles * T::kWidth, channel0 = tile % channel_tiles * kChannels;
-  const int64_t steps = ceil_div(a.rows, kRows);
-  const int first = static_cast<int>(steps * blockIdx.x / gridDim.x), last = static_cast<int>(steps * (blockIdx.x + 1) / gridDim.x);
-  const auto row_of = [](int step) { return static_cast<int64_t>(step) * kRows; };
+  const int64_t all = ceil_div(a.rows, kRows), first = all * blockIdx.x / gridDim.x;
+  const int steps = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x - first);
+  const int rows = static_cast<int>(less_of(a.rows - first * kRows, int64_t{steps} * kRows));
 
   table.fill(a.from.channels, a.code.channels, channel0);
-  const Dropout dropout(a.chain, a.seed);
-  fetch<T>(a, column0, row_of(first), g);
-  end_copies();
-  if (first + 1 < last) fetch<T>(a, column0, row_of(first + 1), g + kG);
-  end_copies();
-  Coded coded;
-  coded.load(a, row_of(first), channel0);
-  __syncthreads();  // the table
-  const uint32_t falling = table.falling(thread % 16);
-  const side::WarpChannels met = table.met(thread % 32);
-  decode<math>(a, table, dropout, met, falling, coded, row_of(first), channel0, z);
-  if (first + 1 < last) coded.load(a, row_of(first + 1), channel0);
+  if (a.chain.drop != 0) keys.fill(a.seed);
+  Copier<T, Raw<math>> copier(a, column0, first * kRows, rows);
+#pragma unroll
+  for (int k = 0; k < kStages - 1; ++k) {
+    copier.step(a.chunk, g + k * kG);
+    end_copies();
+  }
+  Coded coded[kRows / 32];
+#pragma unroll
+  for (int i = 0; i < kRows / 32; ++i) {
+    coded[i].begin(a, channel0 + warp * 8, first * kRows, rows, i * 32 + lane);
+    coded[i].load_next(a, warp == 0);
+  }
+  __syncthreads();  // the tables
+  const Octet own(a, table, keys, warp);
+  Raw<math>* to = z + lane * kPitch + warp * 8;
+  const auto decode_next = [&](int side) {
+#pragma unroll
+    for (int i = 0; i < kRows / 32; ++i) {
+      decode<math>(a, own, coded[i], to + side * kZ + i * 32 * kPitch);
+      coded[i].load_next(a, warp == 0);
+    }
+  };
+  decode_next(0);
 
-  const int team_row = warp / (4 * T::kAcross) * T::kTeamRows;
-  Sums<T, math> sums(thread % 32, warp / 4 % T::kAcross * 16 * T::kFragments, warp % 4 * 32);
+  Sums<T, math> sums;
+  const bool multiplies_first = kTakesTurns && warp / 4 % 2 == 0;  // half of each scheduler's warps
   int stage = 0, side = 0;
 #pragma unroll 1
-  for (int step = first; step < last; ++step) {
-    await_copies<1>();  // this step's; the next one's go on
-    __syncthreads();    // G and Z of this step are there for all, and all are through with the last step
-    if (step + 2 < last) fetch<T>(a, column0, row_of(step + 2), g + (stage == 0 ? 2 : stage - 1) * kG);
+  for (int step = 0; step < steps; ++step) {
+    await_copies<kStages - 2>();  // this step's; the next ones' go on
+    __syncthreads();              // G and Z of this step are there for all, and all are through with the last step
+    copier.step(a.chunk, g + (stage == 0 ? kStages - 1 : stage - 1) * kG);
     end_copies();
-    if (step + 1 < last) decode<math>(a, table, dropout, met, falling, coded, row_of(step + 1), channel0, z + (side ^ 1) * kZ);
-    if (step + 2 < last) coded.load(a, row_of(step + 2), channel0);
-    sums.add(g + stage * kG + team_row * T::kPitch, z + side * kZ + team_row * kPitch);
-    stage = stage == 2 ? 0 : stage + 1, side ^= 1;
+    if (multiplies_first) sums.add(g + stage * kG, z + side * kZ);
+    decode_next(side ^ 1);
+    if (!multiplies_first) sums.add(g + stage * kG, z + side * kZ);
+    stage = stage == kStages - 1 ? 0 : stage + 1, side ^= 1;
   }
+  await_copies<0>();  // zeros behind the last step, or they would overwrite what teams leave each other
   add_teams<T>(sums.sum, reinterpret_cast<float*>(shared));
-  if (thread >= T::kTeamThreads) return;
+  if (static_cast<int>(threadIdx.x) >= T::kTeamThreads) return;
   float* out = a.partial + static_cast<int64_t>(blockIdx.x) * a.columns * a.code.channels;
   sums.for_pairs([&](int column, int channel, float x, float y) {
     const int64_t m = column0 + column, c = channel0 + channel;

@@ -5,10 +5,9 @@
 
 namespace satchel::cuda::epilogue::product {
 
-constexpr int kBlockThreads = 512, kRows = 32, kChannels = 128, kStages = 3;
-constexpr int kPitch = kChannels + 8;     // numbers a row of Z: lanes of a fragment meet 32 banks
-constexpr int kTableBytes = 4 * 256 * 4;  // of channels, beside the tile
-static_assert(kRows * kChannels == kBlockThreads * 8);
+constexpr int kBlockThreads = 512, kRows = 32, kChannels = 128;
+constexpr int kPitch = kChannels + 8;          // numbers a row of Z: lanes of a fragment meet 32 banks
+constexpr int kTableBytes = 4 * 256 * 4 + 64;  // of channels and of keys, beside the tile
 
 enum class Math { full, tf32, bf16, f16 };  // float32 by FMA; float32 as tf32; 16 bits, in shared memory too
 
@@ -27,9 +26,12 @@ struct TileShape {
   /// Tensor cores add up 16 rows of 16 bits at a time.
   constexpr bool serves(Math math) const { return !is_half(math) || kRows / teams() >= 16; }
 
+  /// Steps of G in shared memory: more where a step is few bytes, so that as many are on their way.
+  constexpr int stages(Math math) const { return is_half(math) && width() <= 128 ? 5 : 3; }
+
   /// Shared memory that a launch asks for: G and Z while steps are multiplied, then a team's sums.
   constexpr int bytes(Math math) const {
-    const int g = kStages * kRows * pitch() * bytes_of(math), z = 2 * kRows * kPitch * bytes_of(math);
+    const int g = stages(math) * kRows * pitch() * bytes_of(math), z = 2 * kRows * kPitch * bytes_of(math);
     const int team = teams() == 1 ? 0 : kBlockThreads / teams() * sums() * 4;
     return static_cast<int>(more_of(g + z, team));
   }
