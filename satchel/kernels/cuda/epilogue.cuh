@@ -122,9 +122,9 @@ struct Dropout {
   /// Anything where nothing is dropped.
   __device__ inline Words draw(int64_t group) const { return least == 0 ? Words{} : noise_of_group(Stream::dropout, group, seed); }
 
-  __device__ inline bool keeps(const Words& noise, int slot) const {
-    return (slot % 2 == 0 ? noise.w[slot / 2] << 16 : noise.w[slot / 2]) >= least;
-  }
+  /// Of the word with a slot's noise: is it kept?
+  __device__ inline bool keeps(uint32_t word, int slot) const { return (slot % 2 == 0 ? word << 16 : word) >= least; }
+  __device__ inline bool keeps(const Words& noise, int slot) const { return keeps(noise.w[slot / 2], slot); }
   __device__ inline float factor(const Words& noise, int slot, bool is_on) const { return keeps(noise, slot) ? (is_on ? on : off) : 0.0f; }
   /// Which of a group's values are kept, a bit each.
   __device__ inline uint32_t kept(int64_t group) const {

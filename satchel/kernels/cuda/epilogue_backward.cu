@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
 }
 
 /// Two sums a channel, from `entries` parts in all.
-__global__ void __launch_bounds__(kFinishThreads, kFinishEach)
+__global__ void __launch_bounds__(kFinishThreads)
     add_up_parts(const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx) {
   const FinishShare share;
   double sums[2] = {};
@@ -600,7 +600,7 @@ using namespace epilogue;
 
 void finish_sums(const char* op, const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx,
                  StreamHandle stream) {
-  launch_kernel(op, stream, {finish_blocks(channels), kFinishThreads}, add_up_parts, partial, entries, channels, sum_g, sum_gx);
+  launch_kernel(op, stream, finish_size(channels, entries / channels), add_up_parts, partial, entries, channels, sum_g, sum_gx);
 }
 
 int64_t norm_scratch_bytes() { return kManyBlocks * kBlock * static_cast<int64_t>(sizeof(float2)); }
