@@ -116,8 +116,9 @@ struct Dropout {
   uint32_t least;    // noise in the upper half of a word, at `least` or above: kept
   float on, off;
 
-  __device__ inline Dropout(const Chain& c, const uint64_t* of)
-      : seed(of, c.drop != 0), least(c.drop << 16), on(c.scale), off(c.slope * c.scale) {}
+  /// `draws`: the seed is read.
+  __device__ inline Dropout(const Chain& c, const uint64_t* of, bool draws = true)
+      : seed(of, draws && c.drop != 0), least(c.drop << 16), on(c.scale), off(c.slope * c.scale) {}
 
   /// Anything where nothing is dropped.
   __device__ inline Words draw(int64_t group) const { return least == 0 ? Words{} : noise_of_group(Stream::dropout, group, seed); }

@@ -58,8 +58,12 @@ template <Serves serves, bool samples>
 struct OneSided : Defaults {
   static constexpr bool any = serves == Serves::any;
   static constexpr int kTurns = any ? 1 : 2, kSumsResident = kManyWalk.each;
-  static constexpr bool kBatch = !any, kAligned = !any, kUsual = true, kGates = serves == Serves::plain;
-  using Tables = ChannelTables;
+  static constexpr bool relu = serves == Serves::relu;
+  static constexpr bool kBatch = !any, kAligned = !any, kUsual = true, kGates = relu || serves == Serves::plain;
+  struct RelusTables : ChannelTables {
+    ShortKeys keys;  // of dropout
+  };
+  using Tables = std::conditional_t<relu, RelusTables, ChannelTables>;
 
   NormActCode c;
   Parts from;
@@ -80,7 +84,7 @@ struct OneSided : Defaults {
     bool planes = false;
     OffKey key = {};
 
-    __device__ inline explicit Own(const OneSided& a) : dropout(a.c.chain, a.c.seed) {}
+    __device__ inline explicit Own(const OneSided& a) : dropout(a.c.chain, a.c.seed, !relu) {}
     __device__ inline void begin(const OneSided& a, const Tables& table, int lane) {
       falling = table.falling(lane);
       if (any) flat = table.flat(lane);
@@ -89,7 +93,10 @@ struct OneSided : Defaults {
       if (planes) key = stored_key(a.c.side);
     }
   };
-  __device__ inline void fill(Tables& table, int64_t first) const { table.fill(from.channels, channels(), first); }
+  __device__ inline void fill(Tables& table, int64_t first) const {
+    table.fill(from.channels, channels(), first);
+    if constexpr (relu) table.keys.fill(c.seed, Stream::dropout);
+  }
   using Reader = epilogue::Reader<OneSided>;
 
   struct Piece {
@@ -112,7 +119,10 @@ struct OneSided : Defaults {
     __device__ inline void open(const Reader& r, int64_t group) {
       const SideCode& code = r.a.c.side;
       range = any ? load_range(r.a.from.headers, code.header, block) : load_range(&header, HeaderType::bf16, 0);
-      if constexpr (serves != Serves::plain) kept = r.own.dropout.draw(group);
+      if constexpr (relu)
+        kept = r.table.keys.draw(static_cast<uint32_t>(group));
+      else if constexpr (serves != Serves::plain)
+        kept = r.own.dropout.draw(group);
       weight = r.own.planes && !codes.three && !is_poisoned(range)
                    ? side::off_weight_of(r.own.key, block, static_cast<uint32_t>(code.plane.blocks))
                    : 0;
@@ -122,7 +132,13 @@ struct OneSided : Defaults {
     }
     __device__ inline float factor(const Reader& r, int j) const {
       if constexpr (serves == Serves::plain) return codes.is_on(j) ? 1.0f : 0.0f;
+      if constexpr (relu) return codes.is_on(j) ? on_factor(r, j) : 0.0f;
       return r.own.dropout.factor(kept, j, codes.is_on(j));
+    }
+    /// … of a value that is on.
+    __device__ inline float on_factor(const Reader& r, int j) const {
+      if constexpr (serves == Serves::plain) return 1.0f;
+      return r.own.dropout.keeps(kept, j) ? r.own.dropout.on : 0.0f;
     }
     /// `gated`: for a factor of 0 any finite number will do.
     template <bool is_usual, bool gated>
@@ -489,7 +505,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 #pragma unroll
       for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
         if constexpr (gated) {
-          dx[j] = pick(step.code.codes.two & 3u << (2 * j), (step.g[j] - fmaf(hat[q], along[q], offset[q])) * scale[q], none[q]);
+          const float passing = step.g[j] * step.code.on_factor(from, j);
+          dx[j] = pick(step.code.codes.two & 3u << (2 * j), (passing - fmaf(hat[q], along[q], offset[q])) * scale[q], none[q]);
           continue;
         }
         gz[j] = step.g[j] * step.code.factor(from, j);
@@ -513,7 +530,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 /// Values [begin, end) of the next layer's input: decoded, then the chain with the code's own on bits.
 template <class Code, DType type>
 __global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_constant__ Code a, int64_t begin, int64_t end, void* z) {
-  __shared__ ChannelTables table;
+  __shared__ typename Code::Tables table;
   const Walk walk(steps_of(begin), static_cast<uint32_t>(end / kBlock));
   const typename Code::Reader from(a, table, walk.lane, (static_cast<int64_t>(steps_of(begin)) + blockIdx.x) * kBlock);
   const auto is_edge = [&](uint32_t block) {  // with any of the lane's eight
@@ -547,6 +564,7 @@ template <bool samples, class F>
 void with_code(const NormActCode& c, bool aligned, bool batch, F&& f) {
   if (!aligned || !batch || c.side.table.bits != 2 || c.extra.slots != nullptr || c.side.header != HeaderType::bf16)
     return f(OneSided<Serves::any, samples>(c, aligned));
+  if (is_relu(c.chain, c.side.grid.values)) return f(OneSided<Serves::relu, samples>(c, true));
   if (!is_plain(c.chain)) return f(OneSided<Serves::dropped, samples>(c, true));
   f(OneSided<Serves::plain, samples>(c, true));
 }

@@ -126,12 +126,14 @@ __device__ inline void code8(const ForwardTables& table, int lane, const side::B
 }
 
 /// z of a group's eight values in the place of y.
-template <Serves serves>
-__device__ inline void pass8(const Dropout& dropout, uint64_t group, float (&y)[8]) {
-  Words kept;
-  if constexpr (serves != Serves::plain) kept = dropout.draw(group);
+template <Serves serves, bool finite>
+__device__ inline void pass8(const Dropout& dropout, const Words& kept, float (&y)[8]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
+    if constexpr (serves == Serves::relu && finite) {  // what is not on is below 0 or +0, and becomes 0 as it is stored
+      y[j] = fmaf(y[j], dropout.keeps(kept, j) ? dropout.on : 0.0f, 0.0f);
+      continue;
+    }
     const bool on = y[j] > 0.0f;
     y[j] = chain_output(y[j], serves == Serves::plain ? (on ? 1.0f : 0.0f) : dropout.factor(kept, j, on));
   }
@@ -195,7 +197,9 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
   constexpr bool any = serves == Serves::any;
   __shared__ ForwardTables table;
   __shared__ OffKey key;
-  __shared__ RoundKeys seed;
+  constexpr bool is_short = serves == Serves::plain || serves == Serves::relu;
+  __shared__ std::conditional_t<is_short, ShortKeys, RoundKeys> seed;
+  __shared__ ShortKeys drop_seed;
   const SideCode& code = a.c.side;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const bool planes = code.plane.bytes != nullptr;
@@ -207,8 +211,17 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     if (blockIdx.x == 0) keep_tail<type>(a);
     table.fill(a.pass.with, code.channels, blockIdx.x * kBlock);
   }
-  seed.fill(a.c.seed);
-  const Dropout dropout(a.c.chain, a.c.seed);
+  if constexpr (is_short)
+    seed.fill(a.c.seed, Stream::rounding);
+  else
+    seed.fill(a.c.seed);
+  if (serves == Serves::relu) drop_seed.fill(a.c.seed, Stream::dropout);
+  const Dropout dropout(a.c.chain, a.c.seed, serves != Serves::relu);
+  const auto kept_of = [&](uint64_t group) {
+    if constexpr (serves == Serves::relu) return drop_seed.draw(static_cast<uint32_t>(group));
+    if constexpr (serves == Serves::plain) return Words{};
+    return dropout.draw(static_cast<int64_t>(group));
+  };
   __syncthreads();
   constexpr bool is_hat = serves == Serves::codes;
   const Usual usual(table, lane, code, is_hat, type == DType::f16);
@@ -237,7 +250,11 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
       table.normalise(lane, ahead, x);
     }
     if (next < blocks) ahead = read(next);
-    Words noise = rounding_noise(seed, group);
+    Words noise;
+    if constexpr (is_short)
+      noise = seed.draw(static_cast<uint32_t>(group));
+    else
+      noise = rounding_noise(seed, group);
     uint8_t* const plane = code.plane.bytes + kOffKeyBytes + static_cast<uint64_t>(block / kOffGroup) * (kBlock / 8) + lane;
     Codes c;
     if constexpr (any) c.three = a.wide.slot(block) >= 0;
@@ -249,9 +266,9 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
       const uint32_t eight = code8_usual(table, lane, near.high, code.table.on_short[1], noise, x, off);
       store_codes<2>(a.to.codes, static_cast<int64_t>(group), eight, 8);
       if constexpr (!is_hat) {
-        if constexpr (serves != Serves::plain) pass8<serves>(dropout, group, x);
+        if constexpr (serves != Serves::plain) pass8<serves, true>(dropout, kept_of(group), x);
         Eight<type> z;
-        z.template set<serves == Serves::plain>(x);
+        z.template set<is_short>(x);
         z.store(to + static_cast<uint64_t>(block) * kBlock);
       }
       continue;
@@ -283,7 +300,7 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     else
       store_codes<2>(a.to.codes, static_cast<int64_t>(group), c.two, 8);
     if constexpr (!is_hat) {
-      pass8<serves>(dropout, group, x);
+      pass8<serves, false>(dropout, kept_of(group), x);
       write_some<type>(to + static_cast<uint64_t>(block) * kBlock, 0, 8, !any || a.aligned, x);
     }
   }
@@ -416,10 +433,11 @@ void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, Stre
                      {c.side.table, c.extra},
                      aligned};
   const unsigned grid = grid_size(side::fixed_blocks(c.side, true, kBlock, kCodeBlocks));
-  const bool narrow = aligned && c.side.table.bits == 2 && c.extra.slots == nullptr;
+  const bool narrow = aligned && c.side.table.bits == 2 && c.extra.slots == nullptr && c.side.grid.values <= kShortValues;
   with_type(pass.type, [&](auto t) {
     const auto kernel = !narrow             ? encode_blocks<t(), Serves::any>
                         : is_plain(c.chain) ? encode_blocks<t(), Serves::plain>
+                        : is_relu(c.chain, c.side.grid.values) ? encode_blocks<t(), Serves::relu>
                                             : encode_blocks<t(), Serves::dropped>;
     launch_kernel(op, stream, {grid, kCodeThreads}, kernel, a);
   });

@@ -17,7 +17,8 @@ constexpr int kFinishBatch = 16;                          // reads of a thread t
 
 /// Four channels a thread block, and as many threads as find about eight of the `rows` each.
 inline LaunchSize finish_size(int64_t channels, int64_t rows) {
-  return {grid_size(ceil_div(channels, kFinishChannels)), rows > 64 * 8 ? kFinishThreads : kFinishThreads / 2};
+  const int threads = rows > 64 * 8 ? kFinishThreads : kFinishThreads / 2;
+  return {grid_size(ceil_div(channels, kFinishChannels)), static_cast<unsigned>(threads)};
 }
 
 /// What a thread has to add up.

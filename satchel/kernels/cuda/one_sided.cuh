@@ -21,11 +21,12 @@ inline void check_fit(const NormActCode& c, const char* op) {
 
 /// What a kernel of one-sided codes serves. All but `any` ask for 2 bits and activations at multiples of 16; backward also for headers of
 /// bf16 and the batch's statistics.
-///   plain    ReLU without dropout    dropped  any activation, with dropout or without
+///   plain    ReLU without dropout    dropped  any activation, with dropout or without    relu  ReLU with dropout
 ///   any      everything              codes    encoding alone: x is x̂ already, and no z is written
-enum class Serves { plain, dropped, any, codes };
+enum class Serves { plain, dropped, any, codes, relu };
 
 inline bool is_plain(const Chain& c) { return c.drop == 0 && c.slope == 0.0f && c.scale == 1.0f; }
+inline bool is_relu(const Chain& c, int64_t values) { return c.drop > 0 && c.slope == 0.0f && values <= kShortValues; }
 
 /// Parts of the packed bytes.
 struct Parts {
