@@ -30,7 +30,7 @@ TEST(EmulatedLoss, CrossEntropyIsTheFormula) {
         }
         const Bytes own = logits.bytes();
         // exp and log are within 2 ulp and read a difference that is off by kUnit of its size, up to 30; a thread adds up ⌈classes/32⌉
-        // powers or 8, and a tree of 32 follows.
+        // powers or 7, and a tree of 32 follows.
         const double relative = (30 + 4 + 13 + static_cast<double>(ceil_div(classes, 32))) * kUnit, n = static_cast<double>(r.counted);
         double sum = 0, sizes = 0;
         for (int64_t i = 0; i < rows; ++i) {

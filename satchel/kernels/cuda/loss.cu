@@ -8,9 +8,9 @@
 namespace satchel::cuda {
 namespace {
 
-constexpr int kPairs = 6;                        // a thread's, in registers
-constexpr int64_t kParts = kSumProcessors * 24;  // thread blocks that share the rows; one partial sum each
-constexpr int kLossThreads = 1024;               // that add them up
+constexpr int kPairs = 6;                       // a thread's, in registers
+constexpr int64_t kParts = kSumProcessors * 8;  // thread blocks that share the rows; one partial sum each
+constexpr int kLossThreads = 1024;              // that add them up
 
 /// How a thread reads its classes: pairs at multiples of their size, pairs one class after the other, or classes beyond registers.
 enum class Row { pairs, halves, many };
