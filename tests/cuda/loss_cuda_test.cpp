@@ -170,8 +170,8 @@ TEST_F(Cuda, ColumnSumsEqualDoubles) {
       const Guarded own(normal({rows, columns}, 96).to(type), columns % 3);
       ASSERT_TRUE(sums_columns(own.logits));
       const at::Tensor sums = sum_columns(own.logits), wide = own.logits.to(at::kDouble);
-      // A sum is off by kUnit of what it has come to at every addition: up to 40 of a thread's rows, 10 of its thread block's slots, 4 and 31
-      // of the parts.
+      // A sum is off by kUnit of what it has come to at every addition: up to 40 of a thread's rows, 10 of its thread block's slots, 4 and
+      // 31 of the parts.
       const at::Tensor off = (sums.to(at::kDouble) - wide.sum(0)).abs(), most = wide.abs().sum(0) * (85 * kUnit);
       EXPECT_TRUE((off <= most).all().item<bool>()) << (off / most).max().item<double>() << " of the bound";
       EXPECT_TRUE(same(sum_columns(own.logits), sums)) << "a second time";

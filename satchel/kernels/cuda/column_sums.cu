@@ -11,7 +11,8 @@ constexpr int kBlockThreads = 1024;
 constexpr int64_t kParts = kSumProcessors;  // thread blocks that share the rows
 constexpr int kWarpsEnd = 32;               // that share the parts of 32 results
 
-/// `lanes` threads a row, `each` columns a thread; `slots` rows side by side; `blocks` thread blocks side by side, `parts` one below another.
+/// `lanes` threads a row, `each` columns a thread; `slots` rows side by side; `blocks` thread blocks side by side, `parts` one below
+/// another.
 struct Tiling {
   int64_t rows, columns, parts, part_rows;
   int each, lanes, slots, blocks;
@@ -102,7 +103,9 @@ void column_sums(const void* g, DType type, int64_t rows, int64_t columns, float
   const dim3 grid(grid_size(t.blocks), grid_size(t.parts));
   const bool vector = is_aligned(g);
   with_type(type, [&](auto of) {
-    const auto kernel = t.each == 1 ? sum_columns<of(), false, false> : vector ? sum_columns<of(), true, true> : sum_columns<of(), true, false>;
+    const auto kernel = t.each == 1 ? sum_columns<of(), false, false>
+                        : vector    ? sum_columns<of(), true, true>
+                                    : sum_columns<of(), true, false>;
     launch_kernel(op, stream, {grid, kBlockThreads}, kernel, t, g, partial);
   });
   if (t.parts > 1) add_up<kWarpsEnd>(partial, t.parts, columns, /*add=*/false, columns, sums, nullptr, stream, op);

@@ -11,7 +11,7 @@
 //   kSumsResident   thread blocks of the sums on one processor
 //   kBroken  values may end inside a step    kBatch  statistics are always the batch's    kAligned  g starts at a multiple of 16
 //   kSkip    a skip's gradient, kSquares  and Σ of x's squared gradients a block may be asked for
-//   kUsual   pieces that say `usual` are decoded in fewer instructions (Way)    kGates  of those, what does not pass is its channel's mean
+//   kUsual   pieces that say `usual` are decoded in fewer instructions    kGates  of those, what does not pass is its channel's mean
 //
 // A warp's steps are whole; the last, broken one is the business of one warp, behind its whole ones.
 #include "satchel/kernels/cuda/finish.cuh"
@@ -393,7 +393,8 @@ struct Step {
   }
 };
 
-/// Calls f with every step of a warp, its block, how many of a lane's eight values exist, whether it is whole, and how it is decoded. The walk has the whole steps; of those around it the warp has what is_broken(block) says. back goes from the last to the first.
+/// Calls f with every step of a warp, its block, how many of a lane's eight values exist, whether it is whole, and how it is decoded. The
+/// walk has the whole steps; of those around it the warp has what is_broken(block) says. back goes from the last to the first.
 template <class Code, DType type, Pass pass, class W, class F>
 __device__ inline void for_each_step(const typename Code::Reader& from, const Walk& walk, const void* g, const W& is_broken, const F& f) {
   const auto open = [&](Step<Code, type>& step, uint32_t block, int count, auto is_whole) {

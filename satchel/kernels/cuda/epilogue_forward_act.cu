@@ -335,7 +335,9 @@ __device__ inline void finish_tail(const Forward& a) {
   const UniformSeed seed(a.c.seed);
   const Dropout dropout(a.c.chain, a.c.seed);
   const int64_t group = whole / 8 + own / 8;
-  const auto word_of = [&](const Words& noise) { return slot < 4 ? slot < 2 ? noise.w[0] : noise.w[1] : slot < 6 ? noise.w[2] : noise.w[3]; };
+  const auto word_of = [&](const Words& noise) {
+    return slot < 4 ? slot < 2 ? noise.w[0] : noise.w[1] : slot < 6 ? noise.w[2] : noise.w[3];
+  };
   const uint32_t word = word_of(group_noise(seed, code.rounding, group)), noise = slot % 2 == 0 ? word & 0xffffu : word >> 16;
   const bool kept = dropout.keeps(word_of(dropout.draw(group)), slot);
   Extremes e;
@@ -435,10 +437,10 @@ void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, Stre
   const unsigned grid = grid_size(side::fixed_blocks(c.side, true, kBlock, kCodeBlocks));
   const bool narrow = aligned && c.side.table.bits == 2 && c.extra.slots == nullptr && c.side.grid.values <= kShortValues;
   with_type(pass.type, [&](auto t) {
-    const auto kernel = !narrow             ? encode_blocks<t(), Serves::any>
-                        : is_plain(c.chain) ? encode_blocks<t(), Serves::plain>
+    const auto kernel = !narrow                                ? encode_blocks<t(), Serves::any>
+                        : is_plain(c.chain)                    ? encode_blocks<t(), Serves::plain>
                         : is_relu(c.chain, c.side.grid.values) ? encode_blocks<t(), Serves::relu>
-                                            : encode_blocks<t(), Serves::dropped>;
+                                                               : encode_blocks<t(), Serves::dropped>;
     launch_kernel(op, stream, {grid, kCodeThreads}, kernel, a);
   });
   LaunchSize finish = finish_size(c.side.channels, grid * kBlock / c.side.channels);

@@ -1,5 +1,5 @@
-// Softmax and cross entropy of every row in one read and one write. A thread block takes up to 256 rows at a time, those that count first: a
-// team of up to 32 threads a row, six pairs of classes a thread in registers (of more, single classes are read again from the cache).
+// Softmax and cross entropy of every row in one read and one write. A thread block takes up to 256 rows at a time, those that count first:
+// a team of up to 32 threads a row, six pairs of classes a thread in registers (of more, single classes are read again from the cache).
 // Every thread writes only what it has read itself. Row losses are added in double, row by row, then by a tree, so that a run repeats to
 // the bit.
 #include "satchel/kernels/cuda/loss.h"
@@ -229,7 +229,8 @@ __global__ void __launch_bounds__(kThreads, 5) cross_entropy_rows(const __grid_c
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * a.each; first < a.rows.rows; first += static_cast<int64_t>(gridDim.x) * a.each) {
     const int counted = queue.fill(a, first), exist = static_cast<int>(min(static_cast<int64_t>(a.each), a.rows.rows - first));
     const auto row_at = [&](int i) {
-      return Held<type, row>(static_cast<typename Pair<type>::Raw*>(a.logits) + (first + queue.order[i]) * a.rows.classes, classes, lane, lanes);
+      return Held<type, row>(static_cast<typename Pair<type>::Raw*>(a.logits) + (first + queue.order[i]) * a.rows.classes, classes, lane,
+                             lanes);
     };
     for (int turn = 0; turn + leader < counted; turn += teams) {  // the same for a warp, whose threads shuffle
       const bool is_row = turn + team < counted;

@@ -63,7 +63,8 @@ void add_up(const float* partial, int64_t parts, int64_t values, bool add, int64
             const char* op) {
   const bool fours = warps == kPartWarps && values > kFewResults && values % 4 == 0 && is_aligned(partial);
   const LaunchSize size = {grid_size(ceil_div(values, fours ? 128 : 32)), warps * 32};
-  launch_kernel(op, stream, size, fours ? add_parts<warps, warps == kPartWarps ? 4 : 1> : add_parts<warps, 1>, partial, parts, values, add, first, out0, out1);
+  launch_kernel(op, stream, size, fours ? add_parts < warps, warps == kPartWarps ? 4 : 1 > : add_parts<warps, 1>, partial, parts, values,
+                add, first, out0, out1);
 }
 
 }  // namespace

@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(cons
 
 /// Off means from the partial sums and the values from `first` on, which stand in none of them.
 template <DType type>
-__global__ void __launch_bounds__(kFinishThreads)
-    finish_means(const __grid_constant__ Args a, int64_t entries, int64_t first) {
+__global__ void __launch_bounds__(kFinishThreads) finish_means(const __grid_constant__ Args a, int64_t entries, int64_t first) {
   const FinishShare share;
   const int64_t channels = a.code.channels, c = share.channel;
   double sums[2] = {};
