@@ -3,7 +3,7 @@
 set(emulated "${PROJECT_BINARY_DIR}/emulated")
 set(emulation "${PROJECT_SOURCE_DIR}/tests/emulation")
 file(GLOB kernel_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/satchel/kernels/cuda/*.cuh")
-set(kernels block_decode block_encode chain column_moments epilogue_backward epilogue_forward epilogue_forward_act loss low_pass low_pass_last
+set(kernels block_decode block_encode chain column_moments column_sums epilogue_backward epilogue_forward epilogue_forward_act loss low_pass low_pass_last
   low_pass_last_decode low_pass_stream_encode low_pass_stream_measure narrow norm_act_product norm_low_pass
   per_sample pool project project_product row_norm_backward row_norm_forward row_product side_decode side_encode slope sparse)
 set(kernel_sources ${kernels})

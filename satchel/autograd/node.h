@@ -111,8 +111,8 @@ void check_no_autocast(const at::Tensor& x, const char* op);
 /// The line of something that is kept as it is.
 SavedTensor saved_line(const std::string& name, const char* kind, const at::Tensor& kept);
 
-/// Σ over rows of rows × columns in float32, the gradient of a bias. On CUDA as a product: torch's reduction over the outer dimension was
-/// 0.3 of 5 ms of a step (docs/results.md).
+/// Σ over rows of rows × columns in float32, the gradient of a bias. On CUDA by our own kernel, or as a product where it does not serve:
+/// torch's reduction over the outer dimension was 0.3 of 5 ms of a step (docs/results.md).
 at::Tensor column_sums(const at::Tensor& g);
 
 /// The gradient to work in: g itself where nobody else holds it, else a copy; contiguous.

@@ -226,6 +226,18 @@ ColumnMoments column_moments(const at::Tensor& x, const RunningMoments& running)
   return result;
 }
 
+bool sums_columns(const at::Tensor& g) {
+  const bool known = g.scalar_type() == at::kFloat || g.scalar_type() == at::kHalf || g.scalar_type() == at::kBFloat16;
+  return cuda::compiled() && g.is_cuda() && known && g.dim() == 2 && g.numel() > 0 && g.is_contiguous() && !g.is_neg();
+}
+
+at::Tensor sum_columns(const at::Tensor& g) {
+  const Place place(g.device(), "column_sums");
+  const at::Tensor sums = floats(g.size(1), g), scratch = room_of_bytes(cuda::column_sums_scratch_bytes(g.size(0), g.size(1)), g);
+  cuda::column_sums(values(g), type_of(g), g.size(0), g.size(1), room(sums), scratch.mutable_data_ptr(), place.stream());
+  return sums;
+}
+
 void MomentsOfParts::add(const at::Tensor& x) {
   const Place place(x.device(), "column_moments");
   const int64_t channels = x.size(1), before = rows_;

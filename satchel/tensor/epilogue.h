@@ -34,7 +34,10 @@ struct RunningMoments {
 };
 /// Of every channel over rows.
 ColumnMoments column_moments(const at::Tensor& x, const RunningMoments& running);
-/// … of rows that come in parts: each part's, merged in the order they came.
+/// Σ over rows of rows × columns in float32, where sums_columns() is true of them: of a type that the kernels know, without gaps.
+bool sums_columns(const at::Tensor& g);
+at::Tensor sum_columns(const at::Tensor& g);
+/// Moments of rows that come in parts: each part's, merged in the order they came.
 class MomentsOfParts {
  public:
   void add(const at::Tensor& x);

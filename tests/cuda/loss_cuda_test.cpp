@@ -6,6 +6,7 @@
 
 #include "cuda_fixture.h"
 #include "satchel/autograd/loss.h"
+#include "satchel/tensor/epilogue.h"
 #include "satchel/tensor/loss.h"
 
 namespace satchel {
@@ -52,7 +53,7 @@ struct Expected {
     gradient = p.scatter_add(1, picked, at::full_like(picked, -1, at::kDouble)) * share;
     gradient.masked_fill_(counts.logical_not().unsqueeze(1), 0);
     // d = x − max is rounded, so e^d is off by |d| and expf's own 2 units; a sum of them by the most of that and one a term a thread
-    // adds (8, or a 32nd of the classes) and the tree of 5; share, its quotient by the sum, the product: 1 each and 1 for 2nd order.
+    // adds (6 and 1, or a 32nd of the classes) and the tree of 5; share, its quotient by the sum, the product: 1 each and 1 for 2nd order.
     const at::Tensor depth = std::get<0>(x.max(1, true)) - std::get<0>(x.min(1, true));
     const double terms = 8 + classes / 32 + 5;
     bound = (p * (depth * 2 + terms + 8) + 2) * (share * kUnit);
@@ -157,6 +158,27 @@ TEST_F(Cuda, LossOfALabelOutOfRangeIsNaNAndStaysInBounds) {
       EXPECT_TRUE(own.intact()) << bad;
     }
   }
+}
+
+TEST_F(Cuda, ColumnSumsEqualDoubles) {
+  // One thread block and all of them; eight columns a thread and one; more columns than a thread block has threads for.
+  const int64_t shapes[][2] = {{1, 1}, {7, 40}, {100003, 40}, {100003, 47}, {30011, 128}, {513, 4096}, {64, 9000}, {40, 1031}};
+  for (const auto& [rows, columns] : shapes) {
+    for (const at::ScalarType type : kTypes) {
+      if (!mine()) continue;
+      SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(columns) + ", " + c10::toString(type));
+      const Guarded own(normal({rows, columns}, 96).to(type), columns % 3);
+      ASSERT_TRUE(sums_columns(own.logits));
+      const at::Tensor sums = sum_columns(own.logits), wide = own.logits.to(at::kDouble);
+      // A sum is off by kUnit of what it has come to at every addition: up to 40 of a thread's rows, 10 of its thread block's slots, 4 and
+      // 31 of the parts.
+      const at::Tensor off = (sums.to(at::kDouble) - wide.sum(0)).abs(), most = wide.abs().sum(0) * (85 * kUnit);
+      EXPECT_TRUE((off <= most).all().item<bool>()) << (off / most).max().item<double>() << " of the bound";
+      EXPECT_TRUE(same(sum_columns(own.logits), sums)) << "a second time";
+      EXPECT_TRUE(same(sum_columns(own.logits.clone()), sums)) << "at another address";
+    }
+  }
+  EXPECT_FALSE(sums_columns(at::ones({4, 4}, at::kCUDA).t().narrow(0, 0, 2))) << "with gaps";
 }
 
 TEST_F(Cuda, ScaleMultipliesAndSparesAFactorOfOne) {

@@ -127,6 +127,12 @@ T __shfl_down_sync(uint32_t mask, T v, unsigned by) {
   return ::emulation::shuffled(mask, v, lane + by < 32 ? lane + by : lane);
 }
 inline bool __all_sync(uint32_t mask, bool v) { return ::emulation::reduced(mask, v, [](bool a, bool b) { return a && b; }); }
+inline uint32_t __ballot_sync(uint32_t mask, bool v) {
+  const uint64_t* all = ::emulation::gather(mask, v ? 1 : 0);
+  uint32_t bits = 0;
+  for (unsigned i = 0; i < 32; ++i) bits |= (mask >> i & 1 & static_cast<uint32_t>(all[i])) << i;
+  return bits;
+}
 inline bool __any_sync(uint32_t mask, bool v) { return ::emulation::reduced(mask, v, [](bool a, bool b) { return a || b; }); }
 template <class T>
 T __reduce_min_sync(uint32_t mask, T v) { return ::emulation::reduced(mask, v, [](T a, T b) { return b < a ? b : a; }); }
@@ -152,6 +158,7 @@ inline double __longlong_as_double(long long x) { return std::bit_cast<double>(x
 inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline uint32_t __float2uint_rn(float x) { return static_cast<uint32_t>(std::rint(x)); }
+inline int __popc(uint32_t x) { return std::popcount(x); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32); }
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by) {
   return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (by & 31));

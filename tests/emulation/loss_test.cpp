@@ -30,7 +30,7 @@ TEST(EmulatedLoss, CrossEntropyIsTheFormula) {
         }
         const Bytes own = logits.bytes();
         // exp and log are within 2 ulp and read a difference that is off by kUnit of its size, up to 30; a thread adds up ⌈classes/32⌉
-        // powers or 8, and a tree of 32 follows.
+        // powers or 7, and a tree of 32 follows.
         const double relative = (30 + 4 + 13 + static_cast<double>(ceil_div(classes, 32))) * kUnit, n = static_cast<double>(r.counted);
         double sum = 0, sizes = 0;
         for (int64_t i = 0; i < rows; ++i) {
@@ -50,6 +50,34 @@ TEST(EmulatedLoss, CrossEntropyIsTheFormula) {
           }
         }
         ASSERT_TRUE(is_near(*loss.floats(), sum / n, 2 * relative * sizes / n)) << *loss.floats() << ", not " << sum / n;
+      }
+    }
+  }
+}
+
+TEST(EmulatedLoss, ColumnSums) {
+  Random random(99);
+  // One thread block and several, below one another and side by side; eight columns a thread and one; slots of every height.
+  const int64_t shapes[][2] = {{1, 1}, {1, 8}, {7, 3}, {300, 40}, {3000, 47}, {1000, 8}, {2600, 128}, {40, 1032}, {9, 2000}, {150, 8200}, {33, 16400}};
+  for (const auto& [rows, columns] : shapes) {
+    for (const DType type : kTypes) {
+      SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(columns) + " " + name_of(type));
+      Floats v;
+      for (int64_t i = 0; i < rows * columns; ++i) v.push_back(random.normal());
+      const Bytes x = stored(v, type);
+      Placed g(x, shift_of(type, random)), sums(columns * 4), again(columns * 4), whole(x), scratch(cuda::column_sums_scratch_bytes(rows, columns));
+      cuda::column_sums(g.data(), type, rows, columns, sums.floats(), scratch.data(), nullptr);
+      cuda::column_sums(whole.data(), type, rows, columns, again.floats(), scratch.data(), nullptr);
+      ASSERT_TRUE(g.intact() && sums.intact() && scratch.intact());
+      ASSERT_EQ(sums.bytes(), again.bytes()) << "at another address";
+      for (int64_t c = 0; c < columns; ++c) {
+        double sum = 0, sizes = 0;
+        for (int64_t r = 0; r < rows; ++r) {
+          const double own = static_cast<double>(load(x.data(), type, r * columns + c));
+          sum += own, sizes += std::abs(own);
+        }
+        // Every addition of a sum is off by kUnit of what it has come to: at most one a row.
+        ASSERT_TRUE(is_near(sums.floats()[c], sum, static_cast<double>(std::min<int64_t>(rows, 1000)) * kUnit * sizes)) << "column " << c;
       }
     }
   }

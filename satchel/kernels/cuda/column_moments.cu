@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, vector ? 4 : 3)
   }
 }
 
-__global__ void __launch_bounds__(kFinishThreads, kFinishEach)
+__global__ void __launch_bounds__(kFinishThreads)
     finish_moments(const __grid_constant__ Tiling t, const float2* partial, const __grid_constant__ Moments to) {
   const FinishShare share;
   const int64_t c = share.channel;
@@ -115,7 +115,7 @@ void column_moments(const void* h, DType type, int64_t rows, int64_t channels, c
   with_values(type, vector, [&](auto of, auto whole) {
     launch_kernel("column_moments", stream, {grid}, moments::moments_of_tiles<of(), whole()>, t, h, partial);
   });
-  launch_kernel("column_moments", stream, {finish_blocks(channels), kFinishThreads}, moments::finish_moments, t, partial, to);
+  launch_kernel("column_moments", stream, finish_size(channels, t.parts), moments::finish_moments, t, partial, to);
 }
 
 }  // namespace satchel::cuda

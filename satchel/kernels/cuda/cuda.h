@@ -105,6 +105,10 @@ struct Moments {
 int64_t column_moments_scratch_bytes(int64_t channels);
 void column_moments(const void* h, DType, int64_t rows, int64_t channels, const Moments&, void* scratch, StreamHandle);
 
+/// Sums of columns of rows × columns (at least one row) in float32; their order depends on the sizes alone.
+int64_t column_sums_scratch_bytes(int64_t rows, int64_t columns);
+void column_sums(const void* g, DType, int64_t rows, int64_t columns, float* sums, void* scratch, StreamHandle);
+
 /// *seed = the next seed of the run: for captured graphs, one thread.
 void advance_seed(uint64_t* seed, StreamHandle);
 

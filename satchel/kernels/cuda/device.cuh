@@ -268,6 +268,35 @@ __device__ inline Words group_noise(const RoundKeys& keys, Rounding rounding, ui
   return rounding == Rounding::nearest ? nearest_noise() : rounding_noise(keys, group);
 }
 
+/// The same for one stream and groups below 2^32: what does not depend on the group is worked out once, and the first two rounds come down to
+/// two products.
+struct ShortKeys : RoundKeys {
+  /// The caller synchronises.
+  __device__ inline void fill(const uint64_t* seed, Stream stream) {
+    RoundKeys::fill(seed);
+    if (threadIdx.x != 0) return;
+    const uint4 k = pair[0];
+    uint32_t high1, low1, high0, low0;
+    multiply_wide(static_cast<uint32_t>(stream), kPhiloxM1, high1, low1);
+    multiply_wide(high1 ^ k.x, kPhiloxM0, high0, low0);
+    pair[0] = make_uint4(k.y, low1 ^ k.z, high0 ^ k.w, low0);
+  }
+  __device__ inline Words draw(uint32_t group) const {
+    uint32_t high0, low0, high1, low1;
+    uint4 k = of(0);
+    multiply_wide(group, kPhiloxM0, high0, low0);
+    multiply_wide(high0 ^ k.x, kPhiloxM1, high1, low1);
+    Words c = {high1 ^ k.y, low1, low0 ^ k.z, k.w};
+#pragma unroll
+    for (int round = 2; round < kNoiseRounds; ++round) {
+      if (round % 2 == 0) k = of(round / 2);
+      c = round % 2 == 0 ? philox_round(c, k.x, k.y) : philox_round(c, k.z, k.w);
+    }
+    return c;
+  }
+};
+constexpr int64_t kShortValues = int64_t{8} << 32;  // so many values have groups that ShortKeys serve
+
 /// rounding_noise() of groups first, first + step, … in one go: every key is read once.
 template <int count>
 __device__ inline void rounding_noises(const RoundKeys& keys, uint32_t first, uint32_t step, Words (&noise)[count]) {

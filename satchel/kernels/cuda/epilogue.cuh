@@ -116,15 +116,16 @@ struct Dropout {
   uint32_t least;    // noise in the upper half of a word, at `least` or above: kept
   float on, off;
 
-  __device__ inline Dropout(const Chain& c, const uint64_t* of)
-      : seed(of, c.drop != 0), least(c.drop << 16), on(c.scale), off(c.slope * c.scale) {}
+  /// `draws`: the seed is read.
+  __device__ inline Dropout(const Chain& c, const uint64_t* of, bool draws = true)
+      : seed(of, draws && c.drop != 0), least(c.drop << 16), on(c.scale), off(c.slope * c.scale) {}
 
   /// Anything where nothing is dropped.
   __device__ inline Words draw(int64_t group) const { return least == 0 ? Words{} : noise_of_group(Stream::dropout, group, seed); }
 
-  __device__ inline bool keeps(const Words& noise, int slot) const {
-    return (slot % 2 == 0 ? noise.w[slot / 2] << 16 : noise.w[slot / 2]) >= least;
-  }
+  /// Of the word with a slot's noise: is it kept?
+  __device__ inline bool keeps(uint32_t word, int slot) const { return (slot % 2 == 0 ? word << 16 : word) >= least; }
+  __device__ inline bool keeps(const Words& noise, int slot) const { return keeps(noise.w[slot / 2], slot); }
   __device__ inline float factor(const Words& noise, int slot, bool is_on) const { return keeps(noise, slot) ? (is_on ? on : off) : 0.0f; }
   /// Which of a group's values are kept, a bit each.
   __device__ inline uint32_t kept(int64_t group) const {

@@ -21,6 +21,11 @@ namespace satchel::cuda {
 namespace epilogue {
 namespace {
 
+/// How a piece is decoded: by the definition; in fewer instructions; so too, with off values as the off plane has drawn them.
+enum class Way { general, usual, drawn };
+template <Way way>
+using WayOf = std::integral_constant<Way, way>;
+
 /// What a thread has of its code; all threads construct it.
 template <class Code>
 struct Reader {
@@ -58,8 +63,12 @@ template <Serves serves, bool samples>
 struct OneSided : Defaults {
   static constexpr bool any = serves == Serves::any;
   static constexpr int kTurns = any ? 1 : 2, kSumsResident = kManyWalk.each;
-  static constexpr bool kBatch = !any, kAligned = !any, kUsual = true, kGates = serves == Serves::plain;
-  using Tables = ChannelTables;
+  static constexpr bool relu = serves == Serves::relu;
+  static constexpr bool kBatch = !any, kAligned = !any, kUsual = true, kGates = relu || serves == Serves::plain;
+  struct RelusTables : ChannelTables {
+    ShortKeys keys;  // of dropout
+  };
+  using Tables = std::conditional_t<relu, RelusTables, ChannelTables>;
 
   NormActCode c;
   Parts from;
@@ -80,7 +89,7 @@ struct OneSided : Defaults {
     bool planes = false;
     OffKey key = {};
 
-    __device__ inline explicit Own(const OneSided& a) : dropout(a.c.chain, a.c.seed) {}
+    __device__ inline explicit Own(const OneSided& a) : dropout(a.c.chain, a.c.seed, !relu) {}
     __device__ inline void begin(const OneSided& a, const Tables& table, int lane) {
       falling = table.falling(lane);
       if (any) flat = table.flat(lane);
@@ -89,7 +98,10 @@ struct OneSided : Defaults {
       if (planes) key = stored_key(a.c.side);
     }
   };
-  __device__ inline void fill(Tables& table, int64_t first) const { table.fill(from.channels, channels(), first); }
+  __device__ inline void fill(Tables& table, int64_t first) const {
+    table.fill(from.channels, channels(), first);
+    if constexpr (relu) table.keys.fill(c.seed, Stream::dropout);
+  }
   using Reader = epilogue::Reader<OneSided>;
 
   struct Piece {
@@ -112,29 +124,39 @@ struct OneSided : Defaults {
     __device__ inline void open(const Reader& r, int64_t group) {
       const SideCode& code = r.a.c.side;
       range = any ? load_range(r.a.from.headers, code.header, block) : load_range(&header, HeaderType::bf16, 0);
-      if constexpr (serves != Serves::plain) kept = r.own.dropout.draw(group);
+      if constexpr (relu)
+        kept = r.table.keys.draw(static_cast<uint32_t>(group));
+      else if constexpr (serves != Serves::plain)
+        kept = r.own.dropout.draw(group);
       weight = r.own.planes && !codes.three && !is_poisoned(range)
                    ? side::off_weight_of(r.own.key, block, static_cast<uint32_t>(code.plane.blocks))
                    : 0;
       const int64_t at = kOffKeyBytes + static_cast<int64_t>(block / kOffGroup) * (kBlock / 8) + r.lane;
       off_bits = weight > 0 ? __ldg(code.plane.bytes + at) : 0;
-      usual = weight == 0 && !codes.three && r.own.warp.fit(side::Bounds(range));
+      usual = !codes.three && r.own.warp.fit(side::Bounds(range));
     }
     __device__ inline float factor(const Reader& r, int j) const {
       if constexpr (serves == Serves::plain) return codes.is_on(j) ? 1.0f : 0.0f;
+      if constexpr (relu) return codes.is_on(j) ? on_factor(r, j) : 0.0f;
       return r.own.dropout.factor(kept, j, codes.is_on(j));
     }
+    /// … of a value that is on.
+    __device__ inline float on_factor(const Reader& r, int j) const {
+      if constexpr (serves == Serves::plain) return 1.0f;
+      return r.own.dropout.keeps(kept, j) ? r.own.dropout.on : 0.0f;
+    }
     /// `gated`: for a factor of 0 any finite number will do.
-    template <bool is_usual, bool gated>
+    template <Way way, bool gated>
     __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
       const Decoder decoder = r.table.decoder(r.lane, half, r.own.falling, r.own.flat);
       const side::Bounds b(range);
       const SideTable& table = r.a.c.side.table;
       const uint32_t two = codes.two >> (8 * half);
-      if constexpr (is_usual) {
+      if constexpr (way != Way::general) {
 #pragma unroll
         for (int k = 0; k < 4; ++k)
           x[k] = gated && kGates ? decoder.on_value<true>(k, two, b, table) : decoder.value<true>(k, two, b, table);
+        if constexpr (way == Way::drawn) decoder.sample_off<true>(two, off_bits >> (4 * half), static_cast<float>(weight), b, 0, x);
         return;
       }
       if (is_poisoned(range)) {
@@ -149,7 +171,7 @@ struct OneSided : Defaults {
         else
           x[k] = decoder.value<false>(k, two, b, table);
       }
-      if (weight > 0) decoder.sample_off(two, off_bits >> (4 * half), static_cast<float>(weight), b, decoder.falling, x);
+      if (weight > 0) decoder.sample_off<false>(two, off_bits >> (4 * half), static_cast<float>(weight), b, decoder.falling, x);
     }
   };
 };
@@ -197,6 +219,7 @@ struct BlocksAndReluForm : Defaults {
 
   struct Piece {
     static constexpr bool usual = false;
+    static constexpr uint32_t weight = 0;
     Header header;
     uint32_t norm = 0, sum;
 
@@ -227,7 +250,7 @@ struct BlocksAndReluForm : Defaults {
       const uint32_t code = wide ? (sum >> (2 * j) & 3) | (sum >> (16 + j) & 1) : sum >> (2 * j) & 3;  // 0 or not
       return code != 0 ? 1.0f : 0.0f;
     }
-    template <bool, bool>
+    template <Way, bool>
     __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
       const LevelTable& levels = r.a.c.norm.levels;
       const FourValues four(levels, header);
@@ -271,6 +294,7 @@ struct BlocksAndMasks : Defaults {
 
   struct Piece {
     static constexpr bool usual = false;
+    static constexpr uint32_t weight = 0;
     Header header;
     uint32_t codes, passes;
 
@@ -283,7 +307,7 @@ struct BlocksAndMasks : Defaults {
     }
     __device__ inline void open(const Reader& r, int64_t group) { passes &= r.own.dropout.kept(group); }
     __device__ inline float factor(const Reader& r, int j) const { return (passes >> j & 1) != 0 ? r.own.dropout.on : 0.0f; }
-    template <bool, bool>
+    template <Way, bool>
     __device__ inline void decode(const Reader& r, int half, float (&x)[4]) const {
       float mean[4], rstd[4];
       r.table.mean.get_half(r.lane, half, mean);
@@ -313,6 +337,7 @@ struct SamplesAndMask : Defaults {
 
   struct Piece {
     static constexpr bool usual = false;
+    static constexpr uint32_t weight = 0;
     Header header;
     uint32_t low, high;  // codes
     uint32_t passes;
@@ -333,7 +358,7 @@ struct SamplesAndMask : Defaults {
     }
     __device__ inline void open(const Reader&, int64_t) {}
     __device__ inline float factor(const Reader&, int j) const { return (passes >> j & 1) != 0 ? 1.0f : 0.0f; }
-    template <bool, bool>
+    template <Way, bool>
     __device__ inline void decode(const Reader&, int half, float (&x)[4]) const {
       const uint32_t four = half == 0 ? low : __funnelshift_rc(low, high, 4 * bits), mask = (1u << bits) - 1;
 #pragma unroll
@@ -368,16 +393,19 @@ struct Step {
   }
 };
 
-/// Calls f with every step of a warp, its block, how many of a lane's eight values exist, whether it is whole, and whether it is decoded as
-/// usual. The walk has the whole steps; of those around it the warp has what is_broken(block) says. back goes from the last to the first.
+/// Calls f with every step of a warp, its block, how many of a lane's eight values exist, whether it is whole, and how it is decoded. The
+/// walk has the whole steps; of those around it the warp has what is_broken(block) says. back goes from the last to the first.
 template <class Code, DType type, Pass pass, class W, class F>
 __device__ inline void for_each_step(const typename Code::Reader& from, const Walk& walk, const void* g, const W& is_broken, const F& f) {
   const auto open = [&](Step<Code, type>& step, uint32_t block, int count, auto is_whole) {
     step.code.open(from, static_cast<int64_t>(block) * 32 + walk.lane);
     if constexpr (Code::kUsual && is_whole()) {
-      if (step.code.usual) return f(step, block, count, is_whole, std::true_type());
+      if (step.code.usual && step.code.weight == 0) return f(step, block, count, is_whole, WayOf<Way::usual>());
+      if constexpr (pass == Pass::back) {  // the one that reads the off plane
+        if (step.code.usual) return f(step, block, count, is_whole, WayOf<Way::drawn>());
+      }
     }
-    f(step, block, count, is_whole, std::false_type());
+    f(step, block, count, is_whole, WayOf<Way::general>());
   };
   const auto broken = [&] {
 #pragma unroll 1
@@ -422,11 +450,11 @@ __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
   __shared__ typename Code::Tables table;
   const typename Code::Reader from(a, table, static_cast<int>(threadIdx.x) % 32, blockIdx.x * kBlock);
   float sum[8] = {}, along[8] = {};
-  for_all_steps<Code, type, Pass::sums>(from, g, [&](const Step<Code, type>& step, uint32_t, int count, auto whole, auto usual) {
+  for_all_steps<Code, type, Pass::sums>(from, g, [&](const Step<Code, type>& step, uint32_t, int count, auto whole, auto way) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float hat[4];
-      step.code.template decode<usual(), true>(from, half, hat);
+      step.code.template decode<way(), true>(from, half, hat);
 #pragma unroll
       for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
         const float gz = step.g[j] * step.code.factor(from, j);  // not 0 in its place: NaN and infinity stay visible
@@ -439,7 +467,7 @@ __global__ void __launch_bounds__(kWarps * 32, Code::kSumsResident)
 }
 
 /// Two sums a channel, from `entries` parts in all.
-__global__ void __launch_bounds__(kFinishThreads, kFinishEach)
+__global__ void __launch_bounds__(kFinishThreads)
     add_up_parts(const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx) {
   const FinishShare share;
   double sums[2] = {};
@@ -473,14 +501,14 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     blocked.put(own, (0.0f - fmaf(table.off.of(own), alongs.of(own), offsets.of(own))) * scales.of(own));
     __syncthreads();
   }
-  for_all_steps<Code, type, Pass::back>(from, o.g, [&](const Step<Code, type>& step, uint32_t block, int count, auto whole, auto usual) {
+  for_all_steps<Code, type, Pass::back>(from, o.g, [&](const auto& step, uint32_t block, int count, auto whole, auto way) {
     float gz[8], dx[8];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      constexpr bool gated = Code::kGates && usual();
+      constexpr bool gated = Code::kGates && way() == Way::usual;
       float hat[4] = {}, offset[4] = {}, along[4] = {}, scale[4], none[4] = {};
       if (batch) {
-        step.code.template decode<usual(), gated>(from, half, hat);
+        step.code.template decode<way(), gated>(from, half, hat);
         offsets.get_half(lane, half, offset);
         alongs.get_half(lane, half, along);
       }
@@ -489,7 +517,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 #pragma unroll
       for (int q = 0, j = 4 * half; q < 4; ++q, ++j) {
         if constexpr (gated) {
-          dx[j] = pick(step.code.codes.two & 3u << (2 * j), (step.g[j] - fmaf(hat[q], along[q], offset[q])) * scale[q], none[q]);
+          const float passing = step.g[j] * step.code.on_factor(from, j);
+          dx[j] = pick(step.code.codes.two & 3u << (2 * j), (passing - fmaf(hat[q], along[q], offset[q])) * scale[q], none[q]);
           continue;
         }
         gz[j] = step.g[j] * step.code.factor(from, j);
@@ -513,19 +542,19 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 /// Values [begin, end) of the next layer's input: decoded, then the chain with the code's own on bits.
 template <class Code, DType type>
 __global__ void __launch_bounds__(kWarps * 32, 4) input_steps(const __grid_constant__ Code a, int64_t begin, int64_t end, void* z) {
-  __shared__ ChannelTables table;
+  __shared__ typename Code::Tables table;
   const Walk walk(steps_of(begin), static_cast<uint32_t>(end / kBlock));
   const typename Code::Reader from(a, table, walk.lane, (static_cast<int64_t>(steps_of(begin)) + blockIdx.x) * kBlock);
   const auto is_edge = [&](uint32_t block) {  // with any of the lane's eight
     const int64_t i = (static_cast<int64_t>(block) * 32 + walk.lane) * 8;
     return (block == begin / kBlock || block == end / kBlock) && i + 8 > begin && i < end;
   };
-  const auto put = [&](const auto& step, uint32_t block, int, auto inside, auto usual) {
+  const auto put = [&](const auto& step, uint32_t block, int, auto inside, auto way) {
     float x[8];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float gamma[4], beta[4], hat[4];
-      step.code.template decode<usual(), true>(from, half, hat);
+      step.code.template decode<way(), true>(from, half, hat);
       table.gamma.get_half(walk.lane, half, gamma);
       table.beta.get_half(walk.lane, half, beta);
 #pragma unroll
@@ -547,6 +576,7 @@ template <bool samples, class F>
 void with_code(const NormActCode& c, bool aligned, bool batch, F&& f) {
   if (!aligned || !batch || c.side.table.bits != 2 || c.extra.slots != nullptr || c.side.header != HeaderType::bf16)
     return f(OneSided<Serves::any, samples>(c, aligned));
+  if (is_relu(c.chain, c.side.grid.values)) return f(OneSided<Serves::relu, samples>(c, true));
   if (!is_plain(c.chain)) return f(OneSided<Serves::dropped, samples>(c, true));
   f(OneSided<Serves::plain, samples>(c, true));
 }
@@ -600,7 +630,7 @@ using namespace epilogue;
 
 void finish_sums(const char* op, const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx,
                  StreamHandle stream) {
-  launch_kernel(op, stream, {finish_blocks(channels), kFinishThreads}, add_up_parts, partial, entries, channels, sum_g, sum_gx);
+  launch_kernel(op, stream, finish_size(channels, entries / channels), add_up_parts, partial, entries, channels, sum_g, sum_gx);
 }
 
 int64_t norm_scratch_bytes() { return kManyBlocks * kBlock * static_cast<int64_t>(sizeof(float2)); }

@@ -126,12 +126,14 @@ __device__ inline void code8(const ForwardTables& table, int lane, const side::B
 }
 
 /// z of a group's eight values in the place of y.
-template <Serves serves>
-__device__ inline void pass8(const Dropout& dropout, uint64_t group, float (&y)[8]) {
-  Words kept;
-  if constexpr (serves != Serves::plain) kept = dropout.draw(group);
+template <Serves serves, bool finite>
+__device__ inline void pass8(const Dropout& dropout, const Words& kept, float (&y)[8]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
+    if constexpr (serves == Serves::relu && finite) {  // what is not on is below 0 or +0, and becomes 0 as it is stored
+      y[j] = fmaf(y[j], dropout.keeps(kept, j) ? dropout.on : 0.0f, 0.0f);
+      continue;
+    }
     const bool on = y[j] > 0.0f;
     y[j] = chain_output(y[j], serves == Serves::plain ? (on ? 1.0f : 0.0f) : dropout.factor(kept, j, on));
   }
@@ -195,7 +197,9 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
   constexpr bool any = serves == Serves::any;
   __shared__ ForwardTables table;
   __shared__ OffKey key;
-  __shared__ RoundKeys seed;
+  constexpr bool is_short = serves == Serves::plain || serves == Serves::relu;
+  __shared__ std::conditional_t<is_short, ShortKeys, RoundKeys> seed;
+  __shared__ ShortKeys drop_seed;
   const SideCode& code = a.c.side;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const bool planes = code.plane.bytes != nullptr;
@@ -207,8 +211,17 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     if (blockIdx.x == 0) keep_tail<type>(a);
     table.fill(a.pass.with, code.channels, blockIdx.x * kBlock);
   }
-  seed.fill(a.c.seed);
-  const Dropout dropout(a.c.chain, a.c.seed);
+  if constexpr (is_short)
+    seed.fill(a.c.seed, Stream::rounding);
+  else
+    seed.fill(a.c.seed);
+  if (serves == Serves::relu) drop_seed.fill(a.c.seed, Stream::dropout);
+  const Dropout dropout(a.c.chain, a.c.seed, serves != Serves::relu);
+  const auto kept_of = [&](uint64_t group) {
+    if constexpr (serves == Serves::relu) return drop_seed.draw(static_cast<uint32_t>(group));
+    if constexpr (serves == Serves::plain) return Words{};
+    return dropout.draw(static_cast<int64_t>(group));
+  };
   __syncthreads();
   constexpr bool is_hat = serves == Serves::codes;
   const Usual usual(table, lane, code, is_hat, type == DType::f16);
@@ -237,7 +250,11 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
       table.normalise(lane, ahead, x);
     }
     if (next < blocks) ahead = read(next);
-    Words noise = rounding_noise(seed, group);
+    Words noise;
+    if constexpr (is_short)
+      noise = seed.draw(static_cast<uint32_t>(group));
+    else
+      noise = rounding_noise(seed, group);
     uint8_t* const plane = code.plane.bytes + kOffKeyBytes + static_cast<uint64_t>(block / kOffGroup) * (kBlock / 8) + lane;
     Codes c;
     if constexpr (any) c.three = a.wide.slot(block) >= 0;
@@ -249,9 +266,9 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
       const uint32_t eight = code8_usual(table, lane, near.high, code.table.on_short[1], noise, x, off);
       store_codes<2>(a.to.codes, static_cast<int64_t>(group), eight, 8);
       if constexpr (!is_hat) {
-        if constexpr (serves != Serves::plain) pass8<serves>(dropout, group, x);
+        if constexpr (serves != Serves::plain) pass8<serves, true>(dropout, kept_of(group), x);
         Eight<type> z;
-        z.template set<serves == Serves::plain>(x);
+        z.template set<is_short>(x);
         z.store(to + static_cast<uint64_t>(block) * kBlock);
       }
       continue;
@@ -283,48 +300,65 @@ __global__ void __launch_bounds__(kCodeThreads, 6) encode_blocks(const __grid_co
     else
       store_codes<2>(a.to.codes, static_cast<int64_t>(group), c.two, 8);
     if constexpr (!is_hat) {
-      pass8<serves>(dropout, group, x);
+      pass8<serves, false>(dropout, kept_of(group), x);
       write_some<type>(to + static_cast<uint64_t>(block) * kBlock, 0, 8, !any || a.aligned, x);
     }
   }
   write_sums<kCodeThreads / 32>(off.sum, off.count, a.partial);
 }
 
-/// The broken block by the definition, and zeros between the parts of the packed bytes. One warp.
+/// The extremes of what a thread block's threads have, for all of them, which must call this.
+__device__ inline Extremes extremes_of_block(Extremes e) {
+  __shared__ float2 pairs[kFinishThreads / 32];
+  e.reduce_warp();
+  if (threadIdx.x % 32 == 0) pairs[threadIdx.x / 32] = make_float2(e.least, e.most);
+  __syncthreads();
+  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
+    e.least = min_nan(e.least, pairs[w].x);
+    e.most = max_nan(e.most, pairs[w].y);
+  }
+  return e;
+}
+
+/// The broken block by the definition, a value a thread, and zeros between the parts of the packed bytes. One thread block of 256 or more.
 __device__ inline void finish_tail(const Forward& a) {
-  const int lane = static_cast<int>(threadIdx.x);
+  const int own = static_cast<int>(threadIdx.x), slot = own % 8;
   const SideCode& code = a.c.side;
   const int bits = code.table.bits;
   const int64_t n = code.grid.values, whole = n / kBlock * kBlock, blocks = code.grid.blocks();
-  for (int64_t i = code_bytes(n, bits) + lane; i < a.at.headers; i += 32) a.c.bytes[i] = 0;
-  for (int64_t i = a.at.headers + blocks * header_bytes(code.header) + lane; i < a.at.channels; i += 32) a.c.bytes[i] = 0;
+  const bool exists = own < n - whole;
+  const int64_t at = exists ? channel_of(whole + own, code.channels) : 0;
+  const float x = exists ? a.tail[own] : 0.0f, gamma = a.pass.with.gamma[at], beta = a.pass.with.beta[at];
+  for (int64_t i = code_bytes(n, bits) + own; i < a.at.headers; i += blockDim.x) a.c.bytes[i] = 0;
+  for (int64_t i = a.at.headers + blocks * header_bytes(code.header) + own; i < a.at.channels; i += blockDim.x) a.c.bytes[i] = 0;
   if (whole == n) return;
   const UniformSeed seed(a.c.seed);
   const Dropout dropout(a.c.chain, a.c.seed);
+  const int64_t group = whole / 8 + own / 8;
+  const auto word_of = [&](const Words& noise) {
+    return slot < 4 ? slot < 2 ? noise.w[0] : noise.w[1] : slot < 6 ? noise.w[2] : noise.w[3];
+  };
+  const uint32_t word = word_of(group_noise(seed, code.rounding, group)), noise = slot % 2 == 0 ? word & 0xffffu : word >> 16;
+  const bool kept = dropout.keeps(word_of(dropout.draw(group)), slot);
   Extremes e;
-  for (int64_t k = lane; k < n - whole; k += 32) e.add(a.tail[k]);
-  e.reduce(32);
-  const Range r = e.range(code.header);
-  if (lane == 0) store_range(a.to.headers, code.header, blocks - 1, r);
+  if (exists) e.add(x);
+  const Range r = extremes_of_block(e).range(code.header);
+  if (own == 0) store_range(a.to.headers, code.header, blocks - 1, r);
   const bool drawn = code.plane.bytes != nullptr && off_weight(side::encoder_key(code, a.c.seed, false), blocks - 1, blocks) > 0;
-  uint8_t* plane = code.plane.bytes + kOffKeyBytes + (blocks - 1) / kOffGroup * (kBlock / 8) + lane;
-  if (drawn) *plane = 0;
-  const int64_t group = whole / 8 + lane, first = group * 8;
+  const float y = fmaf(gamma, x, beta);
+  const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
+  uint32_t eight = 0, off_bits = 0;
+  if (exists) {
+    eight = (is_poisoned(r) ? poisoned_code_of(x, c, code.table) : side_code_of(x, c, r, code.table, noise)) << (bits * slot);
+    if (drawn) off_bits = (off_bit_of(x, c, r, noise) ? 1u : 0u) << slot;
+    write_any(a.pass.z, a.pass.type, whole + own, chain_output(y, kept ? (y > 0.0f ? dropout.on : dropout.off) : 0.0f));
+  }
+#pragma unroll
+  for (int o = 1; o < 8; o *= 2) eight |= __shfl_xor_sync(~0u, eight, o), off_bits |= __shfl_xor_sync(~0u, off_bits, o);
+  if (slot != 0 || own >= kBlock) return;
+  if (drawn) code.plane.bytes[kOffKeyBytes + (blocks - 1) / kOffGroup * (kBlock / 8) + own / 8] = static_cast<uint8_t>(off_bits);
   const int count = count_of(group, n);
   if (count == 0) return;
-  const Words noise = group_noise(seed, code.rounding, group), kept = dropout.draw(group);
-  uint32_t eight = 0, off_bits = 0;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (j >= count) break;
-    const int64_t at = channel_of(first + j, code.channels);
-    const float x = a.tail[first + j - whole], gamma = a.pass.with.gamma[at], beta = a.pass.with.beta[at], y = fmaf(gamma, x, beta);
-    const Channel c = {threshold_of(gamma, beta), gamma, beta, 0.0f};
-    eight |= (is_poisoned(r) ? poisoned_code_of(x, c, code.table) : side_code_of(x, c, r, code.table, noise_of(noise, j))) << (bits * j);
-    if (drawn) off_bits |= (off_bit_of(x, c, r, noise_of(noise, j)) ? 1u : 0u) << j;
-    write_any(a.pass.z, a.pass.type, first + j, chain_output(y, dropout.factor(kept, j, y > 0.0f)));
-  }
-  if (drawn) *plane = static_cast<uint8_t>(off_bits);
   if (bits == 2)
     store_codes<2>(a.to.codes, group, eight, count);
   else
@@ -332,22 +366,22 @@ __device__ inline void finish_tail(const Forward& a) {
 }
 
 /// The channel table with its off means. The last thread block codes the tail.
-__global__ void __launch_bounds__(kFinishThreads, kFinishEach) finish_encode(const __grid_constant__ Forward a, int64_t entries) {
-  if (blockIdx.x + 1 == gridDim.x) {
-    if (threadIdx.x < 32) finish_tail(a);
-    return;
-  }
+__global__ void __launch_bounds__(kFinishThreads) finish_encode(const __grid_constant__ Forward a, int64_t entries) {
+  if (blockIdx.x + 1 == gridDim.x) return finish_tail(a);
   const FinishShare share;
   const int64_t channels = a.c.side.channels, n = a.c.side.grid.values, whole = n / kBlock * kBlock, c = share.channel;
   Channel own = {};
   double sums[2] = {};
   if (c < channels) {
     own = {0.0f, a.pass.with.gamma[c], a.pass.with.beta[c], 0.0f};
-    own.threshold = threshold_of(own.gamma, own.beta);
     share.add_pairs(a.partial, entries, channels, sums);
-    for (int64_t i = whole + share.own; i < n; i += kFinishShares) {
-      const float v = flush(a.tail[i - whole]);
-      if (channel_of(i, channels) == c && !is_on(v, own)) sums[0] += v, sums[1] += 1;
+    own.threshold = threshold_of(own.gamma, own.beta);
+    if (whole < n) {  // of the tail those values that are this channel's, dealt out as the rows are
+      const int64_t past = channel_of(whole, channels), first = whole + (c >= past ? c - past : c - past + channels);
+      for (int64_t i = first + share.own * channels; i < n; i += share.all * channels) {
+        const float v = flush(a.tail[i - whole]);
+        if (!is_on(v, own)) sums[0] += v, sums[1] += 1;
+      }
     }
   }
   if (!share.add_up(sums) || c >= channels) return;
@@ -401,14 +435,17 @@ void norm_encode(const NormActCode& c, const NormPass& pass, void* scratch, Stre
                      {c.side.table, c.extra},
                      aligned};
   const unsigned grid = grid_size(side::fixed_blocks(c.side, true, kBlock, kCodeBlocks));
-  const bool narrow = aligned && c.side.table.bits == 2 && c.extra.slots == nullptr;
+  const bool narrow = aligned && c.side.table.bits == 2 && c.extra.slots == nullptr && c.side.grid.values <= kShortValues;
   with_type(pass.type, [&](auto t) {
-    const auto kernel = !narrow             ? encode_blocks<t(), Serves::any>
-                        : is_plain(c.chain) ? encode_blocks<t(), Serves::plain>
-                                            : encode_blocks<t(), Serves::dropped>;
+    const auto kernel = !narrow                                ? encode_blocks<t(), Serves::any>
+                        : is_plain(c.chain)                    ? encode_blocks<t(), Serves::plain>
+                        : is_relu(c.chain, c.side.grid.values) ? encode_blocks<t(), Serves::relu>
+                                                               : encode_blocks<t(), Serves::dropped>;
     launch_kernel(op, stream, {grid, kCodeThreads}, kernel, a);
   });
-  launch_kernel(op, stream, {finish_blocks(c.side.channels) + 1, kFinishThreads}, finish_encode, a, grid * kBlock);
+  LaunchSize finish = finish_size(c.side.channels, grid * kBlock / c.side.channels);
+  finish.blocks.x += 1;
+  launch_kernel(op, stream, finish, finish_encode, a, grid * kBlock);
 }
 
 }  // namespace satchel::cuda

@@ -59,6 +59,8 @@ void chain_on(const Chain&, const void*, DType, const float*, const float*, uint
 void side_on(const SideCode&, const uint8_t*, uint8_t*, StreamHandle) { missing("side_on"); }
 int64_t column_moments_scratch_bytes(int64_t) { missing("column_moments"); }
 void column_moments(const void*, DType, int64_t, int64_t, const Moments&, void*, StreamHandle) { missing("column_moments"); }
+int64_t column_sums_scratch_bytes(int64_t, int64_t) { missing("column_sums"); }
+void column_sums(const void*, DType, int64_t, int64_t, float*, void*, StreamHandle) { missing("column_sums"); }
 bool norm_act_fits(const SideCode&) { return false; }
 bool norm_add_fits(const NormAddCode&) { return false; }
 bool norm_block_fits(const BlockCode&, int64_t) { return false; }

@@ -21,11 +21,12 @@ inline void check_fit(const NormActCode& c, const char* op) {
 
 /// What a kernel of one-sided codes serves. All but `any` ask for 2 bits and activations at multiples of 16; backward also for headers of
 /// bf16 and the batch's statistics.
-///   plain    ReLU without dropout    dropped  any activation, with dropout or without
+///   plain    ReLU without dropout    dropped  any activation, with dropout or without    relu  ReLU with dropout
 ///   any      everything              codes    encoding alone: x is x̂ already, and no z is written
-enum class Serves { plain, dropped, any, codes };
+enum class Serves { plain, dropped, any, codes, relu };
 
 inline bool is_plain(const Chain& c) { return c.drop == 0 && c.slope == 0.0f && c.scale == 1.0f; }
+inline bool is_relu(const Chain& c, int64_t values) { return c.drop > 0 && c.slope == 0.0f && values <= kShortValues; }
 
 /// Parts of the packed bytes.
 struct Parts {
@@ -144,12 +145,20 @@ struct Decoder {
   }
 
   /// Off values among four of a drawn block, as the off plane has them: x̂ becomes m + weight·(v − m). `down`: a bit a channel whose off
-  /// side ends at the block's high: γ < 0, or γ = 0, which gradients need not tell, as they are 0.
+  /// side ends at the block's high: γ < 0, or γ = 0, which gradients need not tell, as they are 0. `usual`: WarpChannels fit the block.
+  template <bool usual>
   __device__ inline void sample_off(uint32_t codes, uint32_t bits, float weight, const side::Bounds& b, uint32_t down,
                                     float (&x)[4]) const {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float from = fminf(fmaxf(threshold[k], b.low), b.high), far = (down >> k & 1) != 0 ? b.high : b.low;
+      const float from = usual ? threshold[k] : fminf(fmaxf(threshold[k], b.low), b.high);
+      const float far = !usual && (down >> k & 1) != 0 ? b.high : b.low;
+      if constexpr (usual) {  // its mean is finite, and a threshold is not subnormal
+        const float v = (bits >> k & 1) != 0 ? flush_once(from + (far - from)) : from;
+        const float drawn = flush_once(fmaf(weight, v - off[k], off[k]));
+        x[k] = (codes >> (2 * k) & 3) == 0 ? drawn : x[k];
+        continue;
+      }
       if ((codes >> (2 * k) & 3) == 0) x[k] = side::off_value_at((bits >> k & 1) != 0, weight, from, far, off[k]);
     }
   }

@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(kThreads, 4) decode_one_sided(const __grid_con
           four[j] = is_poisoned(r) ? __uint_as_float(kCanonicalNaN) : half[k].value<false>(j, eight >> (k * 8), b, a.code.table);
         }
         if (weight > 0) {
-          half[k].sample_off(eight >> (k * 8), Own::off_bits(slot, lane, k), static_cast<float>(weight), b, half[k].falling | half[k].flat,
-                             four);
+          half[k].sample_off<false>(eight >> (k * 8), Own::off_bits(slot, lane, k), static_cast<float>(weight), b,
+                                    half[k].falling | half[k].flat, four);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) v[k * 4 + j] = four[j];

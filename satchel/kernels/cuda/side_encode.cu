@@ -68,14 +68,13 @@ __global__ void __launch_bounds__(kEncodeThreads, kEncodeEach) encode_fixed(cons
 
 /// Off means from the partial sums and the values from `first` on, which stand in none of them.
 template <DType type>
-__global__ void __launch_bounds__(kFinishThreads, kFinishEach)
-    finish_means(const __grid_constant__ Args a, int64_t entries, int64_t first) {
+__global__ void __launch_bounds__(kFinishThreads) finish_means(const __grid_constant__ Args a, int64_t entries, int64_t first) {
   const FinishShare share;
   const int64_t channels = a.code.channels, c = share.channel;
   double sums[2] = {};
   if (c < channels) {
     share.add_pairs(a.partial, entries, channels, sums);
-    for (int64_t i = first + share.own; i < a.code.grid.values; i += kFinishShares) {
+    for (int64_t i = first + share.own; i < a.code.grid.values; i += share.all) {
       const float v = flush(load(a.x, type, i));
       if (i % channels == c && !is_on(v, a.channels[c])) sums[0] += v, sums[1] += 1;
     }
@@ -172,8 +171,8 @@ void encode_typed(const Args& a, StreamHandle stream) {
   if (!means) return;
   const int64_t parts = more_of(1, less_of(kEncodeBlocks * 256 / channels, kMostParts));  // as many as the scratch holds
   if (wanted == 0) launch_kernel(op, stream, {dim3(grid_size(channels), static_cast<unsigned>(parts))}, sums_any<type>, a);
-  launch_kernel(op, stream, {finish_blocks(channels), kFinishThreads}, finish_means<type>, a, wanted > 0 ? wanted * 256 : parts * channels,
-                wanted > 0 ? coded * 256 : values);
+  const int64_t entries = wanted > 0 ? wanted * 256 : parts * channels;
+  launch_kernel(op, stream, finish_size(channels, entries / channels), finish_means<type>, a, entries, wanted > 0 ? coded * 256 : values);
 }
 
 }  // namespace
