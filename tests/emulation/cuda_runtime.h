@@ -350,6 +350,9 @@ inline void copy_to_shared(unsigned to, const void* from, int size, int all) {
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int size) { copy_to_shared(to, from, size, 16); }
 inline void cp_async_ca_shared_global(unsigned to, const void* from, int size) { copy_to_shared(to, from, size, 4); }
 inline void prefetch_global_L2(const void*) {}
+struct fence_proxy_async_shared {
+  static void cta() {}
+};
 inline void cp_async_commit_group() {}
 inline void cp_async_wait_group(int) {}
 

@@ -6,6 +6,8 @@
 
 #include "satchel/core/error.h"
 #include "satchel/kernels/cuda/launch.h"
+#include "satchel/kernels/cuda/product_tile.h"
+#include "satchel/kernels/cuda/split_product.h"
 #include "tests/emulation/common.h"
 #include "tests/emulation/cuda_runtime.h"
 
@@ -201,5 +203,12 @@ void fail(const char* op, const char* rule, const char* value) { satchel::fail(o
 void check_launch(const char*) {}
 void allow_shared(const void*, int64_t, const char*) {}
 const Gpu& this_gpu() { return emulation::gpu; }
+
+// Hopper's own instructions are not emulated.
+bool split_fits() { return false; }
+namespace epilogue::product {
+struct Product;
+void multiply_panels(const Product&, Math, dim3, StreamHandle, const char* op) { fail(op, "split_fits must be true"); }
+}  // namespace epilogue::product
 
 }  // namespace satchel::cuda

@@ -13,8 +13,9 @@ using Raw = std::conditional_t<is_half(math), uint16_t, float>;
 template <Math math>
 constexpr DType kHalfType = math == Math::f16 ? DType::f16 : DType::bf16;
 
-template <int fragments, int across>
+template <int fragments, int across, bool panels = false>
 struct Tile {
+  static constexpr bool kPanels = panels;
   static constexpr TileShape kShape = {fragments, across};
   static constexpr int kFragments = fragments, kAcross = across, kWidth = kShape.width(), kPitch = kShape.pitch(), kSums = kShape.sums();
   static constexpr int kTeams = kShape.teams(), kTeamThreads = kBlockThreads / kTeams, kTeamRows = kRows / kTeams;
@@ -25,6 +26,26 @@ __device__ inline uint32_t rounded_tf32(float x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return y;
 }
+
+/// Where numbers of G and of Z stand in a step. Rows one after the other; or panels of 64 numbers a row, as Hopper reads them: 128 bytes,
+/// whose sixteens change places by row.
+template <class T>
+struct Places {
+  static constexpr int kG = kRows * T::kPitch, kZ = kRows * kPitch;
+  __device__ static inline int of_g(int row, int column) { return row * T::kPitch + column; }
+  __device__ static inline int of_z(int row, int channel) { return row * kPitch + channel; }
+};
+template <class T>
+requires(T::kPanels) struct Places<T> {
+  static constexpr int kPanel = kRows * 64, kG = kRows * T::kWidth, kZ = kRows * kChannels;
+  __device__ static inline int of_g(int row, int column) {
+    return column / 64 * kPanel + row * 64 + ((column / 8 ^ row) % 8) * 8 + column % 8;
+  }
+  __device__ static inline int of_z(int row, int channel) { return of_g(row, channel); }
+};
+
+/// What this thread has copied and written to shared memory may be read by wgmma behind the next barrier.
+__device__ inline void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// Where a warp's sums lie in a tile, and which rows of a step it adds: from its thread's number, asked for anew each time.
 template <class T>
@@ -147,7 +168,7 @@ struct Sums<T, Math::tf32> : FragmentSums<T> {
 
 /// … of 16 bits, sixteen rows at a time. Both factors stand row after row, so ldmatrix turns them into columns.
 template <class T, Math math>
-requires(is_half(math)) struct Sums<T, math> : FragmentSums<T> {
+requires(is_half(math) && !T::kPanels) struct Sums<T, math> : FragmentSums<T> {
   using Base = FragmentSums<T>;
   using Base::sum, Base::from, Base::with;
 

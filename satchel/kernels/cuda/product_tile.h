@@ -9,6 +9,9 @@ constexpr int kBlockThreads = 512, kRows = 32, kChannels = 128;
 constexpr int kPitch = kChannels + 8;          // numbers a row of Z: lanes of a fragment meet 32 banks
 constexpr int kTableBytes = 4 * 256 * 4 + 64;  // of channels and of keys, beside the tile
 
+constexpr int kPanelColumns = 256;      // of tiles that Hopper multiplies in panels (product_sums.cuh),
+constexpr unsigned kPanelBytes = 1024;  // which start at a multiple of this
+
 enum class Math { full, tf32, bf16, f16 };  // float32 by FMA; float32 as tf32; 16 bits, in shared memory too
 
 constexpr bool is_half(Math math) { return math == Math::bf16 || math == Math::f16; }
