@@ -18,7 +18,10 @@ namespace satchel::cuda {
 namespace {
 
 constexpr int kFlight = 4, kLargeFlight = 8;  // rows of x on their way to a lane at a time, in groups and in large pieces
-constexpr int kEach = 4;                      // thread blocks a multiprocessor: 64 registers a thread
+
+/// Thread blocks a multiprocessor: sums without weights of 16 lanes do with 51 registers a thread, the others take 64.
+constexpr int each(int lanes, bool weighted) { return lanes == 16 && !weighted ? 5 : 4; }
+
 constexpr int kAddThreads = 128, kAddFlight = 16;
 constexpr int64_t kMostTiles = 65535;  // of a grid's second dimension
 
@@ -282,7 +285,7 @@ struct LargeShape {
 };
 
 template <DType type, int lanes, int wide, bool weighted, bool ragged>
-__global__ void __launch_bounds__(kThreads, kEach) multiply_rows(const __grid_constant__ Sparse a, const __grid_constant__ Operands o) {
+__global__ void __launch_bounds__(kThreads, each(lanes, weighted)) multiply_rows(const __grid_constant__ Sparse a, const __grid_constant__ Operands o) {
   using Shape = LargeShape<type, lanes, wide>;
   const int64_t warp = thread_index() / 32;
   if (warp < o.large_warps)
@@ -314,13 +317,15 @@ __global__ void __launch_bounds__(kAddThreads) add_stretches(const __grid_consta
   write1<type>(o.y + row * o.y_bytes, at, sum);
 }
 
-/// Calls f(lanes) with the size of a team for rows of `wanted` lanes: 16 do best, 8 where 16 would stand idle too often.
+/// Calls f(lanes) with the size of a team for rows of `wanted` lanes: 16 do best, 8 where 16 would stand idle too often, 5 for 5 (40 columns of
+/// 16 bits).
 template <int bytes, class F>
 void with_lanes(int64_t wanted, F&& f) {
   if constexpr (bytes < 16) {
     f(std::integral_constant<int, 32>());
   } else {
     if (wanted <= 4) return f(std::integral_constant<int, 4>());
+    if (wanted == 5) return f(std::integral_constant<int, 5>());
     if (4 * ceil_div(wanted, 16) * 16 > 5 * ceil_div(wanted, 8) * 8) return f(std::integral_constant<int, 8>());
     f(std::integral_constant<int, 16>());
   }
