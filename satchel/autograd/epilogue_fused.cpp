@@ -18,6 +18,7 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
+#include "satchel/core/stretch.h"
 #include "satchel/tensor/epilogue.h"
 #include "satchel/tensor/row_norm.h"
 
@@ -91,10 +92,6 @@ NormSave save_of(const EpilogueSaves& saves, FusedNorm pass) {
   save.extra = saves.code->bits.extra;
   return save;
 }
-
-/// From so many values on the gradient of a norm's input goes to the layer before in parts of the batch: at the end of a residual block it
-/// would be the second tensor of the block's size.
-constexpr int64_t kPartsFrom = int64_t{128} << 20;  // values
 
 /// norm_add's last pass by parts of the batch: g becomes the skip's gradient, and x's goes to `to` as it is made.
 at::Tensor back_by_parts(const EpilogueSaves& saves, const at::Tensor& g, const NormSave& save, const NormActSums& sums, SavingNode& to) {

@@ -13,6 +13,7 @@
 
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/step.h"
+#include "satchel/core/stretch.h"
 #include "satchel/tensor/epilogue.h"
 #include "satchel/tensor/pack.h"
 #include "satchel/tensor/project.h"
@@ -186,7 +187,7 @@ int64_t InputSave::samples_at_a_time() const {
   const bool whole = own_ != nullptr && std::holds_alternative<RandomProjection>(own_->save.spec().transform);
   if (whole || all[0] == 0) return std::max<int64_t>(all[0], 1);  // a projection is undone as a whole
   const bool cuda = shared_ != nullptr ? shared_->code.bytes.is_cuda() : saved().is_cuda();
-  const int64_t values = cuda ? 32 << 20 : 2 << 20;
+  const int64_t values = cuda ? kSampleStretch : 2 << 20;
   const int64_t some = std::clamp<int64_t>(values / std::max<int64_t>(values_of(all, 1), 1), 1, all[0]);
   const int64_t even = (all[0] + (all[0] + some - 1) / some - 1) / ((all[0] + some - 1) / some);  // as many each time
   const int64_t step = 8 / std::gcd<int64_t, int64_t>(values_of(all, 2), 8);                      // shared rows start at multiples of 8

@@ -20,6 +20,7 @@
 #include "satchel/autograd/node.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/core/error.h"
+#include "satchel/core/stretch.h"
 
 namespace satchel {
 namespace {
@@ -194,9 +195,6 @@ at::Tensor norm_add_act(at::Tensor x, const NormWeights& weights, const at::Tens
 
 namespace {
 
-/// From this size on a sum's convolution is made by parts: it is computed twice then, which smaller ones are not worth.
-constexpr size_t kConvByPartsFrom = size_t{512} << 20;
-
 /// Is the sum of a fresh convolution and this skip made by parts? `call` is norm_add's, with an x of no memory.
 bool sums_by_parts(const EpilogueCall& call) {
   if (!call.spare.defined() || part_samples(call.sizes) >= call.sizes[0]) return false;
@@ -212,7 +210,7 @@ bool sums_by_parts(const EpilogueCall& call) {
 at::Tensor conv_norm_add_act(ConvOfSum given, const NormWeights& weights, at::Tensor skip, const NormActOptions& options,
                              const SavePolicy& saving) {
   auto& [x, weight, how, conv_saving] = given;
-  const bool large = skip.defined() && skip.is_cuda() && skip.nbytes() >= kConvByPartsFrom && is_image(skip) && is_image(x);
+  const bool large = skip.defined() && skip.is_cuda() && static_cast<int64_t>(skip.nbytes()) >= kConvByPartsFrom && is_image(skip) && is_image(x);
   const bool fits = large && options.training() && options.norm == Norm::batch && options.activation == Activation::relu &&
                     options.dropout == 0 && layer_type(x) == skip.scalar_type() && needs_grad(x, weight) &&
                     !is_baseline(conv_saving.method) && !is_baseline(saving.method) && !how.transposed && x.dim() == weight.dim() &&

@@ -16,12 +16,12 @@
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
 #include "satchel/core/error.h"
+#include "satchel/core/stretch.h"
 
 namespace satchel {
 namespace {
 
 constexpr const char* kOp = "pixel_loss";
-constexpr int64_t kLargeValues = int64_t{32} << 20;  // of large logits at a time, but one image at least
 
 /// Holds the gradient of the small logits.
 class PixelLossNode : public SavingNode {
@@ -110,7 +110,7 @@ at::Tensor pixel_loss(const at::Tensor& logits, const at::Tensor& labels, const 
     at::Tensor total = at::zeros({}, floats);
     loss = at::zeros({}, floats);
     const int64_t images = logits.size(0), values = std::max<int64_t>(o.classes * labels.size(1) * labels.size(2), 1);
-    const int64_t some = std::max<int64_t>(kLargeValues / values, 1);
+    const int64_t some = std::max<int64_t>(kLargeLogits / values, 1);
     for (int64_t first = 0; first < images; first += some) {
       const int64_t count = std::min(some, images - first);
       const Targets targets(labels.narrow(0, first, count), o);

@@ -10,6 +10,7 @@
 #include "satchel/autograd/bit_allocator.h"
 #include "satchel/autograd/input.h"
 #include "satchel/core/levels.h"
+#include "satchel/core/stretch.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/coders.h"
 #include "satchel/tensor/epilogue.h"
@@ -19,7 +20,7 @@ namespace satchel {
 
 int64_t stretch_rows(int64_t rows, int64_t width, bool cuda) {
   width = std::max<int64_t>(width, 1);
-  const int64_t values = cuda ? 12 << 20 : 1 << 18;
+  const int64_t values = cuda ? kRowStretch : 1 << 18;
   const int64_t most = std::max<int64_t>(kGroup, ceil_div(values / width, kGroup) * kGroup);
   return ceil_div(ceil_div(rows, std::max<int64_t>(ceil_div(rows, most), 1)), kGroup) * kGroup;
 }

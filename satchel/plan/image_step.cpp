@@ -7,20 +7,16 @@
 
 #include "satchel/core/layout.h"
 #include "satchel/core/per_sample.h"
+#include "satchel/core/stretch.h"
 #include "satchel/plan/kept_line.h"
 
 namespace satchel {
 namespace {
 
-constexpr int64_t kWorkspace = int64_t{32} << 20;         // of cuBLAS on a GPU of compute capability 9
-constexpr int64_t kSampleStretch = int64_t{32} << 20;     // values decoded at a time by a convolution (autograd/input.cpp)
-constexpr int64_t kRowStretch = int64_t{12} << 20;        // … and by a linear layer or a norm of its own (autograd/shared.cpp)
-constexpr int64_t kPartsFrom = int64_t{128} << 20;        // values of a sum's gradient that goes on in parts (autograd/epilogue_fused.cpp)
-constexpr int64_t kConvByPartsFrom = int64_t{512} << 20;  // … of its convolution's result that is made in parts (autograd/norm.cpp)
+constexpr int64_t kWorkspace = int64_t{32} << 20;  // of cuBLAS on a GPU of compute capability 9
 constexpr int64_t kParts = 4;
-constexpr int64_t kLargeLogits = int64_t{32} << 20;  // values of large logits at a time (autograd/pixel_loss.cpp)
-constexpr size_t kInFlight = 2;                      // saves on their way to or from host memory at once (autograd/host_offload.h)
-constexpr int64_t kLeastOffloaded = 64 << 10;        // bytes; smaller ones stay on the device (autograd/host_offload.h)
+constexpr size_t kInFlight = 2;                // saves on their way to or from host memory at once (autograd/host_offload.h)
+constexpr int64_t kLeastOffloaded = 64 << 10;  // bytes; smaller ones stay on the device (autograd/host_offload.h)
 
 /// Lines of fp32 that are maps which torch holds, not memory of their own.
 bool is_image(const SavedTensor& line) { return line.kind == "input" || line.kind == "norm" || line.kind == "activation"; }
