@@ -444,7 +444,7 @@ def measure(name, options, ways):
 def measure_apart(name):
     """The same in a process of its own, on one core; it adds its rows to the file."""
     command = [sys.executable, *sys.argv, "--jobs", "1", "--only", name]  # the last of an option counts
-    environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     made = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = [text for text in made.stdout.splitlines() if text.startswith(f"{name} ")]
     print("\n".join(lines or [f"{name:20} ended with {made.returncode}: {made.stdout[-300:]}"]), flush=True)

@@ -10,6 +10,7 @@
 
 #include "satchel/autograd/input.h"
 #include "satchel/autograd/node.h"
+#include "satchel/autograd/weight_casts.h"
 #include "satchel/core/error.h"
 #include "satchel/tensor/check.h"
 #include "satchel/tensor/split_product.h"
@@ -47,7 +48,7 @@ class LinearNode : public SavingNode {
   explicit LinearNode(const std::string& layer) : SavingNode("linear", layer) {}
 
   InputSave input;
-  SavedVariable weight;
+  SavedWeight weight;
   at::ScalarType input_type = at::kFloat, weight_type = at::kFloat, bias_type = at::kFloat;
 
   std::vector<SavedTensor> lines() const override {
@@ -63,7 +64,7 @@ class LinearNode : public SavingNode {
     if (needs(1)) input.fetch();
     const at::Tensor rows = g.reshape({-1, g.size(-1)});
     if (needs(0)) {
-      const at::Tensor w = weight.unpack().detach().to(g.scalar_type());
+      const at::Tensor w = weight.unpack(g.scalar_type());
       gradients[0] = rows_times(g, w, {}, [&] { return at::matmul(g, w); }).to(input_type);
     }
     if (needs(1)) {
@@ -98,8 +99,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   node->weight_type = weight.scalar_type();
   if (bias.defined()) node->bias_type = bias.scalar_type();
   if (weight.requires_grad()) node->input = InputSave(x, saving, {Reads::rows, values, 1});
-  if (x.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
-  const at::Tensor w = as_type(weight.detach()), b = bias.defined() ? as_type(bias.detach()) : bias;
+  if (x.requires_grad()) node->weight = SavedWeight(weight, type);
+  const at::Tensor w = cast_weight(weight, type), b = bias.defined() ? cast_weight(bias, type) : bias;
   return attach(rows_times(values, w.t(), b, [&] { return at::linear(values, w, b); }), node);
 }
 

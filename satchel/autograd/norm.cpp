@@ -210,7 +210,8 @@ bool sums_by_parts(const EpilogueCall& call) {
 at::Tensor conv_norm_add_act(ConvOfSum given, const NormWeights& weights, at::Tensor skip, const NormActOptions& options,
                              const SavePolicy& saving) {
   auto& [x, weight, how, conv_saving] = given;
-  const bool large = skip.defined() && skip.is_cuda() && static_cast<int64_t>(skip.nbytes()) >= kConvByPartsFrom && is_image(skip) && is_image(x);
+  const bool large =
+      skip.defined() && skip.is_cuda() && static_cast<int64_t>(skip.nbytes()) >= kConvByPartsFrom && is_image(skip) && is_image(x);
   const bool fits = large && options.training() && options.norm == Norm::batch && options.activation == Activation::relu &&
                     options.dropout == 0 && layer_type(x) == skip.scalar_type() && needs_grad(x, weight) &&
                     !is_baseline(conv_saving.method) && !is_baseline(saving.method) && !how.transposed && x.dim() == weight.dim() &&

@@ -1,4 +1,5 @@
-// Weights in the 16-bit type of a model's activations: made in one kernel a step, where each use made its own. Private to the library.
+// Weights in the 16-bit type of a model's activations: made in one kernel a training step, where each use makes its own otherwise. Private
+// to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +9,8 @@
 
 namespace satchel {
 
-/// A model's. The memory stays the same from step to step, so nodes may refer to it until backward: weights that change in between are refused
-/// by their own version, and a second forward pass writes the same values.
+/// A model's. The memory stays the same from step to step, and nodes refer to it until backward. A weight that changes in between is
+/// refused by its own version; until it does, a second forward pass writes the same values. For training alone: one thread trains a model.
 class WeightCasts {
  public:
   /// While it lives, this thread's layers find the casts.
@@ -24,8 +25,11 @@ class WeightCasts {
     const WeightCasts* before_;
   };
 
+  /// Memory for these weights' casts, where it does not stand yet.
+  void reserve(const std::vector<at::Tensor>& weights, at::ScalarType type);
   /// Casts them anew.
   void update(const std::vector<at::Tensor>& weights, at::ScalarType type);
+  int64_t bytes() const;
   /// Undefined where there is none in this type.
   at::Tensor of(const at::Tensor& weight, at::ScalarType type) const;
 
@@ -36,14 +40,14 @@ class WeightCasts {
 /// The weight in `type`, without a gradient: itself, a cast in use, or one of its own.
 at::Tensor cast_weight(const at::Tensor& weight, at::ScalarType type);
 
-/// A weight that backward reads, and its cast where forward used a standing one.
+/// A weight that backward reads, and its cast where forward used a standing one. Under saved-tensor hooks there is no cast: what they give
+/// back may be the weight as it was, which torch lets change then.
 class SavedWeight {
  public:
   SavedWeight() = default;
   SavedWeight(const at::Tensor& weight, at::ScalarType type);
-  /// In that type; throws where the weight has changed since forward.
+  /// As forward read it, in that type; throws where it has changed since.
   at::Tensor unpack(at::ScalarType type) const;
-  /// Rows (outputs) and columns (inputs) of a matrix.
   at::Tensor unpack() const { return weight_.unpack(); }
   void reset_data();
 

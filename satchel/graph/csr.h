@@ -75,7 +75,7 @@ int64_t bytes_of(const Adjacency& a);
 
 /// A·x without gradients; x is float32, float16 or bfloat16 (summed in float32), columns × any width, on A's device.
 at::Tensor multiply(const Csr& a, const at::Tensor& x);
-/// Its rows [first, last) alone, into `out`: (last − first) × x's width, contiguous. The same bits.
+/// Its rows [first, last) alone, into `out`: (last − first) × x's width, rows without gaps in them, any distance apart. The same bits.
 void multiply_rows(const Csr& a, const at::Tensor& x, int64_t first, int64_t last, const at::Tensor& out);
 /// plus + A·x. Rows of both may be those of a wider matrix.
 at::Tensor multiply_plus(const Csr& a, const at::Tensor& x, const at::Tensor& plus);

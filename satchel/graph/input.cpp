@@ -14,6 +14,10 @@
 namespace satchel {
 namespace {
 
+/// On a GPU, where rows end with a word of 16 bytes: A·x reads x by whole words, and A·X is being written in what follows. On the CPU the
+/// copy of X would be memory for little.
+bool serves_beside(const at::Tensor& x) { return x.is_cuda() && !x.requires_grad() && x.size(1) * x.element_size() % 16 == 0; }
+
 int64_t version_of(const at::Tensor& t) { return t.defined() && !t.is_inference() ? t._version() : 0; }
 
 }  // namespace
@@ -53,7 +57,7 @@ GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows) {
   if (input.is_sparse()) fail(op, "features must be dense", "sparse ones");
   if (rows < 1 || rows > a.outputs()) fail(op, "rows must be 1 to " + std::to_string(a.outputs()), rows);
   const int64_t width = input.x.size(1);
-  if (rows == input.x.size(0) && !input.x.requires_grad()) {
+  if (rows == input.x.size(0) && serves_beside(input.x)) {
     const at::Tensor both = at::empty({rows, 2 * width}, input.x.options());
     input.x = both.narrow(1, 0, width).copy_(input.x);
     input.aggregated = both.narrow(1, width, width);

@@ -55,8 +55,8 @@ struct GraphInput {
 /// X·Wᵀ, sparse or dense, with a gradient.
 at::Tensor times_transposed(const GraphInput& input, const at::Tensor& weight);
 
-/// Adds the first `rows` rows of A·X to dense features; all by default. With all of them x is a copy that stands beside A·X in one matrix,
-/// so that a layer reads both in one product.
+/// Adds the first `rows` rows of A·X to dense features; all by default. With all of them x may be a copy that stands beside A·X in one
+/// matrix, so that a layer reads both in one product.
 GraphInput with_aggregated(GraphInput input, const Adjacency& a);
 GraphInput with_aggregated(GraphInput input, const Adjacency& a, int64_t rows);
 

@@ -218,7 +218,8 @@ void check_weights(const SageWeights& w, const Adjacency& a, const char* op) {
     fail(op, "both weights must have one shape", "two");
 }
 
-std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, at::ScalarType type, const Adjacency& a, const SageWeights& w, const SavePolicy& saving) {
+std::shared_ptr<SageNode> make_sage_node(const at::Tensor& x, at::ScalarType type, const Adjacency& a, const SageWeights& w,
+                                         const SavePolicy& saving) {
   auto node = make_node<SageNode>(saving.name, x, w.neighbour, w.self, w.bias);
   node->transpose = a.transpose;
   node->targets = a.targets;

@@ -68,25 +68,40 @@ void decode_block(const BlockCode& code, const Parts& from, Target x, int64_t fi
 
 // The side code.
 
-/// Mean of every channel's off values. The stretches that are summed depend on sizes, not on the number of threads.
-void set_off_means(const SideCode& code, Source x, Channel* channels) {
-  const CpuKernels& kernels = best_cpu_kernel();
-  const int64_t values = code.grid.values;
-  const int64_t stretch = std::max({kLongestChunk, ceil_div(values, 64), 4 * code.channels});
-  const auto width = static_cast<size_t>(2 * code.channels);
-  std::vector<double> sums(static_cast<size_t>(ceil_div(values, stretch)) * width);
-  for_chunks(values, stretch, [&](int64_t first, int64_t last) {
-    kernels.off_sums(code, x, channels, sums.data() + static_cast<size_t>(first / stretch) * width, first, last);
-  });
-  for (size_t c = 0; c < width; c += 2) {
-    double sum = 0, count = 0;
-    for (size_t s = c; s < sums.size(); s += width) {
-      sum += sums[s];
-      count += sums[s + 1];
-    }
-    channels[c / 2].off_mean = count == 0 ? 0.0f : static_cast<float>(sum / count);
+/// Sums of every channel's off values, and their mean. The stretches that are summed depend on sizes, not on the number of threads.
+class OffMeans {
+ public:
+  /// Stretches are whole chunks.
+  OffMeans(const SideCode& code, int64_t chunk)
+      : code_(code),
+        stretch_(ceil_div(std::max({kLongestChunk, ceil_div(code.grid.values, 64), 4 * code.channels}), chunk) * chunk),
+        width_(static_cast<size_t>(2 * code.channels)),
+        sums_(static_cast<size_t>(ceil_div(code.grid.values, stretch_)) * width_) {}
+
+  int64_t stretch() const { return stretch_; }
+
+  /// Values of one stretch, those before them first.
+  void add(Source x, const Channel* channels, int64_t first, int64_t last) {
+    best_cpu_kernel().off_sums(code_, x, channels, sums_.data() + static_cast<size_t>(first / stretch_) * width_, first, last);
   }
-}
+
+  void store(Channel* channels) const {
+    for (size_t c = 0; c < width_; c += 2) {
+      double sum = 0, count = 0;
+      for (size_t s = c; s < sums_.size(); s += width_) {
+        sum += sums_[s];
+        count += sums_[s + 1];
+      }
+      channels[c / 2].off_mean = count == 0 ? 0.0f : static_cast<float>(sum / count);
+    }
+  }
+
+ private:
+  const SideCode& code_;
+  int64_t stretch_;
+  size_t width_;
+  std::vector<double> sums_;
+};
 
 void encode_side(const SideCode& code, Source x, const uint64_t* seed, const Parts& to, const Device& device) {
   if (device.cuda) {
@@ -98,11 +113,31 @@ void encode_side(const SideCode& code, Source x, const uint64_t* seed, const Par
     const OffKey key = off_key(*seed);
     std::memcpy(to.plane, &key, sizeof(key));
   }
-  if (to.channels != nullptr && code.table.off == 1) set_off_means(code, x, to.channels);
-  encode_blocks(
-      code.grid, x, [&](int64_t first, int64_t last) { kernels.side_measure(code, x, to.headers, first, last); },
-      [&](int64_t b, Range r) { store_range(to.headers, code.header, b, make_range(r.low, r.high, !is_poisoned(r), code.header)); },
-      [&](int64_t first, int64_t last) { kernels.side_encode(code, x, to.channels, *seed, to.headers, to.codes, first, last); });
+  const auto measure = [&](int64_t first, int64_t last) { kernels.side_measure(code, x, to.headers, first, last); };
+  const auto encode = [&](int64_t first, int64_t last) {
+    kernels.side_encode(code, x, to.channels, *seed, to.headers, to.codes, first, last);
+  };
+  const auto store = [&](int64_t b, Range r) {
+    store_range(to.headers, code.header, b, make_range(r.low, r.high, !is_poisoned(r), code.header));
+  };
+  if (to.channels == nullptr || code.table.off != 1) return encode_blocks(code.grid, x, measure, store, encode);
+  // Where every value has a channel of its own, a channel's sum is one value after another: summed beside the coding, chunk by chunk, it
+  // costs no read of its own.
+  const int64_t quantum = quantum_of(code.grid);
+  const bool beside = code.inner == 1 && std::min(quantum, code.grid.values) <= kLongestChunk;
+  const int64_t chunk = beside ? chunk_of(quantum) : 1;
+  OffMeans means(code, chunk);
+  for_chunks(code.grid.values, means.stretch(), [&](int64_t first, int64_t last) {
+    if (!beside) return means.add(x, to.channels, first, last);
+    for (int64_t i = first, end = 0; i < last; i = end) {
+      end = std::min(i + chunk, last);
+      measure(code.grid.block_of(i), first_block_after(code.grid, end));
+      encode(i, end);
+      means.add(x, to.channels, i, end);
+    }
+  });
+  means.store(to.channels);
+  if (!beside) encode_blocks(code.grid, x, measure, store, encode);
 }
 
 void decode_side(const SideCode& code, const Parts& from, Target x, int64_t first, int64_t last, const Device& device) {

@@ -25,10 +25,12 @@ void check_shape(const GraphShape& s) {
 /// Dense features in `type`: as they are where they stand so already, else a copy.
 GraphInput in_type(GraphInput input, at::ScalarType type) {
   if (!input.x.defined() || input.x.scalar_type() == type) return input;
-  const at::Tensor x = input.x.to(type);
+  const at::Tensor both = side_by_side(input.x, input.aggregated);
+  const std::vector<at::Tensor> halves = both.defined() ? both.to(type).chunk(2, 1) : std::vector<at::Tensor>();
+  const at::Tensor x = both.defined() ? halves[0] : input.x.to(type);
   input.aggregated_by.moved(input.x, x);
   input.x = x;
-  if (input.aggregated.defined()) input.aggregated = input.aggregated.to(type);
+  if (input.aggregated.defined()) input.aggregated = both.defined() ? halves[1] : input.aggregated.to(type);
   return input;
 }
 
@@ -44,7 +46,8 @@ at::ScalarType activation_type(Amp amp) {
   fail("graph_model", "amp must be none, bf16 or fp16", "auto");
 }
 
-GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(options), type_(activation_type(options.amp)), casts_(std::make_shared<WeightCasts>()) {
+GraphModelImpl::GraphModelImpl(const GraphModelOptions& options)
+    : options_(options), type_(activation_type(options.amp)), casts_(std::make_shared<WeightCasts>()) {
   const GraphShape& s = options_.shape;
   check_shape(s);
   validate_for_graph(options_.method, "graph_model");
@@ -63,6 +66,20 @@ GraphModelImpl::GraphModelImpl(const GraphModelOptions& options) : options_(opti
   }
 }
 
+bool GraphModelImpl::casts_weights() const { return type_ != at::kFloat && !is_baseline(options_.method); }
+
+std::vector<at::Tensor> GraphModelImpl::layer_weights() const {
+  std::vector<at::Tensor> weights;
+  for (const auto& conv : convs_)
+    for (const at::Tensor& w : conv->parameters()) weights.push_back(w);
+  return weights;
+}
+
+int64_t GraphModelImpl::reserve_casts() {
+  if (casts_weights()) casts_->reserve(layer_weights(), type_);
+  return casts_->bytes();
+}
+
 at::Tensor GraphModelImpl::forward(const GraphInput& input, const Adjacency& a) { return logits(input, a).to(at::kFloat); }
 
 at::Tensor GraphModelImpl::logits(const GraphInput& input, const Adjacency& a) { return logits(input, a, a); }
@@ -72,11 +89,8 @@ at::Tensor GraphModelImpl::logits(const GraphInput& given, const Adjacency& a, c
   const GraphInput input = type_ == at::kFloat ? given : in_type(given, type_);
   const auto norm_follows = [&](size_t i) { return i < norms_.size() && options_.shape.norm == Norm::batch && norms_[i]->is_training(); };
   std::optional<WeightCasts::Use> use;
-  if (type_ != at::kFloat && !is_baseline(options_.method)) {
-    std::vector<at::Tensor> weights;
-    for (const auto& conv : convs_)
-      for (const at::Tensor& w : conv->parameters()) weights.push_back(w);
-    casts_->update(weights, type_);
+  if (casts_weights() && at::GradMode::is_enabled()) {
+    casts_->update(layer_weights(), type_);
     use.emplace(*casts_);
   }
   at::Tensor x = convs_[0]->forward_data(input, a, norm_follows(0));

@@ -37,15 +37,21 @@ class GraphModelImpl : public torch::nn::Module {
   at::Tensor logits(const GraphInput& input, const Adjacency& a);
   /// … of the last layer's targets alone: `last` is rows_for(a, nodes), and there are two layers at least.
   at::Tensor logits(const GraphInput& input, const Adjacency& a, const Adjacency& last);
+  /// Takes the memory that training in 16 bits needs for casts of the weights, where it does not stand yet: bytes. forward() does so
+  /// otherwise.
+  int64_t reserve_casts();
   const GraphModelOptions& options() const { return options_; }
   const std::vector<std::shared_ptr<GraphConvImpl>>& convs() const { return convs_; }
 
  private:
+  bool casts_weights() const;
+  std::vector<at::Tensor> layer_weights() const;
+
   GraphModelOptions options_;
   at::ScalarType type_;  // of activations
   std::vector<std::shared_ptr<GraphConvImpl>> convs_;
   std::vector<nn::NormAct> norms_;
-  std::shared_ptr<WeightCasts> casts_;  // of 16-bit activations
+  std::shared_ptr<WeightCasts> casts_;  // of training in 16 bits
 };
 TORCH_MODULE(GraphModel);
 

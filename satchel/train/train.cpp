@@ -47,6 +47,7 @@ class GraphTraining : public TrainTask {
               optimizer_, device_, options_.cuda_graph) {
     if (wants_training_rows(options_)) give_training_rows(task_);
     if (cached_rows_ > 0) task_.input = with_aggregated(std::move(task_.input), task_.a, cached_rows_);
+    cast_bytes_ = model_->reserve_casts();
   }
 
   const TrainOptions& options() const { return options_; }
@@ -86,7 +87,7 @@ class GraphTraining : public TrainTask {
   TensorMap state() const override { return optimizer_.state(); }
   void restore(const TensorMap& state) override { optimizer_.restore(state); }
   int64_t cached_rows() const override { return cached_rows_; }
-  int64_t standing_bytes() const override { return cached_bytes() + last_layer_bytes(task_); }
+  int64_t standing_bytes() const override { return cached_bytes() + last_layer_bytes(task_) + cast_bytes_; }
 
   void add_to(RunResult& r, double) const override {
     r.cached_bytes = cached_bytes();
@@ -108,7 +109,8 @@ class GraphTraining : public TrainTask {
   GraphModel model_;
   double scale_;  // of gradients on their way back
   ParameterStep optimizer_;
-  int64_t cached_rows_;  // of A·X
+  int64_t cached_rows_;     // of A·X
+  int64_t cast_bytes_ = 0;  // of weights in 16 bits
   TrainStep step_;
   bool finite_ = true;  // all logits of the last evaluation
 };

@@ -82,8 +82,9 @@ std::string words(Mode mode) {
   return mode.type == at::kFloat ? (mode.tf32 ? "tf32" : "float32") : mode.type == at::kHalf ? "f16" : "bf16";
 }
 
-/// What a factor counts as where products are lined up to be added. Tensor cores go by the factors' exponents, and a subnormal number of f16
-/// has that of 2^−14 there, however small it is: seen on an H200 as −0.00607·−2^−24 + 1.165·−2^−24, which is off by 2^−39. Zeros count as nothing.
+/// What a factor counts as where products are lined up to be added. Tensor cores go by the factors' exponents, and a subnormal number of
+/// f16 has that of 2^−14 there, however small it is: seen on an H200 as −0.00607·−2^−24 + 1.165·−2^−24, which is off by 2^−39. Zeros count
+/// as nothing.
 at::Tensor size_in_sums(const at::Tensor& x, Mode mode) {
   return mode.type == at::kHalf ? x.abs().clamp_min(0x1p-14).masked_fill_(x == 0, 0) : x.abs();
 }

@@ -259,6 +259,8 @@ class RowProductInOnePass : public Cuda {
     setenv("SATCHEL_ROW_PRODUCT", "fused", 1);
   }
   void TearDown() override { unsetenv("SATCHEL_ROW_PRODUCT"); }
+  /// Shared memory for two factors of a depth of 128: every GPU but those with 99 KiB.
+  static bool has_room() { return at::cuda::getCurrentDeviceProperties()->sharedMemPerBlockOptin >= size_t{160} << 10; }
 };
 
 TEST_F(RowProductInOnePass, IsRightWithinRounding) {
@@ -282,6 +284,11 @@ TEST_F(RowProductInOnePass, IsRightWithinRounding) {
           EXPECT_TRUE(((got.to(at::kDouble) - want).abs() <= size * loss * (1 + unit) + want.abs() * unit + 0x1p-25).all().item<bool>());
           if (repeats()) {
             EXPECT_TRUE(same(RowProduct(w, bias, rows)(x), got)) << "a second time";
+          }
+          if (rows > 4000 && depth == 128 && has_room()) {  // torch's rounding of the first sum shows in some of so many
+            setenv("SATCHEL_ROW_PRODUCT", "torch", 1);
+            EXPECT_FALSE(same(RowProduct(w, bias, rows)(x), got)) << "torch's products ran";
+            setenv("SATCHEL_ROW_PRODUCT", "fused", 1);
           }
         }
       }

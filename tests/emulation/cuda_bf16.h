@@ -3,7 +3,9 @@
 
 #include "tests/emulation/cuda_runtime.h"
 
-struct __nv_bfloat162 { uint32_t pair; };
+struct __nv_bfloat162 {
+  uint32_t pair;
+};
 inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high) {
   __nv_bfloat162 h;
   ::emulation::cvt_rn_bf16x2_f32(h.pair, high, low);

@@ -1,7 +1,7 @@
-// What the kernels use of CUDA, for the CPU: the types, the functions, and the PTX instructions, which translate.py turns into calls. A thread
-// is a fiber (emulator.cpp), a block's threads take turns, and blocks run one after the other. Not emulated: time, memory that is not
-// coherent, races. Tensor cores: the products of a warp, not those of four; asynchronous copies
-// are there at once, so that a wait that is missing does not show.
+// What the kernels use of CUDA, for the CPU: the types, the functions, and the PTX instructions, which translate.py turns into calls. A
+// thread is a fiber (emulator.cpp), a block's threads take turns, and blocks run one after the other. Not emulated: time, memory that is
+// not coherent, races. Tensor cores: the products of a warp, not those of four; asynchronous copies are there at once, so that a wait that
+// is missing does not show.
 #pragma once
 
 #include <bit>
@@ -20,13 +20,27 @@
 #define __builtin_assume(x) static_cast<void>(0)
 #define __isGlobal(p) true
 
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) uint2 { uint32_t x, y; };
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(16) double2 { double x, y; };
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(16) double2 {
+  double x, y;
+};
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
@@ -101,13 +115,21 @@ T reduced(uint32_t mask, T v, const F& f) {
 inline void __syncthreads() { ::emulation::sync_block(); }
 inline void __syncwarp(uint32_t mask = ~0u) { ::emulation::gather(mask, 0); }
 template <class T>
-T __ldg(const T* p) { return *p; }
+T __ldg(const T* p) {
+  return *p;
+}
 template <class T>
-T __ldcs(const T* p) { return *p; }
+T __ldcs(const T* p) {
+  return *p;
+}
 template <class T>
-void __stcs(T* p, const T& v) { *p = v; }
+void __stcs(T* p, const T& v) {
+  *p = v;
+}
 template <class T>
-T __shfl_sync(uint32_t mask, T v, int from) { return ::emulation::shuffled(mask, v, static_cast<unsigned>(from)); }
+T __shfl_sync(uint32_t mask, T v, int from) {
+  return ::emulation::shuffled(mask, v, static_cast<unsigned>(from));
+}
 /// `width` lanes, a power of two, are a warp of their own.
 template <class T>
 T __shfl_sync(uint32_t mask, T v, int from, int width) {
@@ -115,7 +137,9 @@ T __shfl_sync(uint32_t mask, T v, int from, int width) {
   return ::emulation::shuffled(mask, v, (::emulation::lane() & ~within) | (static_cast<unsigned>(from) & within));
 }
 template <class T>
-T __shfl_xor_sync(uint32_t mask, T v, int with) { return ::emulation::shuffled(mask, v, ::emulation::lane() ^ static_cast<unsigned>(with)); }
+T __shfl_xor_sync(uint32_t mask, T v, int with) {
+  return ::emulation::shuffled(mask, v, ::emulation::lane() ^ static_cast<unsigned>(with));
+}
 template <class T>
 T __shfl_up_sync(uint32_t mask, T v, unsigned by) {
   const unsigned lane = ::emulation::lane();
@@ -126,20 +150,30 @@ T __shfl_down_sync(uint32_t mask, T v, unsigned by) {
   const unsigned lane = ::emulation::lane();
   return ::emulation::shuffled(mask, v, lane + by < 32 ? lane + by : lane);
 }
-inline bool __all_sync(uint32_t mask, bool v) { return ::emulation::reduced(mask, v, [](bool a, bool b) { return a && b; }); }
+inline bool __all_sync(uint32_t mask, bool v) {
+  return ::emulation::reduced(mask, v, [](bool a, bool b) { return a && b; });
+}
 inline uint32_t __ballot_sync(uint32_t mask, bool v) {
   const uint64_t* all = ::emulation::gather(mask, v ? 1 : 0);
   uint32_t bits = 0;
   for (unsigned i = 0; i < 32; ++i) bits |= (mask >> i & 1 & static_cast<uint32_t>(all[i])) << i;
   return bits;
 }
-inline bool __any_sync(uint32_t mask, bool v) { return ::emulation::reduced(mask, v, [](bool a, bool b) { return a || b; }); }
+inline bool __any_sync(uint32_t mask, bool v) {
+  return ::emulation::reduced(mask, v, [](bool a, bool b) { return a || b; });
+}
 template <class T>
-T __reduce_min_sync(uint32_t mask, T v) { return ::emulation::reduced(mask, v, [](T a, T b) { return b < a ? b : a; }); }
+T __reduce_min_sync(uint32_t mask, T v) {
+  return ::emulation::reduced(mask, v, [](T a, T b) { return b < a ? b : a; });
+}
 template <class T>
-T __reduce_max_sync(uint32_t mask, T v) { return ::emulation::reduced(mask, v, [](T a, T b) { return a < b ? b : a; }); }
+T __reduce_max_sync(uint32_t mask, T v) {
+  return ::emulation::reduced(mask, v, [](T a, T b) { return a < b ? b : a; });
+}
 template <class T>
-T __reduce_or_sync(uint32_t mask, T v) { return ::emulation::reduced(mask, v, [](T a, T b) { return a | b; }); }
+T __reduce_or_sync(uint32_t mask, T v) {
+  return ::emulation::reduced(mask, v, [](T a, T b) { return a | b; });
+}
 template <class T>
 T __reduce_add_sync(uint32_t mask, T v) {  // the first value is the thread's own, which comes again
   const uint64_t* all = ::emulation::gather(mask, ::emulation::bits_of(v));
@@ -202,12 +236,14 @@ void ld_volatile_shared_v4_u32(T& a, T& b, T& c, T& d, unsigned from) {
   const T* p = reinterpret_cast<const T*>(&anchor + static_cast<int>(from));
   a = p[0], b = p[1], c = p[2], d = p[3];
 }
-inline void ld_volatile_shared_v4_f32(float& a, float& b, float& c, float& d, unsigned from) { ld_volatile_shared_v4_u32(a, b, c, d, from); }
+inline void ld_volatile_shared_v4_f32(float& a, float& b, float& c, float& d, unsigned from) {
+  ld_volatile_shared_v4_u32(a, b, c, d, from);
+}
 inline void mul_wide_u32_mov_b64(uint32_t& low, uint32_t& high, uint32_t a, uint32_t b) {
   const uint64_t p = static_cast<uint64_t>(a) * b;
   low = static_cast<uint32_t>(p), high = static_cast<uint32_t>(p >> 32);
 }
-inline void mul_ftz_f32(float& y, float x) { y = flushed(x); }          // times 1
+inline void mul_ftz_f32(float& y, float x) { y = flushed(x); }         // times 1
 inline void add_ftz_f32(float& y, float x) { y = flushed(x) + 0.0f; }  // plus 0
 inline void add_sat_f32(float& y, float a, float b) { y = a + b > 0.0f ? (a + b < 1.0f ? a + b : 1.0f) : 0.0f; }
 inline void set_gt_f32_f32(float& y, float a, float b) { y = a > b ? 1.0f : 0.0f; }
@@ -223,7 +259,8 @@ inline void rcp_approx_ftz_f32(float& y, float x) { y = flushed(1.0f / flushed(x
 inline void ex2_approx_ftz_f32(float& y, float x) { y = flushed(std::exp2(flushed(x))); }
 inline void setp_ne_u32_selp_f32(float& y, uint32_t bits, float a, float b) { y = bits != 0 ? a : b; }
 inline void setp_ne_u32_fma_rn_f32(float& y, uint32_t bits, float a, float b, float c) { y = bits != 0 ? std::fma(a, b, c) : y; }
-inline void fma_rn_f32_setp_gt_f32_or_b32_add_f32_add_f32(uint32_t& codes, float& sum, float& count, float gamma, float beta, float v, uint32_t code) {
+inline void fma_rn_f32_setp_gt_f32_or_b32_add_f32_add_f32(uint32_t& codes, float& sum, float& count, float gamma, float beta, float v,
+                                                          uint32_t code) {
   if (std::fma(gamma, v, beta) > 0.0f) {
     codes |= code;
   } else {
@@ -256,7 +293,8 @@ void each_bf16(uint32_t& c, uint32_t a, uint32_t b, const F& f) {
 template <class F>
 void each_f16(uint32_t& c, uint32_t a, uint32_t b, const F& f) {
   float x[2], y[2], z[2];
-  for (int i = 0; i < 2; ++i) cvt_f32_f16(x[i], static_cast<uint16_t>(a >> (16 * i))), cvt_f32_f16(y[i], static_cast<uint16_t>(b >> (16 * i)));
+  for (int i = 0; i < 2; ++i)
+    cvt_f32_f16(x[i], static_cast<uint16_t>(a >> (16 * i))), cvt_f32_f16(y[i], static_cast<uint16_t>(b >> (16 * i)));
   for (int i = 0; i < 2; ++i) f(z[i], x[i], y[i]);
   cvt_rn_f16x2_f32(c, z[1], z[0]);
 }
@@ -265,10 +303,12 @@ inline void max_NaN_f16x2(uint32_t& c, uint32_t a, uint32_t b) { each_f16(c, a, 
 inline void min_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a, b, min_NaN_f32); }
 inline void max_NaN_bf16x2(uint32_t& c, uint32_t a, uint32_t b) { each_bf16(c, a, b, max_NaN_f32); }
 
-inline void ld_global_nc_v4_f32(float& a, float& b, float& c, float& d, const float* from) { a = from[0], b = from[1], c = from[2], d = from[3]; }
+inline void ld_global_nc_v4_f32(float& a, float& b, float& c, float& d, const float* from) {
+  a = from[0], b = from[1], c = from[2], d = from[3];
+}
 
-/// C += A·B of 16 × 16 and 16 × 8 numbers of 16 bits, spread over the warp as PTX has it; a sum is made number after number in float32, where
-/// the tensor core's own order and rounding are not known.
+/// C += A·B of 16 × 16 and 16 × 8 numbers of 16 bits, spread over the warp as PTX has it; a sum is made number after number in float32,
+/// where the tensor core's own order and rounding are not known.
 template <class F>
 void multiply_halves(float* const (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, const F& number) {
   const auto both = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
@@ -284,18 +324,18 @@ void multiply_halves(float* const (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2
     for (unsigned k = 0; k < 16; ++k) *c[i] += at(i < 2 ? upper : lower, row, k) * at(columns, column + i % 2, k);
   }
 }
-inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                                               uint32_t b0, uint32_t b1) {
+inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1,
+                                                                uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   multiply_halves({&c0, &c1, &c2, &c3}, a0, a1, a2, a3, b0, b1, float_of_bf16);
 }
-inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                                             uint32_t b0, uint32_t b1) {
+inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1,
+                                                              uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   multiply_halves({&c0, &c1, &c2, &c3}, a0, a1, a2, a3, b0, b1, [](uint16_t h) { return static_cast<float>(std::bit_cast<_Float16>(h)); });
 }
 
 /// The same of 16 × 8 and 8 × 8 numbers of tf32, whose lower 13 bits are not looked at.
-inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                                              uint32_t b1) {
+inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1,
+                                                               uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   const auto both = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
   uint64_t upper[32], lower[32], columns[32];
   std::memcpy(upper, gather(~0u, both(a0, a2)), sizeof upper);
@@ -315,7 +355,9 @@ inline void cvt_rna_tf32_f32(uint32_t& y, float x) {
   if (std::isfinite(x)) y = (y + 0x1000u) & 0xffffe000u;
 }
 /// Where an address in shared memory is.
-inline char* shared_at(unsigned address) { return reinterpret_cast<char*>(reinterpret_cast<intptr_t>(&anchor) + static_cast<int>(address)); }
+inline char* shared_at(unsigned address) {
+  return reinterpret_cast<char*>(reinterpret_cast<intptr_t>(&anchor) + static_cast<int>(address));
+}
 
 /// Four times 8 × 8 numbers of 16 bits: lane 8·j + i names line i of the j-th, and lane l gets numbers l % 4 · 2 and + 1 of line l / 4; or,
 /// turned, numbers l / 4 of lines l % 4 · 2 and + 1.
@@ -339,7 +381,9 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(uint32_t& a, uint32_t
   load_matrices(true, {&a, &b, &c, &d}, line);
 }
 template <class T>
-void mov_u32(T& x) { x = static_cast<T>(here().thread.x); }  // %tid.x
+void mov_u32(T& x) {
+  x = static_cast<T>(here().thread.x);
+}  // %tid.x
 
 /// `size` bytes of `all`, zeros for the others.
 inline void copy_to_shared(unsigned to, const void* from, int size, int all) {

@@ -125,8 +125,14 @@ void run_block(const Launch& launch, dim3 at) {
   block.left = count;
   for (unsigned i = 0; i < count; ++i) {
     Thread& t = block.threads[i];
-    t = {{{i % launch.threads.x, i / launch.threads.x % launch.threads.y, i / launch.threads.x / launch.threads.y}, at, launch.threads, launch.blocks},
-         nullptr, i / 32, i % 32, false};
+    t = {{{i % launch.threads.x, i / launch.threads.x % launch.threads.y, i / launch.threads.x / launch.threads.y},
+          at,
+          launch.threads,
+          launch.blocks},
+         nullptr,
+         i / 32,
+         i % 32,
+         false};
     start(t, block.stacks.get() + i * kStack);
   }
   while (block.left > 0) {
@@ -183,7 +189,7 @@ void Launch::operator<<(const std::function<void()>& kernel) const {
     satchel::fail("launch", "a block must have 1 to 1024 threads, and a grid a block", threads.x);
   }
   block.kernel = &kernel;
-  if (bytes > kMostShared) satchel::fail("launch", "a block must have at most 128 KiB of shared memory", bytes);
+  if (bytes > kMostShared) satchel::fail("launch", "a block must have at most " + std::to_string(kMostShared >> 10) + " KiB of shared memory", bytes);
   std::memset(shared, 0xff, static_cast<size_t>(bytes));  // nothing that a kernel may rely on
   for (unsigned z = 0; z < blocks.z; ++z) {
     for (unsigned y = 0; y < blocks.y; ++y) {

@@ -30,7 +30,8 @@ void put_wide(const ExtraBits& extra, const Coded& three, Bytes& codes, Bytes& p
   for (int64_t i = 0; i < values; ++i) {
     const uint32_t code = extra.is_wide(i) ? get_code(three.codes.data(), 3, i) : get_code(codes.data(), 2, i);
     put_code(two.data(), 2, i, code & 3);
-    if (extra.is_wide(i)) put_code(plane.data(), 1, extra.slots[static_cast<size_t>(i / extra.sample)] * extra.sample + i % extra.sample, code >> 2);
+    if (extra.is_wide(i))
+      put_code(plane.data(), 1, extra.slots[static_cast<size_t>(i / extra.sample)] * extra.sample + i % extra.sample, code >> 2);
   }
   codes = two;
 }
@@ -88,8 +89,12 @@ TEST(EmulatedEpilogue, NormActKeepsTheScalarKernelsBytes) {
     if (n < 256) continue;
     const Levels levels = random.one_in(4) ? Levels::even : Levels::optimal;
     const bool odd = random.one_in(3), sampled = bits == 2 && random.one_in(2);
-    SideCode code = {grid_of(n, 256), odd && random.one_in(2) ? HeaderType::f32 : HeaderType::bf16,
-                     odd && random.one_in(2) ? Rounding::nearest : Rounding::stochastic, side_table(bits, Side::one_sided, levels, 256), shape.channels, 1};
+    SideCode code = {grid_of(n, 256),
+                     odd && random.one_in(2) ? HeaderType::f32 : HeaderType::bf16,
+                     odd && random.one_in(2) ? Rounding::nearest : Rounding::stochastic,
+                     side_table(bits, Side::one_sided, levels, 256),
+                     shape.channels,
+                     1};
     ASSERT_TRUE(cuda::norm_act_fits(code));
     const Layout at = layout_of(code.grid, bits, code.header, 0, shape.channels, sampled);
     const OffPlane plane = {nullptr, code.grid.blocks(), off_slot_bytes(code.grid)};
@@ -159,7 +164,8 @@ TEST(EmulatedEpilogue, NormActKeepsTheScalarKernelsBytes) {
       ASSERT_TRUE(equal(a.threshold, b.threshold) && equal(a.gamma, b.gamma) && equal(a.beta, b.beta)) << "channel " << k;
       const double count = sums[2 * k + 1], mean = bits == 3 || count == 0 ? 0 : sums[2 * k] / count;
       const double depth = static_cast<double>(ceil_div(n, 256) + 12);
-      ASSERT_TRUE(is_near(a.off_mean, mean, count == 0 || bits == 3 ? 0 : depth * kUnit * sizes[k] / count)) << k << ": " << a.off_mean << ", not " << mean;
+      ASSERT_TRUE(is_near(a.off_mean, mean, count == 0 || bits == 3 ? 0 : depth * kUnit * sizes[k] / count))
+          << k << ": " << a.off_mean << ", not " << mean;
     }
 
     // Backward, from what the codes stand for.
@@ -175,7 +181,8 @@ TEST(EmulatedEpilogue, NormActKeepsTheScalarKernelsBytes) {
     const Floats means = decoded(code), samples = decoded(of_truth);
     Bytes on(static_cast<size_t>(code_bytes(n, 1)));
     for (int64_t i = 0; i < n; ++i) {
-      const bool passes = extra.is_wide(i) ? get_code(three.codes.data(), 3, i) >= 2 : get_code(two.codes.data(), bits, i) >= static_cast<uint32_t>(code.table.off);
+      const bool passes = extra.is_wide(i) ? get_code(three.codes.data(), 3, i) >= 2
+                                           : get_code(two.codes.data(), bits, i) >= static_cast<uint32_t>(code.table.off);
       put_code(on.data(), 1, i, passes ? 1 : 0);
     }
     if (chain.drop == 0) c.seed = nullptr;
@@ -188,19 +195,25 @@ TEST(EmulatedEpilogue, NormActKeepsTheScalarKernelsBytes) {
     const Sums batch(shape.rows, shape.channels, random);
     const bool uses = !random.one_in(4);
     const int64_t rows = random.one_in(3) ? 2 * shape.rows + 1 : 0;
-    cuda::norm_back(c, {given.data(), type, nullptr, norm.rstd.data(), uses ? batch.g.data() : nullptr, uses ? batch.gx.data() : nullptr, nullptr, given.data(), nullptr, rows}, nullptr);
+    cuda::norm_back(c,
+                    {given.data(), type, nullptr, norm.rstd.data(), uses ? batch.g.data() : nullptr, uses ? batch.gx.data() : nullptr,
+                     nullptr, given.data(), nullptr, rows},
+                    nullptr);
     ASSERT_TRUE(given.intact() && bytes.intact());
     ASSERT_EQ(bytes.bytes(), made);
-    ASSERT_NO_FATAL_FAILURE(expect_gradient(given.bytes(), type, gz, samples, norm, uses ? &batch : nullptr, rows == 0 ? shape.rows : rows));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_gradient(given.bytes(), type, gz, samples, norm, uses ? &batch : nullptr, rows == 0 ? shape.rows : rows));
 
     // The next layer's input, by parts.
     const Bytes input = stored(chained(chain, norm, means, on.data(), seed), type);
     for (int k = 0; k < 2; ++k) {
-      const int64_t first = k == 0 ? 0 : random.below(shape.rows), last = k == 0 ? shape.rows : first + 1 + random.below(shape.rows - first);
+      const int64_t first = k == 0 ? 0 : random.below(shape.rows),
+                    last = k == 0 ? shape.rows : first + 1 + random.below(shape.rows - first);
       Placed out((last - first) * shape.channels * size_of(type), shift_of(type, random));
       cuda::norm_act_input(c, first, last, out.data(), type, nullptr);
       ASSERT_TRUE(out.intact());
-      ASSERT_TRUE(same(out.bytes(), slice(input, type, first * shape.channels, last * shape.channels), type)) << "rows " << first << " to " << last;
+      ASSERT_TRUE(same(out.bytes(), slice(input, type, first * shape.channels, last * shape.channels), type))
+          << "rows " << first << " to " << last;
     }
   }
 }
@@ -230,15 +243,16 @@ TEST(EmulatedEpilogue, NormAddKeepsTheScalarKernelsBytes) {
     const int64_t n = norm.values();
     const auto header = [&] { return !usual && random.one_in(2) ? HeaderType::f32 : HeaderType::bf16; };
     const auto rounding = [&] { return !usual && random.one_in(3) ? Rounding::nearest : Rounding::stochastic; };
-    const int bits = alone || usual ? 2 : 1 + static_cast<int>(random.below(4)), sum_bits = usual || extra_bits ? 2 : 2 + static_cast<int>(random.below(2));
+    const int bits = alone || usual ? 2 : 1 + static_cast<int>(random.below(4)),
+              sum_bits = usual || extra_bits ? 2 : 2 + static_cast<int>(random.below(2));
     const Levels levels = !alone && !usual && random.one_in(2) ? Levels::even : Levels::optimal;
     const BlockCode code = {grid_of(n, 256), header(), rounding(), levels_of(bits, levels, 256)};
     const SideCode sum = {grid_of(n, 256), header(), rounding(), side_table(sum_bits, Side::relu, Levels::optimal, 256)};
     const SideTable three_table = side_table(3, Side::relu, Levels::optimal, 256);
     const ExtraBits extra = extra_bits ? ExtraBits(shape.samples, n / shape.samples, three_table, random) : ExtraBits();
     const uint64_t norm_seed = random.bits(), sum_seed = random.bits();
-    SCOPED_TRACE(describe(code, type) + "; " + describe(sum, type) + "; " + std::to_string(shape.channels) + " channels" + (tame ? ", tame" : "") +
-                 (alone ? ", alone" : "") + (extra_bits ? ", extra bits" : ""));
+    SCOPED_TRACE(describe(code, type) + "; " + describe(sum, type) + "; " + std::to_string(shape.channels) + " channels" +
+                 (tame ? ", tame" : "") + (alone ? ", alone" : "") + (extra_bits ? ", extra bits" : ""));
 
     // The truth.
     Bytes skip = gradient(n, type, random);
@@ -260,9 +274,15 @@ TEST(EmulatedEpilogue, NormAddKeepsTheScalarKernelsBytes) {
     // Forward, whole or in two parts.
     const Layout at = layout_of(code.grid, bits, code.header), sum_at = layout_of(sum.grid, sum_bits, sum.header);
     Placed bytes(at.total), sum_bytes(alone ? 0 : sum_at.total), extra_plane(extra.plane_bytes());
-    cuda::NormAddCode c = {code, sum, shape.channels, {bytes.data() + at.codes, bytes.data() + at.headers},
+    cuda::NormAddCode c = {code,
+                           sum,
+                           shape.channels,
+                           {bytes.data() + at.codes, bytes.data() + at.headers},
                            {alone ? nullptr : sum_bytes.data() + sum_at.codes, alone ? nullptr : sum_bytes.data() + sum_at.headers},
-                           extra.view(extra_plane.data()), &norm_seed, &sum_seed, alone};
+                           extra.view(extra_plane.data()),
+                           &norm_seed,
+                           &sum_seed,
+                           alone};
     ASSERT_TRUE(cuda::norm_add_fits(c));
     int64_t step = 1;  // rows that are whole blocks
     while (step * shape.channels % 256 != 0) ++step;
@@ -294,7 +314,9 @@ TEST(EmulatedEpilogue, NormAddKeepsTheScalarKernelsBytes) {
     const Floats hat = floats_of(decode(kScalar, code, truth, DType::f32), DType::f32);
     Floats gz = floats_of(g, type);
     for (int64_t i = 0; i < n; ++i) {
-      const bool high = extra.is_wide(i) && get_code(true_extra.data(), 1, extra.slots[static_cast<size_t>(i / extra.sample)] * extra.sample + i % extra.sample) != 0;
+      const bool high =
+          extra.is_wide(i) &&
+          get_code(true_extra.data(), 1, extra.slots[static_cast<size_t>(i / extra.sample)] * extra.sample + i % extra.sample) != 0;
       const bool passes = alone || get_code(true_sum.codes.data(), sum_bits, i) != 0 || high;
       gz[static_cast<size_t>(i)] *= passes ? 1.0f : 0.0f;
     }
@@ -307,15 +329,17 @@ TEST(EmulatedEpilogue, NormAddKeepsTheScalarKernelsBytes) {
     const int64_t rows = random.one_in(3) ? 2 * shape.rows + 1 : 0, kind = random.below(4);
     Placed dskip(n * size_of(type)), dx(n * size_of(type));
     Placed *of_skip = kind == 0 ? nullptr : kind == 1 ? &given : &dskip, *of_x = kind == 3 ? nullptr : kind == 2 ? &given : &dx;
-    cuda::norm_back(c, {given.data(), type, norm.gamma.data(), norm.rstd.data(), uses ? batch.g.data() : nullptr, uses ? batch.gx.data() : nullptr,
-                        of_skip == nullptr ? nullptr : of_skip->data(), of_x == nullptr ? nullptr : of_x->data(), nullptr, rows}, nullptr);
+    cuda::norm_back(
+        c,
+        {given.data(), type, norm.gamma.data(), norm.rstd.data(), uses ? batch.g.data() : nullptr, uses ? batch.gx.data() : nullptr,
+         of_skip == nullptr ? nullptr : of_skip->data(), of_x == nullptr ? nullptr : of_x->data(), nullptr, rows},
+        nullptr);
     ASSERT_TRUE(given.intact() && dskip.intact() && dx.intact());
     if (of_skip != nullptr) {
       ASSERT_TRUE(same(of_skip->bytes(), stored(gz, type), type)) << "skip's gradient";
     }
     if (of_x != nullptr) {
-      ASSERT_NO_FATAL_FAILURE(
-          expect_gradient(of_x->bytes(), type, gz, hat, norm, uses ? &batch : nullptr, rows == 0 ? shape.rows : rows));
+      ASSERT_NO_FATAL_FAILURE(expect_gradient(of_x->bytes(), type, gz, hat, norm, uses ? &batch : nullptr, rows == 0 ? shape.rows : rows));
     }
   }
 }

@@ -46,7 +46,8 @@ TEST(EmulatedLoss, CrossEntropyIsTheFormula) {
             const double p = std::exp(at(c) - most) / total, g = r.scale / n;
             const double truth = !counts ? 0 : known ? g * (p - (c == label ? 1 : 0)) : NAN;
             const float found = load(own.data(), type, i * classes + c);
-            ASSERT_TRUE(is_near(found, truth, 2 * relative * g * p + 4 * kUnit * g, type)) << "row " << i << ", class " << c << ": " << found << ", not " << truth;
+            ASSERT_TRUE(is_near(found, truth, 2 * relative * g * p + 4 * kUnit * g, type))
+                << "row " << i << ", class " << c << ": " << found << ", not " << truth;
           }
         }
         ASSERT_TRUE(is_near(*loss.floats(), sum / n, 2 * relative * sizes / n)) << *loss.floats() << ", not " << sum / n;
@@ -58,14 +59,16 @@ TEST(EmulatedLoss, CrossEntropyIsTheFormula) {
 TEST(EmulatedLoss, ColumnSums) {
   Random random(99);
   // One thread block and several, below one another and side by side; eight columns a thread and one; slots of every height.
-  const int64_t shapes[][2] = {{1, 1}, {1, 8}, {7, 3}, {300, 40}, {3000, 47}, {1000, 8}, {2600, 128}, {40, 1032}, {9, 2000}, {150, 8200}, {33, 16400}};
+  const int64_t shapes[][2] = {{1, 1},      {1, 8},     {7, 3},    {300, 40},   {3000, 47}, {1000, 8},
+                               {2600, 128}, {40, 1032}, {9, 2000}, {150, 8200}, {33, 16400}};
   for (const auto& [rows, columns] : shapes) {
     for (const DType type : kTypes) {
       SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(columns) + " " + name_of(type));
       Floats v;
       for (int64_t i = 0; i < rows * columns; ++i) v.push_back(random.normal());
       const Bytes x = stored(v, type);
-      Placed g(x, shift_of(type, random)), sums(columns * 4), again(columns * 4), whole(x), scratch(cuda::column_sums_scratch_bytes(rows, columns));
+      Placed g(x, shift_of(type, random)), sums(columns * 4), again(columns * 4), whole(x),
+          scratch(cuda::column_sums_scratch_bytes(rows, columns));
       cuda::column_sums(g.data(), type, rows, columns, sums.floats(), scratch.data(), nullptr);
       cuda::column_sums(whole.data(), type, rows, columns, again.floats(), scratch.data(), nullptr);
       ASSERT_TRUE(g.intact() && sums.intact() && scratch.intact());
@@ -92,7 +95,8 @@ TEST(EmulatedLoss, ScaleAndNormRows) {
     SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(channels) + " " + name_of(type));
     const Bytes g = stored(mixed_values(n, random), type), x = stored(mixed_values(n, random), type);
     Floats scale, along, offset, scaled, line;
-    for (int64_t c = 0; c < channels; ++c) scale.push_back(random.normal()), along.push_back(random.normal()), offset.push_back(random.normal());
+    for (int64_t c = 0; c < channels; ++c)
+      scale.push_back(random.normal()), along.push_back(random.normal()), offset.push_back(random.normal());
     const float factor = random.one_in(4) ? 1.0f : random.normal();
     for (int64_t i = 0; i < n; ++i) {
       const size_t c = static_cast<size_t>(i % channels);

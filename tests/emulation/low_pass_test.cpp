@@ -15,7 +15,8 @@ struct LowPass {
   Layout at;
   Bytes truth;  // codes, gap, headers, gap, means
 
-  LowPass(const LowPassShape& maps, const BlockCode& how, DType type, Random& random) : shape(maps), code(how), type(type), seed(random.bits()) {
+  LowPass(const LowPassShape& maps, const BlockCode& how, DType type, Random& random)
+      : shape(maps), code(how), type(type), seed(random.bits()) {
     const int64_t n = shape.maps * shape.map_values(), windows = shape.maps * shape.windows();
     Floats v = mixed_values(n, random);
     for (float& f : v) f += random.one_in(3) ? 0.0f : 1.0f;
@@ -49,7 +50,8 @@ Bytes last(const Bytes& x, DType type, int64_t channels, int64_t pixels) {
   Bytes y(x.size());
   const size_t size = static_cast<size_t>(size_of(type));
   for (size_t i = 0; i < x.size() / size; ++i) {
-    const size_t c = static_cast<size_t>(channels), p = static_cast<size_t>(pixels), in = i % (c * p), to = i / (c * p) * c * p + in % p * c + in / p;
+    const size_t c = static_cast<size_t>(channels), p = static_cast<size_t>(pixels), in = i % (c * p),
+                 to = i / (c * p) * c * p + in % p * c + in / p;
     std::memcpy(y.data() + to * size, x.data() + i * size, size);
   }
   return y;
@@ -57,19 +59,22 @@ Bytes last(const Bytes& x, DType type, int64_t channels, int64_t pixels) {
 
 TEST(EmulatedLowPass, MapsAreTheScalarKernels) {
   Random random(101);
-  const LowPassShape shapes[] = {{5, 1, 7, 7, 8}, {3, 1, 8, 8, 8}, {4, 1, 17, 24, 8}, {2, 1, 56, 56, 8}, {1, 1, 64, 128, 8}, {3, 5, 9, 6, 8}, {7, 1, 1, 50, 8}, {2, 1, 20, 24, 4}, {3, 1, 16, 20, 3}};
+  const LowPassShape shapes[] = {{5, 1, 7, 7, 8}, {3, 1, 8, 8, 8},  {4, 1, 17, 24, 8}, {2, 1, 56, 56, 8}, {1, 1, 64, 128, 8},
+                                 {3, 5, 9, 6, 8}, {7, 1, 1, 50, 8}, {2, 1, 20, 24, 4}, {3, 1, 16, 20, 3}};
   for (int trial = 0; trial < 120; ++trial) {
     const LowPassShape shape = shapes[trial % 9];
     const int64_t n = shape.maps * shape.map_values();
     const int bits = random.one_in(3) ? 1 + static_cast<int>(random.below(8)) : random.one_in(2) ? 2 : 4;
     const BlockCode code = {grid_of(n, random.one_in(4) ? 100 : shape.map_values()), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16,
-                            random.one_in(3) ? Rounding::nearest : Rounding::stochastic, levels_of(bits, random.one_in(4) ? Levels::optimal : Levels::even, 256)};
+                            random.one_in(3) ? Rounding::nearest : Rounding::stochastic,
+                            levels_of(bits, random.one_in(4) ? Levels::optimal : Levels::even, 256)};
     const DType type = kTypes[trial / 9 % 3], out = random.pick(kTypes);
     SCOPED_TRACE(describe(code, type) + ", maps of " + std::to_string(shape.height) + " x " + std::to_string(shape.width));
     const LowPass p(shape, code, type, random);
     Placed from(p.x, shift_of(type, random)), bytes(p.at.total);
     Placed scratch(cuda::low_pass_scratch_bytes(shape, code, from.data()));
-    cuda::low_pass_encode(shape, code, from.data(), type, &p.seed, bytes.data(), bytes.data() + p.at.headers, means_in(bytes, p.at), scratch.data(), nullptr);
+    cuda::low_pass_encode(shape, code, from.data(), type, &p.seed, bytes.data(), bytes.data() + p.at.headers, means_in(bytes, p.at),
+                          scratch.data(), nullptr);
     ASSERT_TRUE(bytes.intact() && scratch.intact());
     ASSERT_EQ(bytes.bytes(), p.truth);
     Placed to(n * size_of(out), shift_of(out, random));
@@ -95,8 +100,9 @@ TEST(EmulatedLowPass, MapsAreTheScalarKernels) {
 struct Planes {
   int64_t samples, channels, height, width;
 };
-constexpr Planes kPlanes[] = {{3, 64, 7, 7},  {2, 16, 14, 14}, {2, 8, 28, 28}, {1, 8, 56, 56}, {2, 24, 9, 16}, {1, 8, 17, 20},  {2, 40, 12, 6},
-                              {2, 16, 3, 3},  {2, 32, 24, 24}, {1, 8, 64, 64}, {1, 40, 31, 31}, {3, 8, 4, 2},  {1, 16, 112, 112}};
+constexpr Planes kPlanes[] = {{3, 64, 7, 7},   {2, 16, 14, 14}, {2, 8, 28, 28},   {1, 8, 56, 56},  {2, 24, 9, 16},
+                              {1, 8, 17, 20},  {2, 40, 12, 6},  {2, 16, 3, 3},    {2, 32, 24, 24}, {1, 8, 64, 64},
+                              {1, 40, 31, 31}, {3, 8, 4, 2},    {1, 16, 112, 112}};
 
 TEST(EmulatedLowPass, ChannelsLastAreTheScalarKernels) {
   Random random(102);
@@ -105,23 +111,27 @@ TEST(EmulatedLowPass, ChannelsLastAreTheScalarKernels) {
     const Planes& s = kPlanes[trial % 13];
     const LowPassShape shape = {s.samples * s.channels, 1, s.height, s.width, 8};
     const int64_t pixels = shape.map_values(), n = shape.maps * pixels;
-    const BlockCode code = {grid_of(n, pixels), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16, random.one_in(3) ? Rounding::nearest : Rounding::stochastic,
+    const BlockCode code = {grid_of(n, pixels), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16,
+                            random.one_in(3) ? Rounding::nearest : Rounding::stochastic,
                             levels_of(random.one_in(3) ? 4 : 2, Levels::even, 256)};
     const DType type = kTypes[trial / 13 % 3];
-    SCOPED_TRACE(describe(code, type) + ", " + std::to_string(s.channels) + " maps of " + std::to_string(s.height) + " x " + std::to_string(s.width));
+    SCOPED_TRACE(describe(code, type) + ", " + std::to_string(s.channels) + " maps of " + std::to_string(s.height) + " x " +
+                 std::to_string(s.width));
     const LowPass p(shape, code, type, random);
     Placed from(last(p.x, type, s.channels, pixels)), bytes(p.at.total);
     if (cuda::low_pass_last_encodes(shape, code, s.channels, from.data(), type)) {
       ++encoded;
       Placed scratch(cuda::low_pass_last_scratch_bytes(shape, s.channels, type));
-      cuda::low_pass_last_encode(shape, code, s.channels, from.data(), type, &p.seed, bytes.data(), bytes.data() + p.at.headers, means_in(bytes, p.at), scratch.data(), nullptr);
+      cuda::low_pass_last_encode(shape, code, s.channels, from.data(), type, &p.seed, bytes.data(), bytes.data() + p.at.headers,
+                                 means_in(bytes, p.at), scratch.data(), nullptr);
       ASSERT_TRUE(bytes.intact() && scratch.intact());
       ASSERT_EQ(bytes.bytes(), p.truth);
     }
     Placed truth(p.truth), to(n * size_of(type));
     if (!cuda::low_pass_last_decodes(shape, code, s.channels, to.data(), type)) continue;
     ++decoded;
-    cuda::low_pass_last_decode(shape, code, s.channels, truth.data(), truth.data() + p.at.headers, means_in(truth, p.at), to.data(), type, nullptr);
+    cuda::low_pass_last_decode(shape, code, s.channels, truth.data(), truth.data() + p.at.headers, means_in(truth, p.at), to.data(), type,
+                               nullptr);
     ASSERT_TRUE(to.intact());
     ASSERT_TRUE(same(to.bytes(), last(p.decoded(type), type, s.channels, pixels), type));
   }
@@ -136,11 +146,12 @@ TEST(EmulatedLowPass, NormsKeepTheScalarKernelsBytes) {
     const Planes& s = kPlanes[trial % 13];
     const LowPassShape shape = {s.samples * s.channels, 1, s.height, s.width, 8};
     const int64_t pixels = shape.map_values(), n = shape.maps * pixels, rows = s.samples * pixels;
-    const BlockCode code = {grid_of(n, pixels), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16, random.one_in(3) ? Rounding::nearest : Rounding::stochastic,
-                            levels_of(2, Levels::even, 256)};
+    const BlockCode code = {grid_of(n, pixels), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16,
+                            random.one_in(3) ? Rounding::nearest : Rounding::stochastic, levels_of(2, Levels::even, 256)};
     const DType type = kTypes[trial / 13 % 3];
     const int end = trial / 39 == 0 ? 1 : static_cast<int>(random.below(3));  // norm, ReLU, skip and ReLU
-    SCOPED_TRACE(describe(code, type) + ", " + std::to_string(s.channels) + " maps of " + std::to_string(s.height) + " x " + std::to_string(s.width) + ", end " + std::to_string(end));
+    SCOPED_TRACE(describe(code, type) + ", " + std::to_string(s.channels) + " maps of " + std::to_string(s.height) + " x " +
+                 std::to_string(s.width) + ", end " + std::to_string(end));
     const LowPass p(shape, code, type, random);
     Placed bytes(p.at.total), on(end == 0 ? 0 : n / 8);
     const cuda::LowPassParts parts = {shape, code, s.channels, bytes.data(), bytes.data() + p.at.headers, means_in(bytes, p.at)};
@@ -150,7 +161,8 @@ TEST(EmulatedLowPass, NormsKeepTheScalarKernelsBytes) {
 
     // Moments: of means off by 16 kUnit of the largest value, as column_moments() has them, and of lines merged one by one.
     Placed from(x), mean(4 * s.channels), rstd(4 * s.channels), var(4 * s.channels), scratch(cuda::norm_low_pass_scratch_bytes(parts));
-    cuda::norm_low_pass_measure(parts, from.data(), type, {mean.floats(), rstd.floats(), var.floats(), nullptr, nullptr, 1e-3, 0.1}, scratch.data(), nullptr);
+    cuda::norm_low_pass_measure(parts, from.data(), type, {mean.floats(), rstd.floats(), var.floats(), nullptr, nullptr, 1e-3, 0.1},
+                                scratch.data(), nullptr);
     ASSERT_TRUE(mean.intact() && rstd.intact() && var.intact() && scratch.intact() && bytes.intact());
     const double lines = 3.0 * static_cast<double>(s.samples * s.height * ceil_div(s.width, 8));
     for (int64_t c = 0; c < s.channels; ++c) {
@@ -170,7 +182,8 @@ TEST(EmulatedLowPass, NormsKeepTheScalarKernelsBytes) {
       }
       ASSERT_TRUE(is_near(mean.floats()[c], truth, e)) << c << ": " << mean.floats()[c] << ", not " << truth;
       const double variance = squares / static_cast<double>(rows);
-      ASSERT_TRUE(is_near(var.floats()[c], variance, (40 + lines) * kUnit * variance + 4 * far * e + e * e)) << c << ": " << var.floats()[c] << ", not " << variance;
+      ASSERT_TRUE(is_near(var.floats()[c], variance, (40 + lines) * kUnit * variance + 4 * far * e + e * e))
+          << c << ": " << var.floats()[c] << ", not " << variance;
     }
 
     // Forward, with statistics of any kind.
@@ -192,7 +205,10 @@ TEST(EmulatedLowPass, NormsKeepTheScalarKernelsBytes) {
     Placed beside(skip), other(n * size_of(type));
     Placed& to = end == 2 && random.one_in(2) ? beside : other;
     const cuda::NormLowPassCode norm = {parts, end == 0 ? nullptr : on.data(), own_mean.data(), own_rstd.data()};
-    cuda::norm_encode(norm, {from.data(), type, {own_mean.data(), own_rstd.data(), gamma.data(), beta.data()}, to.data(), end == 2 ? beside.data() : nullptr}, &p.seed, nullptr);
+    cuda::norm_encode(
+        norm,
+        {from.data(), type, {own_mean.data(), own_rstd.data(), gamma.data(), beta.data()}, to.data(), end == 2 ? beside.data() : nullptr},
+        &p.seed, nullptr);
     ASSERT_TRUE(bytes.intact() && on.intact() && beside.intact() && other.intact());
     ASSERT_EQ(bytes.bytes(), p.truth);
     ASSERT_TRUE(same(to.bytes(), stored(z, type), type)) << "z";
@@ -205,7 +221,8 @@ TEST(EmulatedLowPass, NormsKeepTheScalarKernelsBytes) {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t c = i % s.channels, pixel = i / s.channels % pixels, map = i / s.channels / pixels * s.channels + c;
       const Header h = load_header(p.truth.data() + p.at.headers, code.header, map);
-      const double window = from_bf16(p.means()[map * shape.windows() + pixel / s.width / 8 * ceil_div(s.width, 8) + pixel % s.width / 8]), m = own_mean[static_cast<size_t>(c)];
+      const double window = from_bf16(p.means()[map * shape.windows() + pixel / s.width / 8 * ceil_div(s.width, 8) + pixel % s.width / 8]),
+                   m = own_mean[static_cast<size_t>(c)];
       hat.push_back(window - m + h.low + get_code(p.truth.data(), 2, map * pixels + pixel) * static_cast<double>(h.step));
       size.push_back(std::abs(window) + std::abs(m) + std::abs(h.low) + 8 * static_cast<double>(h.step));
       if (end != 0 && get_code(true_on.data(), 1, i) == 0) gz[static_cast<size_t>(i)] = 0.0f;
@@ -222,12 +239,16 @@ TEST(EmulatedLowPass, NormsKeepTheScalarKernelsBytes) {
       }
       const double by = own_rstd[static_cast<size_t>(c)];
       ASSERT_TRUE(is_near(sum.floats()[c], a, depth * kUnit * a_size)) << c;
-      ASSERT_TRUE(is_near(along.floats()[c], by * b, by * kUnit * (depth * b_size + 6 * off))) << c << ": " << along.floats()[c] << ", not " << by * b;
+      ASSERT_TRUE(is_near(along.floats()[c], by * b, by * kUnit * (depth * b_size + 6 * off)))
+          << c << ": " << along.floats()[c] << ", not " << by * b;
     }
     const Sums batch(rows, s.channels, random);
     const int64_t kind = random.below(4);
     Placed *of_skip = kind == 0 ? nullptr : kind == 1 ? &given : &dskip, *of_x = kind == 3 ? nullptr : kind == 2 ? &given : &dx;
-    cuda::norm_back(norm, {given.data(), type, gamma.data(), own_rstd.data(), batch.g.data(), batch.gx.data(), of_skip == nullptr ? nullptr : of_skip->data(), of_x == nullptr ? nullptr : of_x->data()}, nullptr);
+    cuda::norm_back(norm,
+                    {given.data(), type, gamma.data(), own_rstd.data(), batch.g.data(), batch.gx.data(),
+                     of_skip == nullptr ? nullptr : of_skip->data(), of_x == nullptr ? nullptr : of_x->data()},
+                    nullptr);
     ASSERT_TRUE(given.intact() && dskip.intact() && dx.intact());
     if (of_skip != nullptr) {
       ASSERT_TRUE(same(of_skip->bytes(), stored(gz, type), type)) << "skip's gradient";
@@ -237,7 +258,8 @@ TEST(EmulatedLowPass, NormsKeepTheScalarKernelsBytes) {
       const double slope = static_cast<double>(gamma[c]) * own_rstd[c], each = static_cast<double>(rows);
       const double by = -slope * own_rstd[c] * (batch.gx[c] / each), offset = -slope * (batch.g[c] / each);
       const double truth = slope * gz[k] + by * hat[k] + offset;
-      const double bound = 14 * kUnit * (std::abs(slope * gz[k]) + std::abs(by) * size[k] + std::abs(offset));  // five more operations, and 1/N
+      const double bound =
+          14 * kUnit * (std::abs(slope * gz[k]) + std::abs(by) * size[k] + std::abs(offset));  // five more operations, and 1/N
       const float found = load(of_x->data(), type, i);
       ASSERT_TRUE(is_near(found, truth, bound, type)) << "value " << i << ": " << found << ", not " << truth;
     }

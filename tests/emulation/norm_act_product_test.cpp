@@ -13,7 +13,12 @@ TEST(EmulatedEpilogue, ProductFromTheCodes) {
     const DType type = kTypes[trial % 3];
     Norm norm(rows, channels, type, trial % 2 == 0, random);
     if (random.one_in(6)) norm.poison(random);
-    const SideCode code = {grid_of(n, 256), random.one_in(3) ? HeaderType::f32 : HeaderType::bf16, Rounding::stochastic, side_table(2, Side::one_sided, Levels::optimal, 256), channels, 1};
+    const SideCode code = {grid_of(n, 256),
+                           random.one_in(3) ? HeaderType::f32 : HeaderType::bf16,
+                           Rounding::stochastic,
+                           side_table(2, Side::one_sided, Levels::optimal, 256),
+                           channels,
+                           1};
     Chain chain;
     chain.values = n, chain.channels = channels;
     if (random.one_in(2)) chain.drop = 20000, chain.scale = 65536.0f / (65536 - 20000);
@@ -26,7 +31,8 @@ TEST(EmulatedEpilogue, ProductFromTheCodes) {
 
     cuda::ProductGradients p;
     p.type = type, p.tf32 = type == DType::f32 && random.one_in(2), p.count = random.one_in(2) ? 1 : 2, p.width = random.pick(widths);
-    SCOPED_TRACE(describe(code, type) + ", " + std::to_string(p.count) + " gradients of " + std::to_string(p.width) + (p.tf32 ? ", tf32" : ""));
+    SCOPED_TRACE(describe(code, type) + ", " + std::to_string(p.count) + " gradients of " + std::to_string(p.width) +
+                 (p.tf32 ? ", tf32" : ""));
     const int64_t wider = p.width + (random.one_in(3) ? random.below(9) : 0);
     const Bytes g[2] = {gradient(rows * wider, type, random), gradient(rows * wider, type, random)};
     const int64_t shift = shift_of(type, random);

@@ -37,7 +37,8 @@ TEST(EmulatedEpilogue, NormBlockKeepsTheScalarKernelsBytes) {
     ASSERT_TRUE(cuda::norm_block_fits(code, channels));
     Chain chain;
     chain.values = n, chain.channels = channels;
-    if (!random.one_in(3)) chain.drop = 1 + static_cast<uint32_t>(random.below(40000)), chain.scale = 65536.0f / static_cast<float>(65536 - chain.drop);
+    if (!random.one_in(3))
+      chain.drop = 1 + static_cast<uint32_t>(random.below(40000)), chain.scale = 65536.0f / static_cast<float>(65536 - chain.drop);
     const uint64_t seed = random.bits(), drop_seed = random.bits();
     SCOPED_TRACE(describe(code, type) + ", " + std::to_string(channels) + " channels" + (chain.drop > 0 ? ", dropout" : ""));
 
@@ -55,8 +56,15 @@ TEST(EmulatedEpilogue, NormBlockKeepsTheScalarKernelsBytes) {
     Placed bytes(at.total), own_on(static_cast<int64_t>(on.size())), own_kept(static_cast<int64_t>(on.size()));
     Placed x(norm.x), other(n * size_of(type));
     Placed& to = random.one_in(3) ? x : other;
-    cuda::NormBlockCode c = {code, chain, {bytes.data(), bytes.data() + at.headers}, own_on.data(), keeps ? own_kept.data() : nullptr,
-                             &drop_seed, norm.mean.data(), norm.rstd.data(), &seed};
+    cuda::NormBlockCode c = {code,
+                             chain,
+                             {bytes.data(), bytes.data() + at.headers},
+                             own_on.data(),
+                             keeps ? own_kept.data() : nullptr,
+                             &drop_seed,
+                             norm.mean.data(),
+                             norm.rstd.data(),
+                             &seed};
     cuda::norm_encode(c, {x.data(), type, norm.parameters(), to.data()}, nullptr);
     ASSERT_TRUE(bytes.intact() && own_on.intact() && own_kept.intact() && x.intact() && other.intact());
     ASSERT_EQ(bytes.bytes(), laid_out(truth, at));
@@ -80,7 +88,8 @@ TEST(EmulatedEpilogue, NormBlockKeepsTheScalarKernelsBytes) {
     ASSERT_TRUE(scratch.intact());
     ASSERT_NO_FATAL_FAILURE(expect_sums(gz, hat, channels, sum, along));
     const Sums batch(rows, channels, random);
-    cuda::norm_back(c, {given.data(), type, norm.gamma.data(), norm.rstd.data(), batch.g.data(), batch.gx.data(), nullptr, given.data()}, nullptr);
+    cuda::norm_back(c, {given.data(), type, norm.gamma.data(), norm.rstd.data(), batch.g.data(), batch.gx.data(), nullptr, given.data()},
+                    nullptr);
     ASSERT_TRUE(given.intact());
     ASSERT_NO_FATAL_FAILURE(expect_gradient(given.bytes(), type, gz, hat, norm, &batch, rows));
   }
@@ -116,7 +125,8 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
     const int64_t n = norm.values(), blocks = n / 256;
     const HeaderType header = random.one_in(2) ? HeaderType::f32 : HeaderType::bf16;
     const Rounding rounding = random.one_in(3) ? Rounding::nearest : Rounding::stochastic;
-    const int bits = own_bits ? 0 : 1 + static_cast<int>(random.below(8)), end = static_cast<int>(random.below(3));  // norm, ReLU, skip and ReLU
+    const int bits = own_bits ? 0 : 1 + static_cast<int>(random.below(8)),
+              end = static_cast<int>(random.below(3));  // norm, ReLU, skip and ReLU
     const uint64_t seed = random.bits();
     SCOPED_TRACE(std::to_string(samples) + " samples of " + std::to_string(values) + ", " + std::to_string(channels) + " channels, " +
                  std::to_string(bits) + " bits, end " + std::to_string(end) + ", " + name_of(type) + (tame ? ", tame" : ""));
@@ -128,10 +138,12 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
       const float y = end == 2 ? norm.affine(i) + load(skip.data(), type, i) : norm.affine(i);
       z.push_back(chain_output(y, end == 0 || y > 0.0f ? 1.0f : 0.0f));
     }
-    const Bytes true_z = stored(z, type), on = bits_of(n, [&](size_t i) {
-      const float y = end == 2 ? norm.affine(static_cast<int64_t>(i)) + load(skip.data(), type, static_cast<int64_t>(i)) : norm.affine(static_cast<int64_t>(i));
-      return y > 0.0f;
-    });
+    const Bytes true_z = stored(z, type),
+                on = bits_of(n, [&](size_t i) {
+                  const float y = end == 2 ? norm.affine(static_cast<int64_t>(i)) + load(skip.data(), type, static_cast<int64_t>(i))
+                                           : norm.affine(static_cast<int64_t>(i));
+                  return y > 0.0f;
+                });
     PerSampleCode each = {samples, values, 256, 0, header, rounding};
     std::vector<uint32_t> entries;
     for (int64_t s = 0; s < samples; ++s) {
@@ -151,7 +163,8 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
       std::memcpy(all.data() + each.entries_at(), entries.data(), entries.size() * 4);
       per_sample_encode(each, {hat_bytes.data(), DType::f32}, seed, ranges.data(), all.data(), 0, samples);
       per_sample_decode(each, all.data(), decoded.data(), DType::f32, 0, 0, samples);
-      truth = {Bytes(all.begin(), all.begin() + each.headers_at()), Bytes(all.begin() + each.headers_at(), all.begin() + each.entries_at())};
+      truth = {Bytes(all.begin(), all.begin() + each.headers_at()),
+               Bytes(all.begin() + each.headers_at(), all.begin() + each.entries_at())};
       hat = floats_of(decoded, DType::f32);
     } else {
       truth = encode(kScalar, code, hat_bytes, DType::f32, seed);
@@ -159,10 +172,20 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
     }
 
     // Forward.
-    Placed codes(static_cast<int64_t>(truth.codes.size())), headers(static_cast<int64_t>(truth.headers.size())), own_on(end == 0 ? 0 : n / 8);
+    Placed codes(static_cast<int64_t>(truth.codes.size())), headers(static_cast<int64_t>(truth.headers.size())),
+        own_on(end == 0 ? 0 : n / 8);
     Placed measured(blocks * 8), own_z_ranges(blocks * 8), x(norm.x), beside(skip), other(n * size_of(type));
-    const cuda::NormImageCode c = {samples, values, channels, 256, bits, header, rounding, {codes.data(), headers.data()},
-                                   own_bits ? entries.data() : nullptr, end == 0 ? nullptr : own_on.data(), &seed};
+    const cuda::NormImageCode c = {samples,
+                                   values,
+                                   channels,
+                                   256,
+                                   bits,
+                                   header,
+                                   rounding,
+                                   {codes.data(), headers.data()},
+                                   own_bits ? entries.data() : nullptr,
+                                   end == 0 ? nullptr : own_on.data(),
+                                   &seed};
     ASSERT_TRUE(cuda::norm_image_fits(c));
     Placed& to = random.one_in(3) ? x : end == 2 && random.one_in(2) ? beside : other;
     const cuda::NormPass pass = {x.data(), type, norm.parameters(), to.data(), end == 2 ? beside.data() : nullptr};
@@ -171,7 +194,8 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
       cuda::norm_image_measure(c, pass, reinterpret_cast<F32Header*>(measured.data()), nullptr);
       ASSERT_NO_FATAL_FAILURE(expect_ranges(measured, ranges));
     }
-    cuda::norm_encode(c, pass, measures ? reinterpret_cast<F32Header*>(measured.data()) : nullptr, tells ? reinterpret_cast<F32Header*>(own_z_ranges.data()) : nullptr, nullptr);
+    cuda::norm_encode(c, pass, measures ? reinterpret_cast<F32Header*>(measured.data()) : nullptr,
+                      tells ? reinterpret_cast<F32Header*>(own_z_ranges.data()) : nullptr, nullptr);
     ASSERT_TRUE(codes.intact() && headers.intact() && own_on.intact() && x.intact() && beside.intact() && other.intact());
     ASSERT_TRUE(same(to.bytes(), true_z, type)) << "z";
     ASSERT_EQ(headers.bytes(), truth.headers);
@@ -187,7 +211,8 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
     const Bytes g = gradient(n, type, random);
     Floats gz = floats_of(g, type);
     for (int64_t i = 0; i < n; ++i) gz[static_cast<size_t>(i)] *= end == 0 || get_code(on.data(), 1, i) != 0 ? 1.0f : 0.0f;
-    Placed given(g), sum(channels * 4), along(channels * 4), scratch(cuda::norm_scratch_bytes()), dskip(n * size_of(type)), dx(n * size_of(type)), own_squares(blocks * 4);
+    Placed given(g), sum(channels * 4), along(channels * 4), scratch(cuda::norm_scratch_bytes()), dskip(n * size_of(type)),
+        dx(n * size_of(type)), own_squares(blocks * 4);
     cuda::norm_sums(c, {given.data(), type, sum.floats(), along.floats(), scratch.data()}, nullptr);
     ASSERT_TRUE(scratch.intact());
     ASSERT_NO_FATAL_FAILURE(expect_sums(gz, hat, channels, sum, along));
@@ -195,8 +220,11 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
     const int64_t kind = random.below(4);
     const bool wants_squares = random.one_in(2);
     Placed *of_skip = kind == 0 ? nullptr : kind == 1 ? &given : &dskip, *of_x = kind == 3 ? nullptr : kind == 2 ? &given : &dx;
-    cuda::norm_back(c, {given.data(), type, norm.gamma.data(), norm.rstd.data(), batch.g.data(), batch.gx.data(), of_skip == nullptr ? nullptr : of_skip->data(),
-                        of_x == nullptr ? nullptr : of_x->data(), wants_squares ? own_squares.floats() : nullptr}, nullptr);
+    cuda::norm_back(c,
+                    {given.data(), type, norm.gamma.data(), norm.rstd.data(), batch.g.data(), batch.gx.data(),
+                     of_skip == nullptr ? nullptr : of_skip->data(), of_x == nullptr ? nullptr : of_x->data(),
+                     wants_squares ? own_squares.floats() : nullptr},
+                    nullptr);
     ASSERT_TRUE(given.intact() && dskip.intact() && dx.intact() && own_squares.intact());
     if (of_skip != nullptr) {
       ASSERT_TRUE(same(of_skip->bytes(), stored(gz, type), type)) << "skip's gradient";
@@ -205,16 +233,19 @@ TEST(EmulatedEpilogue, NormImageKeepsTheScalarKernelsBytes) {
       ASSERT_NO_FATAL_FAILURE(expect_gradient(of_x->bytes(), type, gz, hat, norm, &batch, norm.rows));
     }
     if (!wants_squares) continue;
-    for (int64_t b = 0; b < blocks; ++b) {  // each gradient is off by 8 kUnit of its parts' sizes, its square by 17, and 13 additions follow
+    for (int64_t b = 0; b < blocks;
+         ++b) {  // each gradient is off by 8 kUnit of its parts' sizes, its square by 17, and 13 additions follow
       double truth_of = 0, size = 0;
       for (int64_t i = b * 256; i < (b + 1) * 256; ++i) {
         const size_t k = static_cast<size_t>(i), ch = static_cast<size_t>(i % channels);
-        const double scale = static_cast<double>(norm.gamma[ch]) * static_cast<double>(norm.rstd[ch]), rows = static_cast<double>(norm.rows);
+        const double scale = static_cast<double>(norm.gamma[ch]) * static_cast<double>(norm.rstd[ch]),
+                     rows = static_cast<double>(norm.rows);
         const double offset = batch.g[ch] / rows, off_along = hat[k] * (batch.gx[ch] / rows);
         const double v = scale * (gz[k] - offset - off_along), most = scale * (std::abs(gz[k]) + std::abs(offset) + std::abs(off_along));
         truth_of += v * v, size += most * most;
       }
-      ASSERT_TRUE(is_near(own_squares.floats()[b], truth_of, 30 * kUnit * size)) << "block " << b << ": " << own_squares.floats()[b] << ", not " << truth_of;
+      ASSERT_TRUE(is_near(own_squares.floats()[b], truth_of, 30 * kUnit * size))
+          << "block " << b << ": " << own_squares.floats()[b] << ", not " << truth_of;
     }
   }
 }

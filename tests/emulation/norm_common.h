@@ -95,7 +95,8 @@ inline void expect_sums(const Floats& gz, const Floats& hat, int64_t channels, P
   }
   ASSERT_TRUE(beta.intact() && gamma.intact());
   for (size_t c = 0; c < sum.size(); ++c) {
-    ASSERT_TRUE(is_near(beta.floats()[c], sum[c], depth * kUnit * size[c])) << "channel " << c << ": " << beta.floats()[c] << ", not " << sum[c];
+    ASSERT_TRUE(is_near(beta.floats()[c], sum[c], depth * kUnit * size[c]))
+        << "channel " << c << ": " << beta.floats()[c] << ", not " << sum[c];
     ASSERT_TRUE(is_near(gamma.floats()[c], along[c], depth * kUnit * along_size[c]))
         << "channel " << c << ": " << gamma.floats()[c] << ", not " << along[c];
   }
@@ -114,14 +115,17 @@ struct Sums {
 
 /// γ·rstd·(gz − Σgz/N − x̂·Σgz·x̂/N), or γ·rstd·gz. Eight float32 operations at most lie between a number read and one written (1/N, two
 /// products with it, γ·rstd, an fma, a difference, a product), each off by kUnit of the sizes that meet.
-inline void expect_gradient(const Bytes& own, DType type, const Floats& gz, const Floats& hat, const Norm& norm, const Sums* sums, int64_t rows) {
+inline void expect_gradient(const Bytes& own, DType type, const Floats& gz, const Floats& hat, const Norm& norm, const Sums* sums,
+                            int64_t rows) {
   for (size_t i = 0; i < gz.size(); ++i) {
     const size_t c = i % static_cast<size_t>(norm.channels);
-    const double scale = static_cast<double>(norm.gamma[c]) * static_cast<double>(norm.rstd[c]), g = gz[i], x = hat[i], n = static_cast<double>(rows);
+    const double scale = static_cast<double>(norm.gamma[c]) * static_cast<double>(norm.rstd[c]), g = gz[i], x = hat[i],
+                 n = static_cast<double>(rows);
     const double offset = sums == nullptr ? 0 : sums->g[c] / n, along = sums == nullptr ? 0 : x * (sums->gx[c] / n);
     const double truth = scale * (g - offset - along), size = std::abs(scale) * (std::abs(g) + std::abs(offset) + std::abs(along));
     const float found = load(own.data(), type, static_cast<int64_t>(i));
-    ASSERT_TRUE(is_near(found, truth, 8 * kUnit * size, type)) << "value " << i << " of " << gz.size() << ": " << found << ", not " << truth;
+    ASSERT_TRUE(is_near(found, truth, 8 * kUnit * size, type))
+        << "value " << i << " of " << gz.size() << ": " << found << ", not " << truth;
   }
 }
 

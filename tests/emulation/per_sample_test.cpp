@@ -9,16 +9,21 @@ namespace {
 
 TEST(EmulatedPerSample, BytesAreTheCpus) {
   Random random(95);
-  const int64_t sizes[] = {1, 3, 7, 8, 12, 64, 100, 255, 256, 257, 264, 1000, 2048, 3000}, counts[] = {1, 2, 5, 33, 200}, blocks[] = {64, 96, 256, 256, 512, 1024};
+  const int64_t sizes[] = {1, 3, 7, 8, 12, 64, 100, 255, 256, 257, 264, 1000, 2048, 3000}, counts[] = {1, 2, 5, 33, 200},
+                blocks[] = {64, 96, 256, 256, 512, 1024};
   for (int trial = 0; trial < 300; ++trial) {
-    PerSampleCode code = {random.pick(counts), random.pick(sizes), random.pick(blocks), 0, random.one_in(3) ? HeaderType::f32 : HeaderType::bf16,
+    PerSampleCode code = {random.pick(counts),
+                          random.pick(sizes),
+                          random.pick(blocks),
+                          0,
+                          random.one_in(3) ? HeaderType::f32 : HeaderType::bf16,
                           random.one_in(3) ? Rounding::nearest : Rounding::stochastic};
     if (code.samples * code.values > 60000) code.samples = 5;
     code.budget = per_sample_budget(code.samples, 1 + random.uniform() * 7);
     const int64_t n = code.samples * code.values;
     const DType in = kTypes[trial % 3], out = random.pick(kTypes);
-    SCOPED_TRACE(std::to_string(code.samples) + " x " + std::to_string(code.values) + ", block " + std::to_string(code.block) + ", budget " +
-                 std::to_string(code.budget) + ", " + name_of(in) + " to " + name_of(out));
+    SCOPED_TRACE(std::to_string(code.samples) + " x " + std::to_string(code.values) + ", block " + std::to_string(code.block) +
+                 ", budget " + std::to_string(code.budget) + ", " + name_of(in) + " to " + name_of(out));
     Floats values = mixed_values(n, random), weights;
     if (random.one_in(4)) values[static_cast<size_t>(random.below(n))] = random.one_in(2) ? NAN : INFINITY;
     for (int64_t s = 0; s < code.samples; ++s) weights.push_back(random.one_in(9) ? 0.0f : std::exp(random.normal()));
@@ -35,7 +40,8 @@ TEST(EmulatedPerSample, BytesAreTheCpus) {
     std::memcpy(truth.data() + code.entries_at(), entries.data(), 4 * entries.size());
     per_sample_encode(code, {x.data(), in}, seed, ranges.data(), truth.data(), 0, code.samples);
 
-    Placed from(x, shift_of(in, random)), own_ranges(static_cast<int64_t>(ranges.size()) * 8), own_squares(8 * code.samples), bytes(code.total());
+    Placed from(x, shift_of(in, random)), own_ranges(static_cast<int64_t>(ranges.size()) * 8), own_squares(8 * code.samples),
+        bytes(code.total());
     auto* measured = reinterpret_cast<F32Header*>(own_ranges.data());
     auto* sums = reinterpret_cast<double*>(own_squares.data());
     cuda::per_sample_measure(code, from.data(), in, measured, sums, nullptr);

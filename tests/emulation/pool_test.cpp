@@ -1,5 +1,6 @@
 // Max-pool, chains and moments of columns, emulated on the CPU: plain loops, the scalar kernel's bits, sums in double.
 #include "satchel/kernels/cuda/pool.h"
+
 #include "tests/emulation/common.h"
 
 namespace satchel::test {
@@ -20,9 +21,9 @@ struct Window {
   bool over;
 };
 constexpr Window kWindows[] = {
-    {{3, 3}, {2, 2}, {1, 1}, {1, 1}, false}, {{2, 2}, {2, 2}, {0, 0}, {1, 1}, false}, {{2, 2}, {2, 2}, {0, 0}, {1, 1}, true},
-    {{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, {{1, 1}, {2, 2}, {0, 0}, {1, 1}, false}, {{3, 2}, {1, 3}, {1, 0}, {1, 1}, true},
-    {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, {{3, 3}, {2, 2}, {1, 1}, {2, 2}, true},  {{2, 3}, {2, 1}, {1, 1}, {3, 2}, false},
+    {{3, 3}, {2, 2}, {1, 1}, {1, 1}, false},  {{2, 2}, {2, 2}, {0, 0}, {1, 1}, false}, {{2, 2}, {2, 2}, {0, 0}, {1, 1}, true},
+    {{1, 1}, {1, 1}, {0, 0}, {1, 1}, false},  {{1, 1}, {2, 2}, {0, 0}, {1, 1}, false}, {{3, 2}, {1, 3}, {1, 0}, {1, 1}, true},
+    {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false},  {{3, 3}, {2, 2}, {1, 1}, {2, 2}, true},  {{2, 3}, {2, 1}, {1, 1}, {3, 2}, false},
     {{8, 16}, {4, 4}, {4, 8}, {1, 1}, false}, {{5, 5}, {5, 5}, {2, 2}, {1, 1}, true},  {{1, 5}, {1, 2}, {0, 2}, {1, 1}, false},
 };
 
@@ -31,12 +32,13 @@ TEST(EmulatedPool, MaximaOffsetsAndGradients) {
   for (const Window& w : kWindows) {
     for (const int64_t channels : {1, 5, 8, 24, 64}) {
       for (const DType type : kTypes) {
-        const int height = 4 + static_cast<int>(random.below(20)) + w.kernel[0], width = 4 + static_cast<int>(random.below(20)) + w.kernel[1];
+        const int height = 4 + static_cast<int>(random.below(20)) + w.kernel[0],
+                  width = 4 + static_cast<int>(random.below(20)) + w.kernel[1];
         cuda::MaxPool p = {1 + random.below(3), channels, side_of(height, w.kernel[0], w.stride[0], w.padding[0], w.dilation[0], w.over),
                            side_of(width, w.kernel[1], w.stride[1], w.padding[1], w.dilation[1], w.over), 0};
         while (1 << p.bits < w.kernel[0] * w.kernel[1]) ++p.bits;
-        SCOPED_TRACE(std::to_string(p.samples) + " x " + std::to_string(height) + " x " + std::to_string(width) + " x " + std::to_string(channels) + " " +
-                     name_of(type) + ", window " + std::to_string(&w - kWindows));
+        SCOPED_TRACE(std::to_string(p.samples) + " x " + std::to_string(height) + " x " + std::to_string(width) + " x " +
+                     std::to_string(channels) + " " + name_of(type) + ", window " + std::to_string(&w - kWindows));
         ASSERT_TRUE(cuda::max_pool_fits(p));
         const int64_t n = p.samples * height * width * channels, outs = p.samples * p.height.out * p.width.out * channels;
         Floats v, gradients;
@@ -56,7 +58,8 @@ TEST(EmulatedPool, MaximaOffsetsAndGradients) {
           int64_t at = -1, from = -1;
           for (int a = 0; a < w.kernel[0]; ++a) {
             for (int b = 0; b < w.kernel[1]; ++b) {
-              const int64_t r = row * w.stride[0] - w.padding[0] + a * w.dilation[0], c = pixel % p.width.out * w.stride[1] - w.padding[1] + b * w.dilation[1];
+              const int64_t r = row * w.stride[0] - w.padding[0] + a * w.dilation[0],
+                            c = pixel % p.width.out * w.stride[1] - w.padding[1] + b * w.dilation[1];
               if (r < 0 || r >= height || c < 0 || c >= width) continue;
               const int64_t i = ((sample * height + r) * width + c) * channels + o % channels;
               const float x = v[static_cast<size_t>(i)];
@@ -65,9 +68,11 @@ TEST(EmulatedPool, MaximaOffsetsAndGradients) {
           }
           y.push_back(best);
           if (p.bits > 0) put_code(offsets.data(), p.bits, o, static_cast<uint32_t>(std::max<int64_t>(at, 0)));
-          if (from >= 0) dx[static_cast<size_t>(from)] += gradients[static_cast<size_t>(o)];  // halves, and few: every type holds their sums
+          if (from >= 0)
+            dx[static_cast<size_t>(from)] += gradients[static_cast<size_t>(o)];  // halves, and few: every type holds their sums
         }
-        Placed x(stored(v, type), shift_of(type, random)), own(outs * size_of(type), shift_of(type, random)), places(static_cast<int64_t>(offsets.size()));
+        Placed x(stored(v, type), shift_of(type, random)), own(outs * size_of(type), shift_of(type, random)),
+            places(static_cast<int64_t>(offsets.size()));
         cuda::max_pool(p, x.data(), type, own.data(), places.data(), nullptr);
         ASSERT_TRUE(x.intact() && own.intact() && places.intact());
         ASSERT_TRUE(same(own.bytes(), stored(y, type), type));
@@ -91,7 +96,8 @@ TEST(EmulatedChain, IsTheScalarKernels) {
     if (random.one_in(2)) c.drop = 1 + static_cast<uint32_t>(random.below(40000)), c.scale = 65536.0f / static_cast<float>(65536 - c.drop);
     const DType type = kTypes[trial % 3];
     const int64_t n = c.values, mask = code_bytes(n, 1);
-    SCOPED_TRACE(std::to_string(n) + " values from " + std::to_string(c.origin) + " on, " + std::to_string(c.channels) + " channels, " + name_of(type));
+    SCOPED_TRACE(std::to_string(n) + " values from " + std::to_string(c.origin) + " on, " + std::to_string(c.channels) + " channels, " +
+                 name_of(type));
     Floats values = mixed_values(n, random), gamma, beta;
     if (random.one_in(3)) values[static_cast<size_t>(random.below(n))] = random.one_in(2) ? NAN : -INFINITY;
     for (int64_t k = 0; k < c.channels; ++k) gamma.push_back(random.normal()), beta.push_back(random.normal());
@@ -159,12 +165,14 @@ TEST(EmulatedMoments, AreThoseInDouble) {
     Bytes x = stored(v, type);
     const int64_t bad = random.one_in(4) ? random.below(n) : -1;
     if (bad >= 0) put(x, type, bad, random.one_in(2) ? NAN : INFINITY);
-    Placed from(x, shift_of(type, random)), mean(4 * channels), rstd(4 * channels), var(4 * channels), scratch(cuda::column_moments_scratch_bytes(channels));
+    Placed from(x, shift_of(type, random)), mean(4 * channels), rstd(4 * channels), var(4 * channels),
+        scratch(cuda::column_moments_scratch_bytes(channels));
     Placed run_mean(as_type(before_mean, DType::f32)), run_var(as_type(before_var, DType::f32));
     const bool all = random.one_in(2);
     const double eps = 1e-3, momentum = 0.2;
     cuda::column_moments(from.data(), type, rows, channels,
-                         {mean.floats(), rstd.floats(), all ? var.floats() : nullptr, all ? run_mean.floats() : nullptr, all ? run_var.floats() : nullptr, eps, momentum},
+                         {mean.floats(), rstd.floats(), all ? var.floats() : nullptr, all ? run_mean.floats() : nullptr,
+                          all ? run_var.floats() : nullptr, eps, momentum},
                          scratch.data(), nullptr);
     ASSERT_TRUE(mean.intact() && rstd.intact() && var.intact() && scratch.intact() && run_mean.intact() && run_var.intact());
     for (int64_t c = 0; c < channels; ++c) {
@@ -184,9 +192,10 @@ TEST(EmulatedMoments, AreThoseInDouble) {
         const double d = load(x.data(), type, r * channels + c) - truth;
         squares += d * d, far = std::max(far, std::abs(d));
       }
-      // A batch's mean is off by 9 kUnit of the largest value, one of up to two merges by 3 more, and its rounding by 1. Squares about a mean
-      // that is off by e are too large by e² each, merges read means that are off by e twice; and 20 operations are rounded.
-      const double e = 16 * kUnit * most, variance = squares / static_cast<double>(rows), bound = 40 * kUnit * variance + 4 * far * e + e * e;
+      // A batch's mean is off by 9 kUnit of the largest value, one of up to two merges by 3 more, and its rounding by 1. Squares about a
+      // mean that is off by e are too large by e² each, merges read means that are off by e twice; and 20 operations are rounded.
+      const double e = 16 * kUnit * most, variance = squares / static_cast<double>(rows),
+                   bound = 40 * kUnit * variance + 4 * far * e + e * e;
       ASSERT_TRUE(is_near(mean.floats()[c], truth, e)) << c << ": " << mean.floats()[c] << ", not " << truth;
       ASSERT_LE(rstd.floats()[c], (1 + 2 * kUnit) / std::sqrt(std::max(variance - bound, 0.0) + eps)) << c;
       ASSERT_GE(rstd.floats()[c], (1 - 2 * kUnit) / std::sqrt(variance + bound + eps)) << c;

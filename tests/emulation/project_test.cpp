@@ -16,8 +16,8 @@ TEST(EmulatedProject, ProductAndCode) {
     const DType type = kTypes[trial % 3];
     const int64_t n = p.rows * p.width, size = static_cast<int64_t>(p.columns) * p.width;
     const uint64_t seed = random.bits();
-    SCOPED_TRACE(std::to_string(p.rows) + " x " + std::to_string(p.columns) + " to " + std::to_string(p.width) + ", " + std::to_string(p.per_matrix) + " rows a matrix, " +
-                 name_of(type) + (p.hadamard ? ", Hadamard" : ""));
+    SCOPED_TRACE(std::to_string(p.rows) + " x " + std::to_string(p.columns) + " to " + std::to_string(p.width) + ", " +
+                 std::to_string(p.per_matrix) + " rows a matrix, " + name_of(type) + (p.hadamard ? ", Hadamard" : ""));
     Floats truth(static_cast<size_t>(p.matrices() * size));
     draw_projection(p, seed, truth.data(), 0, p.matrices());
     Placed matrices(4 * size * p.matrices());
@@ -35,7 +35,8 @@ TEST(EmulatedProject, ProductAndCode) {
       const int64_t row = i / p.width, r = i % p.width;
       double sum = 0, sizes = 0;
       for (int64_t d = 0; d < p.columns; ++d) {
-        const double term = load(h.data(), type, row * p.columns + d) * static_cast<double>(truth[static_cast<size_t>(row / p.per_matrix * size + d * p.width + r)]);
+        const double term = load(h.data(), type, row * p.columns + d) *
+                            static_cast<double>(truth[static_cast<size_t>(row / p.per_matrix * size + d * p.width + r)]);
         sum += term, sizes += std::abs(term);
       }
       // Two numbers of bf16 are off by 2^−18 of a float32 at most; each of up to three has an addition, and the unit is a product.
@@ -46,7 +47,8 @@ TEST(EmulatedProject, ProductAndCode) {
     // Codes of Z where it was made: blocks that a team of lanes has, a tile of 64 rows, or any.
     const int64_t blocks[] = {64, 128, 256, 64 * p.width, 100};
     const int bits = random.one_in(4) ? 4 : 2;
-    const BlockCode code = {grid_of(n, random.pick(blocks)), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16, random.one_in(3) ? Rounding::nearest : Rounding::stochastic,
+    const BlockCode code = {grid_of(n, random.pick(blocks)), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16,
+                            random.one_in(3) ? Rounding::nearest : Rounding::stochastic,
                             levels_of(bits, random.one_in(2) ? Levels::even : Levels::optimal, 256)};
     const Coded coded_z = encode(kScalar, code, z.bytes(), DType::f32, seed);
     const Layout at = layout_of(code.grid, bits, code.header);
@@ -66,7 +68,8 @@ TEST(EmulatedProject, ProductFromTheCodes) {
   for (int trial = 0; trial < 60; ++trial) {
     const int64_t lengths[] = {1, 7, 64, 500, 2001}, counts[] = {4, 40, 100, 128, 300};
     Projection p;
-    p.width = trial % 2 == 0 ? 16 : 32, p.rows = random.pick(lengths), p.columns = 8 * p.width + static_cast<int>(random.below(3)), p.per_matrix = p.rows;
+    p.width = trial % 2 == 0 ? 16 : 32, p.rows = random.pick(lengths), p.columns = 8 * p.width + static_cast<int>(random.below(3)),
+    p.per_matrix = p.rows;
     const int64_t n = p.rows * p.width, columns = random.pick(counts), blocks[] = {p.width, 64, 256, 1024};
     const DType type = kTypes[trial % 3];
     const BlockCode code = {grid_of(n, random.pick(blocks)), random.one_in(2) ? HeaderType::f32 : HeaderType::bf16, Rounding::stochastic,
@@ -83,7 +86,8 @@ TEST(EmulatedProject, ProductFromTheCodes) {
     draw_projection(p, seed, signs.data(), 0, 1);
     const Coded coded_z = encode(kScalar, code, as_type(z, DType::f32), DType::f32, seed);
     const Floats decoded = floats_of(decode(kScalar, code, coded_z, DType::f32), DType::f32);
-    Placed codes(coded_z.codes), headers(coded_z.headers), from(g), out(4 * p.columns * columns), scratch(cuda::project_product_scratch_bytes(p, columns));
+    Placed codes(coded_z.codes), headers(coded_z.headers), from(g), out(4 * p.columns * columns),
+        scratch(cuda::project_product_scratch_bytes(p, columns));
     cuda::project_product(p, code, codes.data(), headers.data(), &seed, from.data(), type, columns, out.floats(), scratch.data(), nullptr);
     ASSERT_TRUE(out.intact() && scratch.intact());
     std::vector<double> inner(static_cast<size_t>(p.width * columns)), sizes = inner;

@@ -1,6 +1,7 @@
-// Norms by row and smooth activations, emulated on the CPU: statistics, the bytes of the scalar kernel's codes of x̂ and of slopes, gradients
-// of plain loops over what the codes stand for.
+// Norms by row and smooth activations, emulated on the CPU: statistics, the bytes of the scalar kernel's codes of x̂ and of slopes,
+// gradients of plain loops over what the codes stand for.
 #include "satchel/kernels/cuda/row_norm.h"
+
 #include "tests/emulation/common.h"
 
 namespace satchel::test {
@@ -16,7 +17,8 @@ struct OwnCode {
   Placed bytes;
 
   OwnCode(int64_t values, int bits, Levels levels, Random& random)
-      : code{grid_of(values, 256), HeaderType::bf16, random.one_in(3) ? Rounding::nearest : Rounding::stochastic, levels_of(bits, levels, 256)},
+      : code{grid_of(values, 256), HeaderType::bf16, random.one_in(3) ? Rounding::nearest : Rounding::stochastic,
+             levels_of(bits, levels, 256)},
         at(layout_of(code.grid, bits, code.header)),
         seed(random.bits()),
         bytes(at.total) {}
@@ -65,7 +67,8 @@ TEST(EmulatedRowNorm, StatisticsAndResult) {
         const Floats gamma = normals(width, 1, 0, random), beta = normals(width, 1, 0, random);
         Placed from(x), to(rows * width * size_of(type)), mean(rows * 4), rstd(rows * 4);
         const double eps = random.one_in(2) ? 1e-5 : 0.01;
-        cuda::row_norm({rows, width}, {mean.floats(), rstd.floats(), gamma.data(), beta.data(), eps, centred}, from.data(), type, to.data(), nullptr);
+        cuda::row_norm({rows, width}, {mean.floats(), rstd.floats(), gamma.data(), beta.data(), eps, centred}, from.data(), type, to.data(),
+                       nullptr);
         ASSERT_TRUE(from.intact() && to.intact() && mean.intact() && rstd.intact());
         Floats y;
         for (int64_t r = 0; r < rows; ++r) {
@@ -158,15 +161,16 @@ TEST(EmulatedRowNorm, CodesAreTheScalarKernels) {
     const DType type = kTypes[trial % 3];
     const int kind = trial % 4;  // x̂; slopes; both, twice
     const int bits = 1 + static_cast<int>(random.below(3));
-    OwnCode hat(n, bits, bits == 3 || random.one_in(2) ? Levels::optimal : Levels::even, random), slope(n, random.one_in(2) ? 3 : 4, Levels::even, random);
+    OwnCode hat(n, bits, bits == 3 || random.one_in(2) ? Levels::optimal : Levels::even, random),
+        slope(n, random.one_in(2) ? 3 : 4, Levels::even, random);
     ASSERT_TRUE(cuda::row_norm_fits({rows, width}) && cuda::row_norm_code_fits(hat.code) && cuda::slope_code_fits(slope.code));
     const bool centred = !random.one_in(3);
     const Smooth act = random.pick(kSmooth);
     const Bytes x = rows_of(rows, width, type, random);
     Floats mean = normals(rows, 0.5f, 0, random), rstd = normals(rows, 0.3f, 1.5f, random);
     const Floats gamma = normals(width, 1, 0, random), beta = normals(width, 1, 0, random);
-    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + ", kind " + std::to_string(kind) + ", " + describe(hat.code, type) + "; slopes of " +
-                 std::to_string(slope.code.levels.bits) + " bits");
+    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + ", kind " + std::to_string(kind) + ", " + describe(hat.code, type) +
+                 "; slopes of " + std::to_string(slope.code.levels.bits) + " bits");
     Floats hats, y;
     for (int64_t i = 0; i < n; ++i) {
       const size_t r = static_cast<size_t>(i / width), c = static_cast<size_t>(i % width);
@@ -176,7 +180,8 @@ TEST(EmulatedRowNorm, CodesAreTheScalarKernels) {
     }
     Placed from(x), z(n * size_of(type));
     const cuda::RowNorm norm = {mean.data(), rstd.data(), gamma.data(), beta.data(), 1e-5, centred};
-    cuda::row_encode({rows, width}, norm, kind == 1 ? cuda::RowCode() : hat.row(), kind == 0 ? cuda::RowCode() : slope.row(), act, from.data(), type, z.data(), nullptr);
+    cuda::row_encode({rows, width}, norm, kind == 1 ? cuda::RowCode() : hat.row(), kind == 0 ? cuda::RowCode() : slope.row(), act,
+                     from.data(), type, z.data(), nullptr);
     ASSERT_TRUE(from.intact() && z.intact());
     if (kind != 1) {
       ASSERT_NO_FATAL_FAILURE(expect_code(hat, hats)) << "x̂";
@@ -222,9 +227,11 @@ TEST(EmulatedRowNorm, GradientsArePlainLoops) {
     const DType type = kTypes[trial % 3];
     const bool slopes = trial++ % 2 == 0, centred = !random.one_in(3), corrects = random.one_in(2), wants_x = !random.one_in(5);
     const int bits = 1 + static_cast<int>(random.below(3));
-    OwnCode hat(n, bits, bits == 3 || random.one_in(2) ? Levels::optimal : Levels::even, random), slope(n, random.one_in(2) ? 3 : 4, Levels::even, random);
-    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + ", " + describe(hat.code, type) + (slopes ? "; slopes of " : "; no slopes of ") +
-                 std::to_string(slope.code.levels.bits) + " bits" + (corrects ? ", corrected" : ""));
+    OwnCode hat(n, bits, bits == 3 || random.one_in(2) ? Levels::optimal : Levels::even, random),
+        slope(n, random.one_in(2) ? 3 : 4, Levels::even, random);
+    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + ", " + describe(hat.code, type) +
+                 (slopes ? "; slopes of " : "; no slopes of ") + std::to_string(slope.code.levels.bits) + " bits" +
+                 (corrects ? ", corrected" : ""));
     Floats kept = normals(n, 1, 0, random), kept_slopes = normals(n, 0.4f, 0.5f, random);
     if (random.one_in(4)) kept[static_cast<size_t>(random.below(n))] = NAN;
     const auto fill = [](OwnCode& to, const Floats& v) {
@@ -238,11 +245,13 @@ TEST(EmulatedRowNorm, GradientsArePlainLoops) {
     Floats rstd = normals(rows, 0.3f, 1.5f, random);
     const Floats gamma = normals(width, 1, 0, random);
     const Bytes g = stored(normals(n, 1, 0, random), type);
-    Placed given(g), other(n * size_of(type)), to_gamma(width * 4), to_beta(width * 4), scratch(cuda::row_back_scratch_bytes({rows, width}));
+    Placed given(g), other(n * size_of(type)), to_gamma(width * 4), to_beta(width * 4),
+        scratch(cuda::row_back_scratch_bytes({rows, width}));
     Placed& to = random.one_in(2) ? given : other;
     const double eps = 1e-3;
-    cuda::row_back({rows, width}, {nullptr, rstd.data(), gamma.data(), nullptr, eps, centred}, hat.row(), slopes ? slope.row() : cuda::RowCode(),
-                   {given.data(), type, wants_x ? to.data() : nullptr, to_gamma.floats(), to_beta.floats(), corrects}, scratch.data(), nullptr);
+    cuda::row_back(
+        {rows, width}, {nullptr, rstd.data(), gamma.data(), nullptr, eps, centred}, hat.row(), slopes ? slope.row() : cuda::RowCode(),
+        {given.data(), type, wants_x ? to.data() : nullptr, to_gamma.floats(), to_beta.floats(), corrects}, scratch.data(), nullptr);
     ASSERT_TRUE(given.intact() && other.intact() && to_gamma.intact() && to_beta.intact() && scratch.intact());
     const Bytes own = to.bytes();
     std::vector<double> sum(static_cast<size_t>(width)), along = sum, size = sum, along_size = sum;

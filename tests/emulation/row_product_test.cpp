@@ -1,5 +1,6 @@
 // Rows by weights in one pass, emulated on the CPU: sums in double.
 #include "satchel/kernels/cuda/row_product.h"
+
 #include "tests/emulation/norm_common.h"
 
 namespace satchel::test {
@@ -73,8 +74,8 @@ void expect_product(const Case& c, DType type, bool by_depth, Random& random) {
 TEST(EmulatedRowProduct, OneOrTwoFactors) {
   const LargeShared gpu;
   Random random(77);
-  const Case cases[] = {{1, 8, {8, 0}},      {127, 128, {64, 64}},   {129, 40, {40, 40}},   {300, 136, {72, 0}}, {130, 128, {128, 128}},
-                        {513, 64, {16, 200}}, {260, 256, {256, 256}}, {128, 80, {128, 0}}};
+  const Case cases[] = {{1, 8, {8, 0}},         {127, 128, {64, 64}}, {129, 40, {40, 40}},    {300, 136, {72, 0}},
+                        {130, 128, {128, 128}}, {513, 64, {16, 200}}, {260, 256, {256, 256}}, {128, 80, {128, 0}}};
   for (const Case& c : cases) {
     for (const DType type : {DType::f16, DType::bf16}) {
       for (const bool by_depth : {false, true}) {

@@ -21,7 +21,8 @@ struct Matrix {
       for (int64_t e = 0; e < entries; ++e) column.push_back(static_cast<int32_t>(random.below(columns))), value.push_back(random.normal());
       start.push_back(start.back() + entries);
       row_scale.push_back(random.normal());
-      if (r > 0 && (in_group + entries > kGroupEntries || r - group.back() == kGroupRows)) group.push_back(static_cast<int32_t>(r)), in_group = 0;
+      if (r > 0 && (in_group + entries > kGroupEntries || r - group.back() == kGroupRows))
+        group.push_back(static_cast<int32_t>(r)), in_group = 0;
       in_group += entries;
       if (entries <= kStretch) continue;
       long_row.push_back(static_cast<int32_t>(r));
@@ -54,7 +55,8 @@ struct Matrix {
     if (s.row_scale != nullptr) s.row_scale += first;
     const auto from = std::upper_bound(group.begin(), group.end(), first) - 1, to = std::lower_bound(from, group.end(), last);
     s.group_row += from - group.begin(), s.groups = to - from;
-    const auto a = std::lower_bound(long_row.begin(), long_row.end(), first) - long_row.begin(), b = std::lower_bound(long_row.begin(), long_row.end(), last) - long_row.begin();
+    const auto a = std::lower_bound(long_row.begin(), long_row.end(), first) - long_row.begin(),
+               b = std::lower_bound(long_row.begin(), long_row.end(), last) - long_row.begin();
     s.long_rows = b - a, s.long_row += a, s.long_start += a;
     s.first_stretch = long_start[static_cast<size_t>(a)];
     s.long_stretches = long_start[static_cast<size_t>(b)] - s.first_stretch;
@@ -70,8 +72,9 @@ TEST(EmulatedSparse, ProductIsTheScalarKernels) {
     const int64_t width = random.pick(widths), wider = width + (random.one_in(3) ? 1 + random.below(8) : 0);
     const DType type = kTypes[trial % 3];
     const Sparse all = m.view(random.one_in(2), random.one_in(2), random.one_in(2));
-    SCOPED_TRACE(std::to_string(m.rows) + " x " + std::to_string(m.columns) + ", " + std::to_string(m.column.size()) + " entries, width " + std::to_string(width) +
-                 " of " + std::to_string(wider) + ", " + std::to_string(m.long_row.size()) + " long rows, " + name_of(type));
+    SCOPED_TRACE(std::to_string(m.rows) + " x " + std::to_string(m.columns) + ", " + std::to_string(m.column.size()) + " entries, width " +
+                 std::to_string(width) + " of " + std::to_string(wider) + ", " + std::to_string(m.long_row.size()) + " long rows, " +
+                 name_of(type));
     Floats v;
     for (int64_t i = 0; i < m.columns * wider; ++i) v.push_back(random.normal());
     const Bytes x = stored(v, type);
@@ -85,10 +88,12 @@ TEST(EmulatedSparse, ProductIsTheScalarKernels) {
     if (adds) {
       for (int64_t i = 0; i < m.rows * width; ++i) y[static_cast<size_t>(i)] = load(plus.data(), type, i) + y[static_cast<size_t>(i)];
     }
-    const int64_t first = random.one_in(2) ? 0 : random.below(m.rows), last = first == 0 ? m.rows : first + 1 + random.below(m.rows - first);
+    const int64_t first = random.one_in(2) ? 0 : random.below(m.rows),
+                  last = first == 0 ? m.rows : first + 1 + random.below(m.rows - first);
     const Sparse a = first == 0 ? all : m.part(all, first, last);
     Placed from(x, shift_of(type, random)), to((last - first) * width * size_of(type), shift_of(type, random));
-    Placed other(slice(plus, type, first * width, last * width), shift_of(type, random)), scratch(4 * cuda::multiply_scratch_values(a, width));
+    Placed other(slice(plus, type, first * width, last * width), shift_of(type, random)),
+        scratch(4 * cuda::multiply_scratch_values(a, width));
     cuda::multiply(a, {type, width, from.data(), wider, to.data(), width, adds ? other.data() : nullptr, width}, scratch.floats(), nullptr);
     ASSERT_TRUE(from.intact() && to.intact() && scratch.intact());
     ASSERT_TRUE(same(to.bytes(), slice(stored(y, type), type, first * width, last * width), type));

@@ -48,6 +48,20 @@ TEST(Aggregated, CountsForItsAdjacencyAlone) {
   EXPECT_EQ(refusal_of(other, changed), "refused refused ");
 }
 
+TEST(Aggregated, StandsBesideItsFeaturesInOneMatrixAlone) {
+  const at::Tensor both = at::randn({kNodes, 12}), x = both.narrow(1, 0, 6), ax = both.narrow(1, 6, 6);
+  const at::Tensor joined = side_by_side(x, ax);
+  ASSERT_TRUE(joined.defined());
+  EXPECT_TRUE(at::equal(joined, both));
+  EXPECT_FALSE(side_by_side(ax, x).defined()) << "the other way round";
+  EXPECT_FALSE(side_by_side(x, ax.clone()).defined()) << "memory of its own";
+  EXPECT_FALSE(side_by_side(x, at::Tensor()).defined());
+  EXPECT_FALSE(side_by_side(x, both.narrow(1, 5, 6)).defined()) << "overlaps";
+  EXPECT_FALSE(side_by_side(x, ax.narrow(0, 0, 20)).defined()) << "some rows";
+  const at::Tensor wide = at::randn({kNodes, 16});
+  EXPECT_FALSE(side_by_side(wide.narrow(1, 0, 6), wide.narrow(1, 6, 6)).defined()) << "a gap behind rows";
+}
+
 TEST(Aggregated, CountsForItsFeaturesAlone) {
   const Adjacency a = mean_adjacency(random_graph(1));
   const GraphInput input = with_aggregated({at::randn({kNodes, 6})}, a);

@@ -32,7 +32,8 @@ struct Kernel {
 };
 constexpr Kernel kKernels[] = {{"few walk", kFewWalk},         {"many walk", kManyWalk},         {"side encode", kSideEncode},
                                {"decode fours", kDecodeFours}, {"decode eights", kDecodeEights}, {"slab measure", kSlabMeasure},
-                               {"slab back", kSlabBack},       {"project back", kProjectBack},   {"scale", kScale}};
+                               {"slab back", kSlabBack},       {"project back", kProjectBack},   {"scale", kScale},
+                               {"column sums", kColumnSums}};
 
 TEST(Gpu, HoldsWhatLaunchBoundsPromise) {
   for (const NamedGpu& g : kGpus) {
@@ -92,7 +93,7 @@ double imbalance(int64_t blocks, int processors) {
 TEST(Gpu, SumsOfAnH200SpreadWell) {
   // Whole thread blocks: 528 over 170 multiprocessors are 4 on some and 3.1 on average, 396 over 128 are 4 and 3.09, which is the worst.
   for (const NamedGpu& g : kGpus) {
-    for (const BlockNeeds& needs : {kFewWalk, kManyWalk, kSideEncode, kSlabMeasure, kSlabBack}) {
+    for (const BlockNeeds& needs : {kFewWalk, kManyWalk, kSideEncode, kSlabMeasure, kSlabBack, kColumnSums}) {
       EXPECT_LE(imbalance(kSumProcessors * needs.each, g.gpu.processors), 1.3) << g.name;
     }
   }

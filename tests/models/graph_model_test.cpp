@@ -98,6 +98,16 @@ TEST(GraphModel, RefusesFeaturesThatWantAGradientAndOthersAggregates) {
   EXPECT_THROW(model(GraphInput{at::randn({kNodes, shape.features}).requires_grad_()}, a), Error);
 }
 
+/// X and A·X as columns of one matrix, as with_aggregated() gives them on a GPU.
+GraphInput beside(const GraphInput& input, const Adjacency& a) {
+  const int64_t width = input.x.size(1);
+  const at::Tensor both = at::cat({input.x, multiply(a.matrix, input.x)}, 1);
+  GraphInput placed{both.narrow(1, 0, width), {}, both.narrow(1, width, width)};
+  placed.aggregated_by = AggregateSource(a.matrix, placed.x);
+  EXPECT_TRUE(side_by_side(placed.x, placed.aggregated).defined());
+  return placed;
+}
+
 /// One model's gradients for a method, the same weights every time.
 std::vector<at::Tensor> gradients(const GraphShape& shape, const std::string& method, const GraphInput& input, const Adjacency& a,
                                   Amp amp = Amp::none, double scale = 1) {
@@ -122,7 +132,8 @@ TEST(GraphModel, AlgebraGivesTorchsGradients) {
     const Csr rows =
         csr_from_coo(at::arange(kNodes * 20).div(20, "floor"), at::arange(kNodes * 20).remainder(20), kNodes, 20, plain.x.reshape(-1));
     const GraphInput sparse{{}, adjacency(rows), {}};
-    for (const GraphInput* input : {&plain, &cached, &part, &sparse}) {
+    const GraphInput both = beside(plain, a);
+    for (const GraphInput* input : {&plain, &cached, &part, &sparse, &both}) {
       const auto got = gradients(shape, "satchel,bits=32", *input, a);
       ASSERT_EQ(got.size(), want.size());
       for (size_t i = 0; i < got.size(); ++i) {
@@ -189,11 +200,12 @@ TEST(GraphModel, HalvesGiveFloat32sGradientsWithinRounding) {
     const Csr rows =
         csr_from_coo(at::arange(kNodes * 20).div(20, "floor"), at::arange(kNodes * 20).remainder(20), kNodes, 20, plain.x.reshape(-1));
     const GraphInput cached = with_aggregated(plain, a), part = with_aggregated(plain, a, kNodes / 3), sparse{{}, adjacency(rows), {}};
+    const GraphInput both = beside(plain, a);
     const auto want = gradients(shape, "fp32", plain, a);
     double largest = 0;
     for (const at::Tensor& g : want) largest = std::max(largest, g.norm().item<double>());
     for (const char* method : {"fp32", "satchel,bits=32", "exact,bits=32,project=none"}) {
-      for (const GraphInput* input : {&plain, &cached, &part, &sparse}) {
+      for (const GraphInput* input : {&plain, &cached, &part, &sparse, &both}) {
         for (const auto& [amp, unit, scale] : {std::tuple{Amp::bf16, 0x1p-8, 1.0}, {Amp::fp16, 0x1p-11, 64.0}}) {
           const auto got = gradients(shape, method, *input, a, amp, scale);
           ASSERT_EQ(got.size(), want.size());
@@ -209,6 +221,64 @@ TEST(GraphModel, HalvesGiveFloat32sGradientsWithinRounding) {
       }
     }
   }
+}
+
+/// In 16 bits a model casts its weights once a step, into memory that stays.
+TEST(GraphModel, CastsOfWeightsFollowThem) {
+  for (const std::string& conv : graph_layer_names()) {
+    const GraphShape shape = shape_of(conv, Norm::batch, Activation::relu, 0);
+    const Adjacency a = random_graph(conv);
+    at::manual_seed(3);
+    const GraphInput input{at::randn({kNodes, shape.features})};
+    const at::Tensor labels = at::randint(shape.classes, {kNodes});
+    const auto made = [&] {
+      at::manual_seed(11);
+      return GraphModel(GraphModelOptions{shape, parse_method("satchel,bits=32"), Amp::bf16});
+    };
+    const auto gradients_of = [](const GraphModel& model) {
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& p : model->parameters()) all.push_back(p.grad().clone());
+      return all;
+    };
+    const auto train = [&](const GraphModel& model) {
+      model->zero_grad();
+      cross_entropy(model->logits(input, a), labels).backward();
+      return gradients_of(model);
+    };
+    const auto change = [](const GraphModel& model) {
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& p : model->parameters()) p.mul_(1.5);
+    };
+    const auto expect_equal = [&](const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want, const char* what) {
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << conv << ", " << what << ", parameter " << i;
+    };
+    const GraphModel model = made();
+    const int64_t bytes = model->reserve_casts();
+    int64_t parameters = 0;
+    for (const auto& layer : model->convs())
+      for (const at::Tensor& p : layer->parameters()) parameters += p.numel();
+    EXPECT_EQ(bytes, 2 * parameters);
+    EXPECT_EQ(made()->reserve_casts(), bytes);
+    {
+      const c10::InferenceMode inference;  // whatever it makes serves no training
+      model(input, a);
+    }
+    const std::vector<at::Tensor> first = train(model);
+    change(model);
+    const GraphModel fresh = made();  // which has never cast the weights as they were
+    change(fresh);
+    expect_equal(train(model), train(fresh), "after a change");
+
+    const GraphModel again = made();
+    again->zero_grad();
+    const at::Tensor one = cross_entropy(again->logits(input, a), labels), two = cross_entropy(again->logits(input, a), labels);
+    one.backward();
+    expect_equal(gradients_of(again), first, "after a second forward pass");
+    change(again);
+    EXPECT_THROW(two.backward(), c10::Error) << conv << ": weights changed between forward and backward";
+  }
+  EXPECT_EQ(GraphModel(GraphModelOptions{shape_of("sage", Norm::batch, Activation::relu, 0)})->reserve_casts(), 0) << "float32";
 }
 
 /// By how much some steps lower the loss.

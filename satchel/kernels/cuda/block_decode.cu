@@ -17,8 +17,8 @@ __device__ inline float level_at(uint32_t code, const LevelTable& levels, const 
 
 constexpr int kQuads = 4;  // a thread writes so many quads, 128 bytes apart over the warp
 
-/// Four neighbouring values a thread and step, so that a warp writes 512 contiguous bytes of fp32. Blocks are multiples of 4. 0 bits: as the
-/// code says.
+/// Four neighbouring values a thread and step, so that a warp writes 512 contiguous bytes of fp32. Blocks are multiples of 4. 0 bits: as
+/// the code says.
 template <int known, DType type, bool log>
 __global__ void __launch_bounds__(kThreads)
     decode_quads(const __grid_constant__ BlockCode code, const uint8_t* codes, const void* headers, void* x, int shift) {
@@ -80,8 +80,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint64_t eight = known > 0 ? load_eight<known>(codes, group) : load_eight(bits, codes, group);
     if (!is_usual(h, static_cast<float>(top))) {
 #pragma unroll 1
-      for (int j = 0; j < 8; ++j)
-        store(x, type, group * 8 + j, value_of(static_cast<uint32_t>(eight >> (bits * j)) & top, h, code.levels));
+      for (int j = 0; j < 8; ++j) store(x, type, group * 8 + j, value_of(static_cast<uint32_t>(eight >> (bits * j)) & top, h, code.levels));
       continue;
     }
     if constexpr (known == 2) {

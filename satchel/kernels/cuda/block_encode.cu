@@ -65,7 +65,8 @@ __device__ inline void put_group(const Args& a, int64_t group, const float (&v)[
 constexpr int kMostTurns = 4;
 static_assert(kThreads * kMostTurns <= 4096);  // blocks of a thread block
 
-/// Teams of 2^lanes_log threads code one whole block each and turn: G = 8 · lanes · chunks values. 0 bits: bits and levels as the code says.
+/// Teams of 2^lanes_log threads code one whole block each and turn: G = 8 · lanes · chunks values. 0 bits: bits and levels as the code
+/// says.
 template <int bits, bool even, DType type, int chunks, bool exp>
 __global__ void __launch_bounds__(kThreads, chunks == 4 ? 3 : 5)
     encode_teams(const __grid_constant__ Args a, int lanes_log, uint32_t blocks, int turns) {

@@ -7,9 +7,9 @@ namespace satchel::cuda {
 namespace columns {
 namespace {
 
-constexpr int kBlockThreads = 1024;
-constexpr int64_t kParts = kSumProcessors;  // thread blocks that share the rows
-constexpr int kWarpsEnd = 32;               // that share the parts of 32 results
+constexpr int kBlockThreads = kColumnSums.threads;
+constexpr int64_t kParts = kSumProcessors * kColumnSums.each;  // thread blocks that share the rows
+constexpr int kWarpsEnd = 32;                                  // that share the parts of 32 results
 
 /// `lanes` threads a row, `each` columns a thread; `slots` rows side by side; `blocks` thread blocks side by side, `parts` one below
 /// another.
@@ -59,7 +59,8 @@ struct Columns {
 };
 
 template <DType type, bool eight, bool vector>
-__global__ void __launch_bounds__(kBlockThreads, 1) sum_columns(const __grid_constant__ Tiling t, const void* g, float* partial) {
+__global__ void __launch_bounds__(kBlockThreads, kColumnSums.each)
+    sum_columns(const __grid_constant__ Tiling t, const void* g, float* partial) {
   constexpr int kEach = eight ? 8 : 1;
   __shared__ float shared[kBlockThreads * kEach];
   const int lane = static_cast<int>(threadIdx.x) % t.lanes, slot = static_cast<int>(threadIdx.x) / t.lanes;

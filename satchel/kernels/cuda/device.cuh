@@ -268,8 +268,8 @@ __device__ inline Words group_noise(const RoundKeys& keys, Rounding rounding, ui
   return rounding == Rounding::nearest ? nearest_noise() : rounding_noise(keys, group);
 }
 
-/// The same for one stream and groups below 2^32: what does not depend on the group is worked out once, and the first two rounds come down to
-/// two products.
+/// The same for one stream and groups below 2^32: what does not depend on the group is worked out once, and the first two rounds come down
+/// to two products.
 struct ShortKeys : RoundKeys {
   /// The caller synchronises.
   __device__ inline void fill(const uint64_t* seed, Stream stream) {
@@ -511,7 +511,8 @@ __device__ inline BlockRuler usual_ruler(const AroundZero& e, HeaderType type) {
 __device__ inline uint32_t bf16_header(Header h) { return __byte_perm(__float_as_uint(h.low), __float_as_uint(h.step), 0x7632); }
 
 /// The ruler of a block that a whole thread block holds: its first warp works it out and writes the header.
-__device__ inline BlockRuler shared_ruler(int bits, Extremes e, HeaderType type, void* headers, int64_t block, float2* pairs, BlockRuler* ruler) {
+__device__ inline BlockRuler shared_ruler(int bits, Extremes e, HeaderType type, void* headers, int64_t block, float2* pairs,
+                                          BlockRuler* ruler) {
   e.reduce_block(pairs);
   if (threadIdx.x == 0) {
     *ruler = block_ruler(bits, e, type);

@@ -630,6 +630,7 @@ using namespace epilogue;
 
 void finish_sums(const char* op, const float2* partial, int64_t entries, int64_t channels, float* sum_g, float* sum_gx,
                  StreamHandle stream) {
+  if (channels == 0) return;
   launch_kernel(op, stream, finish_size(channels, entries / channels), add_up_parts, partial, entries, channels, sum_g, sum_gx);
 }
 

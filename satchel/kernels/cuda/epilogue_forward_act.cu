@@ -376,12 +376,9 @@ __global__ void __launch_bounds__(kFinishThreads) finish_encode(const __grid_con
     own = {0.0f, a.pass.with.gamma[c], a.pass.with.beta[c], 0.0f};
     share.add_pairs(a.partial, entries, channels, sums);
     own.threshold = threshold_of(own.gamma, own.beta);
-    if (whole < n) {  // of the tail those values that are this channel's, dealt out as the rows are
-      const int64_t past = channel_of(whole, channels), first = whole + (c >= past ? c - past : c - past + channels);
-      for (int64_t i = first + share.own * channels; i < n; i += share.all * channels) {
-        const float v = flush(a.tail[i - whole]);
-        if (!is_on(v, own)) sums[0] += v, sums[1] += 1;
-      }
+    for (int64_t i = first_of_channel(whole, c, channels) + share.own * channels; i < n; i += share.all * channels) {
+      const float v = flush(a.tail[i - whole]);
+      if (!is_on(v, own)) sums[0] += v, sums[1] += 1;
     }
   }
   if (!share.add_up(sums) || c >= channels) return;

@@ -15,7 +15,7 @@ namespace {
 constexpr int kFinishChannels = 4, kFinishThreads = 512;  // at most
 constexpr int kFinishBatch = 16;                          // reads of a thread that are under way together
 
-/// Four channels a thread block, and as many threads as find about eight of the `rows` each.
+/// Four channels a thread block, and enough threads that each finds a few of the `rows`.
 inline LaunchSize finish_size(int64_t channels, int64_t rows) {
   const int threads = rows > 64 * 8 ? kFinishThreads : kFinishThreads / 2;
   return {grid_size(ceil_div(channels, kFinishChannels)), static_cast<unsigned>(threads)};
@@ -77,6 +77,12 @@ struct FinishShare {
     return true;
   }
 };
+
+/// The first value from `from` on that is of channel c, where channels repeat value by value.
+__device__ inline int64_t first_of_channel(int64_t from, int64_t c, int64_t channels) {
+  const int64_t past = channel_of(from, channels);
+  return from + (c >= past ? c - past : c - past + channels);
+}
 
 /// Count, mean and sum of squared differences from it, of four channels, merged by Chan's formula, eight values a channel at a time.
 struct Gathered {

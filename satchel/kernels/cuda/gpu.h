@@ -66,5 +66,6 @@ constexpr BlockNeeds kDecodeFours = {256, 8}, kDecodeEights = {256, 4};  // side
 constexpr BlockNeeds kSlabMeasure = {128, 6}, kSlabBack = {128, 4};      // low_pass_slab.cuh
 constexpr BlockNeeds kProjectBack = {256, 2, 16 << 10};                  // project_product.cu
 constexpr BlockNeeds kScale = {256, 8};                                  // loss.cu
+constexpr BlockNeeds kColumnSums = {256, 4, 8 << 10};                    // column_sums.cu
 
 }  // namespace satchel::cuda

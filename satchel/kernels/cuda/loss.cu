@@ -88,11 +88,11 @@ template <DType type, Row row>
 struct Held {
   using Raw = typename Pair<type>::Raw;
   Raw* x;
-  int left, step;  // classes from the thread's first pair on; values from a pair to the next
+  int first, left, step;  // the thread's first class; classes from there on; values from a pair to the next
   float v[kPairs][2];
 
   __device__ inline Held(Raw* from, int classes, int lane, int lanes)
-      : x(held(from + 2 * lane)), left(classes - 2 * lane), step(2 * lanes) {}
+      : x(held(from + 2 * lane)), first(2 * lane), left(classes - 2 * lane), step(2 * lanes) {}
   /// Which of the team's threads has this class?
   __device__ static inline int lane_of(int label, int lanes) { return label / 2 & (lanes - 1); }
 
@@ -126,8 +126,10 @@ struct Held {
     }
     return total[0] + total[1];
   }
-  __device__ inline void write(float scale) const {
-    put([&](int k, int j) { return v[k][j] * scale; });
+  /// Powers times `scale`, and `of_label` for one class; −1: for none.
+  __device__ inline void write(float scale, int label, float of_label) const {
+    const int place = label - first;
+    put([&](int k, int j) { return k * step + j == place ? of_label : v[k][j] * scale; });
   }
   __device__ inline void clear() const {
     put([](int, int) { return 0.0f; });
@@ -171,8 +173,8 @@ struct Held<type, Row::many> {
     for (int c = lane; c < classes; c += lanes) total += expf(read1<type>(x, c) - top);
     return total;
   }
-  __device__ inline void write(float scale) const {
-    for (int c = lane; c < classes; c += lanes) write1<type>(x, c, expf(read1<type>(x, c) - top) * scale);
+  __device__ inline void write(float scale, int label, float of_label) const {
+    for (int c = lane; c < classes; c += lanes) write1<type>(x, c, c == label ? of_label : expf(read1<type>(x, c) - top) * scale);
   }
   __device__ inline void clear() const {
     for (int c = lane; c < classes; c += lanes) write1<type>(x, c, 0.0f);
@@ -243,8 +245,7 @@ __global__ void __launch_bounds__(kThreads, 5) cross_entropy_rows(const __grid_c
       const float total = label >= 0 ? powers : float_of(0x7fc00000u), scale = a.fraction / total;
       if (leads || (is_row && label < 0 && lane == 0)) queue.loss[queue.order[i]] = logf(total) - (own - most);
       if (!a.write || !is_row) continue;
-      own_row.write(scale);
-      if (leads) write1<type>(a.logits, at, fmaf(expf(own - most), scale, -a.fraction));
+      own_row.write(scale, leads ? label : -1, leads ? fmaf(expf(own - most), scale, -a.fraction) : 0.0f);
     }
     for (int i = counted + team; a.write && i < a.each; i += teams) {
       if (queue.order[i] < exist) row_at(i).clear();

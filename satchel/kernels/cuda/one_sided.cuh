@@ -23,6 +23,7 @@ inline void check_fit(const NormActCode& c, const char* op) {
 /// bf16 and the batch's statistics.
 ///   plain    ReLU without dropout    dropped  any activation, with dropout or without    relu  ReLU with dropout
 ///   any      everything              codes    encoding alone: x is x̂ already, and no z is written
+/// Forward, plain, dropped and relu draw with short keys: at most kShortValues values.
 enum class Serves { plain, dropped, any, codes, relu };
 
 inline bool is_plain(const Chain& c) { return c.drop == 0 && c.slope == 0.0f && c.scale == 1.0f; }

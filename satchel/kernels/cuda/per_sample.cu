@@ -92,9 +92,8 @@ __device__ inline void put_group(const Sizes& m, uint32_t entry, int64_t n, int6
 /// `usual`: load8() serves every whole group, and a thread's two lie in one block; others are of type `any`. Usual ones of 1, 2 and 4 bits
 /// and of plain blocks are read at once; the rest one after the other.
 template <DType type, bool usual>
-__global__ void __launch_bounds__(kThreads)
-    encode_tiles(const __grid_constant__ Sizes m, const void* x, DType any, const uint64_t* from, const F32Header* ranges, uint8_t* bytes,
-                 int64_t tiles, int64_t tiles_each) {
+__global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__ Sizes m, const void* x, DType any, const uint64_t* from,
+                                                         const F32Header* ranges, uint8_t* bytes, int64_t tiles, int64_t tiles_each) {
   const UniformSeed seed(from);
   const int64_t tile = thread_index() / kTileThreads;
   if (tile >= tiles) return;
@@ -110,8 +109,7 @@ __global__ void __launch_bounds__(kThreads)
     float v[2][8];
     Words noise[2];
 #pragma unroll
-    for (int k = 0; k < 2; ++k)
-      load8_until<type, true>(x, value_of_group(first + k * kTileThreads), (n + 1) * m.values, 0.0f, v[k]);
+    for (int k = 0; k < 2; ++k) load8_until<type, true>(x, value_of_group(first + k * kTileThreads), (n + 1) * m.values, 0.0f, v[k]);
     const uint32_t entry = entry_of(m, bytes, n);
 #pragma unroll
     for (int k = 0; k < 2; ++k) noise[k] = noise_at(first + k * kTileThreads);  // while the values are on their way

@@ -6,8 +6,8 @@
 //
 //   step s     G of s + 2 or later is being copied     Z of s + 1 is decoded     G and Z of s are multiplied     one barrier
 //
-// Half of the warps multiply first and the others decode first, so that tensor cores and the rest both have work. Narrow tiles leave warps
-// over: these form teams that share out a step's rows, and their sums are added at the end, in order. A second kernel adds the thread
+// Half of the warps multiply first and the others decode first, so that tensor cores and the rest both have work. (Panels, as Hopper's wgmma
+// reads them: products start first and go on while all warps decode.) Narrow tiles leave warps over: these form teams that share out a step's rows, and their sums are added at the end, in order. A second kernel adds the thread
 // blocks' sums, in order too.
 #pragma once
 
@@ -80,7 +80,6 @@ struct Copier {
   }
 };
 
-constexpr bool kTakesTurns = true;  // half of the warps multiply first
 constexpr int kAhead = 3;           // steps that codes are asked for before they are read
 
 __device__ inline void bring_closer(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
@@ -275,7 +274,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) multiply_codes(const __grid_
   decode_next(0);
 
   Sums<T, math> sums;
-  const bool multiplies_first = T::kPanels || (kTakesTurns && warp / 4 % 2 == 0);  // half of each scheduler's warps
+  const bool multiplies_first = T::kPanels || warp / 4 % 2 == 0;  // half of each scheduler's warps
   int stage = 0, side = 0;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {

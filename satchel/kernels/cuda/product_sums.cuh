@@ -1,4 +1,4 @@
-// A thread's sums of the product from codes (norm_act_product.cu): G and Z stand in shared memory row after row, and a step's rows are
+// A thread's sums of the product from codes (product_kernel.cuh): G and Z stand in shared memory row after row, and a step's rows are
 // added by FMA or by tensor cores.
 #pragma once
 

@@ -12,8 +12,8 @@ namespace satchel::cuda {
 /// whose columns are a multiple of 4 (width 16) or 2 (width 32).
 bool project_product_fits(const Projection&, const BlockCode&, int64_t columns);
 int64_t project_product_scratch_bytes(const Projection&, int64_t columns);
-/// out = P·(Zᵀ·g), p.columns × columns of fp32, in fp32; the order of the sums depends on the sizes and the GPU's model. Codes, headers and g (rows ×
-/// columns) start at a multiple of 16.
+/// out = P·(Zᵀ·g), p.columns × columns of fp32, in fp32; the order of the sums depends on the sizes and the GPU's model. Codes, headers and
+/// g (rows × columns) start at a multiple of 16.
 void project_product(const Projection&, const BlockCode&, const uint8_t* codes, const void* headers, const uint64_t* seed, const void* g,
                      DType, int64_t columns, float* out, void* scratch, StreamHandle);
 

@@ -223,8 +223,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A ReLU's output in 2 bits as a 16-bit type, a block a warp and step: a lane works out one of the 16 pairs of values that a block has, lanes from 16 on
-/// those again, and every two codes name a lane; a shuffle looks at the lower five bits of a number alone.
+/// A ReLU's output in 2 bits as a 16-bit type, a block a warp and step: a lane works out one of the 16 pairs of values that a block has,
+/// lanes from 16 on those again, and every two codes name a lane; a shuffle looks at the lower five bits of a number alone.
 template <DType type>
 __global__ void __launch_bounds__(kThreads) decode_relu_pairs(const __grid_constant__ Args a, uint4* x) {
   const uint32_t groups = static_cast<uint32_t>(a.code.grid.values / 8), lane = threadIdx.x % 32, step = gridDim.x * (kThreads / 32);
@@ -255,7 +255,9 @@ __global__ void __launch_bounds__(kThreads) decode_relu_pairs(const __grid_const
 /// … of float32: a lane works out one of a block's four values, and every code names a lane.
 __global__ void __launch_bounds__(kThreads) decode_relu_floats(const __grid_constant__ Args a, float4* x) {
   const uint32_t fours = static_cast<uint32_t>(a.code.grid.values / 8) * 2, lane = threadIdx.x % 32, step = gridDim.x * (kThreads / 32);
-  for (uint32_t block = (blockIdx.x * kThreads + threadIdx.x) / 32; block * 64 < fours; block += step) {
+  const uint32_t blocks =
+      static_cast<uint32_t>(ceil_div(a.code.grid.values / 8, 32));  // block · 64 does not fit 32 bits behind the last one
+  for (uint32_t block = (blockIdx.x * kThreads + threadIdx.x) / 32; block < blocks; block += step) {
     const uint32_t left = fours - block * 64;
     const uint8_t* codes = a.codes + static_cast<uint64_t>(block) * 64 + lane;
     const uint32_t four[2] = {lane < left ? __ldg(codes) : uint32_t{0}, lane + 32 < left ? __ldg(codes + 32) : uint32_t{0}};

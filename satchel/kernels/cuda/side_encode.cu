@@ -74,9 +74,9 @@ __global__ void __launch_bounds__(kFinishThreads) finish_means(const __grid_cons
   double sums[2] = {};
   if (c < channels) {
     share.add_pairs(a.partial, entries, channels, sums);
-    for (int64_t i = first + share.own; i < a.code.grid.values; i += share.all) {
+    for (int64_t i = first_of_channel(first, c, channels) + share.own * channels; i < a.code.grid.values; i += share.all * channels) {
       const float v = flush(load(a.x, type, i));
-      if (i % channels == c && !is_on(v, a.channels[c])) sums[0] += v, sums[1] += 1;
+      if (!is_on(v, a.channels[c])) sums[0] += v, sums[1] += 1;
     }
   }
   if (share.add_up(sums) && c < channels) a.channels[c].off_mean = mean_of(sums);

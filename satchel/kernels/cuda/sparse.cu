@@ -108,8 +108,8 @@ __device__ inline int64_t long_row_of(const Sparse& a, int64_t s) {
   return low;
 }
 
-/// The lower half of a place among the entries: places of one piece differ in it alone.
-__device__ inline int low_of(const int64_t* place) { return __ldg(reinterpret_cast<const int*>(place)); }
+/// The lower half of a place among the entries: places of one piece are equal where it is.
+__device__ inline uint32_t low_of(const int64_t* place) { return __ldg(reinterpret_cast<const uint32_t*>(place)); }
 
 /// What a team walks: `total` entries from `begin` on, those of rows [row, last); or one stretch, which stands as row number `row` alone.
 struct Piece {
@@ -169,11 +169,13 @@ __device__ inline void walk(const Sparse& a, const Operands& o, int64_t warp) {
   int at = static_cast<int>(blockIdx.y) * used + team.lane;
   const bool own = team.lane < used && at < ceil_div(o.width, wide);
   if (!own) at = 0;  // read, not written
-  const int first = static_cast<int>(p.begin), at_byte = at * Own::kBytes;
+  const uint32_t first = static_cast<uint32_t>(p.begin);
+  const int at_byte = at * Own::kBytes;
   const char* const x = o.x + at_byte;
   float sum[wide] = {}, scale = 1.0f;
   [[maybe_unused]] Own beside;
-  int row = p.row, end = 0, next_end = 0;  // places of entries, their lower halves
+  int row = p.row;
+  uint32_t end = 0, next_end = 0;  // places of entries, their lower halves
   const auto row_of = [&](auto* rows, uint32_t bytes) { return rows + static_cast<uint64_t>(row) * bytes + at_byte; };
   const auto begin_row = [&] {
     if (a.row_scale != nullptr) scale = __ldg(a.row_scale + row);
@@ -260,7 +262,7 @@ __device__ inline void walk(const Sparse& a, const Operands& o, int64_t warp) {
       for (int s = 0; s < kAtOnce; ++s) {
         if (e + k + s >= p.total) continue;
         if constexpr (!large) {
-          while (first + e + k + s == end) next_row();  // never that of the last row
+          while (first + static_cast<uint32_t>(e + k + s) == end) next_row();  // never that of the last row
         }
 #pragma unroll
         for (int j = 0; j < wide; ++j) sum[j] = weighted ? fmaf(w[s], got[s].at(j), sum[j]) : sum[j] + got[s].at(j);
@@ -285,7 +287,8 @@ struct LargeShape {
 };
 
 template <DType type, int lanes, int wide, bool weighted, bool ragged>
-__global__ void __launch_bounds__(kThreads, each(lanes, weighted)) multiply_rows(const __grid_constant__ Sparse a, const __grid_constant__ Operands o) {
+__global__ void __launch_bounds__(kThreads, each(lanes, weighted))
+    multiply_rows(const __grid_constant__ Sparse a, const __grid_constant__ Operands o) {
   using Shape = LargeShape<type, lanes, wide>;
   const int64_t warp = thread_index() / 32;
   if (warp < o.large_warps)
@@ -317,8 +320,8 @@ __global__ void __launch_bounds__(kAddThreads) add_stretches(const __grid_consta
   write1<type>(o.y + row * o.y_bytes, at, sum);
 }
 
-/// Calls f(lanes) with the size of a team for rows of `wanted` lanes: 16 do best, 8 where 16 would stand idle too often, 5 for 5 (40 columns of
-/// 16 bits).
+/// Calls f(lanes) with the size of a team for rows of `wanted` lanes: 16 do best, 8 where 16 would stand idle too often, 5 for 5 (40
+/// columns of 16 bits).
 template <int bytes, class F>
 void with_lanes(int64_t wanted, F&& f) {
   if constexpr (bytes < 16) {

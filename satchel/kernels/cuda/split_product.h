@@ -45,7 +45,8 @@ struct TallPair {
   int64_t g_columns = 0, x_columns = 0, g_stride = 0, x_stride = 0;
 };
 int64_t split_gradient_scratch_bytes(const TallPair&);
-/// out (g_columns × x_columns, in one piece) = gᵀ·x, or, with `add`, += gᵀ·x. Sums in an order that depends on the sizes and the GPU's model.
+/// out (g_columns × x_columns, in one piece) = gᵀ·x, or, with `add`, += gᵀ·x. Sums in an order that depends on the sizes and the GPU's
+/// model.
 void split_gradient(const TallPair&, bool add, float* out, void* scratch, StreamHandle);
 
 }  // namespace satchel::cuda
