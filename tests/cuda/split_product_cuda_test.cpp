@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "satchel/kernels/cuda/launch.h"
 #include "satchel/tensor/split_product.h"
 #include "split_common.h"
 
@@ -260,7 +261,7 @@ class RowProductInOnePass : public Cuda {
   }
   void TearDown() override { unsetenv("SATCHEL_ROW_PRODUCT"); }
   /// Shared memory for two factors of a depth of 128: every GPU but those with 99 KiB.
-  static bool has_room() { return at::cuda::getCurrentDeviceProperties()->sharedMemPerBlockOptin >= size_t{160} << 10; }
+  static bool has_room() { return cuda::this_gpu().shared_block >= 160 << 10; }
 };
 
 TEST_F(RowProductInOnePass, IsRightWithinRounding) {

@@ -235,17 +235,17 @@ TEST(GraphModel, CastsOfWeightsFollowThem) {
       at::manual_seed(11);
       return GraphModel(GraphModelOptions{shape, parse_method("satchel,bits=32"), Amp::bf16});
     };
-    const auto gradients_of = [](const GraphModel& model) {
+    const auto gradients_of = [](GraphModel& model) {
       std::vector<at::Tensor> all;
       for (const at::Tensor& p : model->parameters()) all.push_back(p.grad().clone());
       return all;
     };
-    const auto train = [&](const GraphModel& model) {
+    const auto train = [&](GraphModel& model) {
       model->zero_grad();
       cross_entropy(model->logits(input, a), labels).backward();
       return gradients_of(model);
     };
-    const auto change = [](const GraphModel& model) {
+    const auto change = [](GraphModel& model) {
       const at::NoGradGuard no_grad;
       for (const at::Tensor& p : model->parameters()) p.mul_(1.5);
     };
@@ -253,7 +253,7 @@ TEST(GraphModel, CastsOfWeightsFollowThem) {
       ASSERT_EQ(got.size(), want.size());
       for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << conv << ", " << what << ", parameter " << i;
     };
-    const GraphModel model = made();
+    GraphModel model = made();
     const int64_t bytes = model->reserve_casts();
     int64_t parameters = 0;
     for (const auto& layer : model->convs())
@@ -266,11 +266,11 @@ TEST(GraphModel, CastsOfWeightsFollowThem) {
     }
     const std::vector<at::Tensor> first = train(model);
     change(model);
-    const GraphModel fresh = made();  // which has never cast the weights as they were
+    GraphModel fresh = made();  // which has never cast the weights as they were
     change(fresh);
     expect_equal(train(model), train(fresh), "after a change");
 
-    const GraphModel again = made();
+    GraphModel again = made();
     again->zero_grad();
     const at::Tensor one = cross_entropy(again->logits(input, a), labels), two = cross_entropy(again->logits(input, a), labels);
     one.backward();
