@@ -5,7 +5,7 @@ set(emulation "${PROJECT_SOURCE_DIR}/tests/emulation")
 file(GLOB kernel_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/satchel/kernels/cuda/*.cuh")
 set(kernels block_decode block_encode chain column_moments column_sums epilogue_backward epilogue_forward epilogue_forward_act loss low_pass low_pass_last
   low_pass_last_decode low_pass_stream_encode low_pass_stream_measure narrow norm_act_product norm_low_pass
-  per_sample pool project project_product row_norm_backward row_norm_forward row_product side_decode side_encode slope sparse)
+  per_sample pool project project_product row_norm_backward row_norm_forward side_decode side_encode slope sparse)
 set(kernel_sources ${kernels})
 list(TRANSFORM kernel_sources PREPEND "${PROJECT_SOURCE_DIR}/satchel/kernels/cuda/")
 list(TRANSFORM kernel_sources APPEND ".cu")
@@ -28,7 +28,6 @@ add_executable(test_emulation EXCLUDE_FROM_ALL ${translated}
   tests/emulation/pool_test.cpp
   tests/emulation/project_test.cpp
   tests/emulation/row_norm_test.cpp
-  tests/emulation/row_product_test.cpp
   tests/emulation/sparse_test.cpp)
 target_include_directories(test_emulation BEFORE PRIVATE "${emulated}" "${emulation}")
 target_compile_options(test_emulation PRIVATE -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter

@@ -68,8 +68,6 @@ def parts(out: pathlib.Path) -> list[Part]:
         measure("graph_128", 40, *graph("128")),
         measure("graph_256_tf32", 40, *graph("256", "--tf32")),
         measure("graph_256", 40, *graph("256")),
-        # The way of two factors that does not run by itself: torch's at 128, one pass at 256 (tensor/split_product.cpp).
-        *(measure(f"graph_{hidden}_tf32_{way}", 40, "env", f"SATCHEL_ROW_PRODUCT={way}", *graph(hidden, "--tf32")) for hidden, way in (("128", "torch"), ("256", "fused"))),
         *(measure(f"graph_{hidden}{name}_training", 40, *graph(hidden, *more, "--last-layer", "training"))
           for hidden in ("128", "256") for name, more in (("_tf32", ["--tf32"]), ("", []))),
         measure("vit_b_16", 150, *models, "vit_b_16", "--ways", "eager,compile,budget:0.5,packing,satchel"),

@@ -6,14 +6,10 @@
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "satchel/core/error.h"
-#include "satchel/kernels/cuda/row_product.h"
 #include "satchel/kernels/cuda/split_product.h"
-#include "satchel/tensor/coders.h"
 #include "satchel/tensor/device.h"
 #include "satchel/tensor/order.h"
 
@@ -67,41 +63,6 @@ void check_rows(const std::vector<at::Tensor>& factors, const std::vector<at::Te
   }
 }
 
-/// Are two factors of 16 bits multiplied in one pass? Where one tile holds all columns it takes less time than torch's two products, where
-/// rows are read once a tile more (docs/decisions.md). SATCHEL_ROW_PRODUCT, torch or fused, says so for every width.
-bool wants_one_pass(int64_t columns) {
-  const char* given = std::getenv("SATCHEL_ROW_PRODUCT");
-  const std::string_view name = given == nullptr ? "" : given;
-  if (!name.empty() && name != "torch" && name != "fused") fail("row_product", "SATCHEL_ROW_PRODUCT must be torch or fused", name);
-  constexpr int64_t kTile = 128;  // columns of kernels/cuda/row_product.cu
-  return name.empty() ? columns <= kTile : name == "fused";
-}
-
-/// Rows by two factors in one pass, where the kernel serves them; false: nothing is written.
-bool write_in_one_pass(const at::Tensor& to, const std::vector<at::Tensor>& rows, const std::vector<at::Tensor>& factors,
-                       const at::Tensor& bias) {
-  if (rows.size() != 2 || !to.is_cuda() || to.element_size() != 2 || to.numel() == 0 || !wants_one_pass(to.size(1))) return false;
-  if (!has_plain_rows(to) || !std::all_of(rows.begin(), rows.end(), has_plain_rows)) return false;
-  const Place place(to.device(), "row_product");
-  cuda::RowProductSides sides;
-  sides.type = dtype_of(to.scalar_type());
-  sides.count = static_cast<int>(rows.size());
-  sides.rows = to.size(0);
-  sides.columns = to.size(1);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    sides.a[i] = rows[i].const_data_ptr(), sides.a_stride[i] = rows[i].stride(0);
-    sides.b[i] = factors[i].const_data_ptr(), sides.depth[i] = factors[i].size(0);
-    sides.by_depth[i] = factors[i].stride(0), sides.by_column[i] = factors[i].stride(1);
-  }
-  const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  if (added.defined()) sides.bias = added.const_data_ptr();
-  sides.to_stride = to.stride(0);
-  sides.to = to.mutable_data_ptr();
-  if (!cuda::row_product_fits(sides)) return false;
-  cuda::row_product(sides, place.stream());
-  return true;
-}
-
 cuda::TallPair pair_of(const at::Tensor& a, const at::Tensor& b) {
   return {b.size(0), a.const_data_ptr<float>(), b.const_data_ptr<float>(), a.size(0), b.size(1), a.stride(1), b.stride(0)};
 }
@@ -130,7 +91,6 @@ RowProduct::RowProduct(std::vector<at::Tensor> factors, at::Tensor bias, int64_t
 
 void RowProduct::write(at::Tensor& to, const std::vector<at::Tensor>& rows) const {
   check_rows(factors_, rows, to);
-  if (write_in_one_pass(to, rows, factors_, bias_)) return;
   if (!is_split() || !has_plain_rows(to) || !std::all_of(rows.begin(), rows.end(), has_plain_rows)) {
     bias_.defined() ? at::addmm_out(to, bias_, rows[0], factors_[0]) : at::mm_out(to, rows[0], factors_[0]);
     if (rows.size() == 2) to.addmm_(rows[1], factors_[1]);

@@ -1,6 +1,5 @@
 // Products of activations and weights: torch's own; of float32, on Hopper where torch's may not use TF32, on tensor cores with the errors
-// of fp32 (kernels/cuda/split_product.h has the bound); of 16 bits and two factors, up to 128 columns, in one pass
-// (kernels/cuda/row_product.h). Private to the library.
+// of fp32 (kernels/cuda/split_product.h has the bound). Private to the library.
 #pragma once
 
 #include <ATen/core/Tensor.h>

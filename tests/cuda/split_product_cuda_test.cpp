@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "satchel/kernels/cuda/launch.h"
 #include "satchel/tensor/split_product.h"
 #include "split_common.h"
 
@@ -249,58 +248,6 @@ TEST_F(Cuda, SplitProductsLeaveTheRestToTorch) {
   reference::expect_error([&] { RowProduct({}, {}, 3000); }, "[split_product] there must be one or two factors");
   reference::expect_error([&] { RowProduct({w}, {}, 3000)({x.narrow(1, 0, 99)}); },
                           "[split_product] rows must have their factor's type and device and be as long");
-}
-
-/// 16 bits by two factors: torch's two products round the first sum to 16 bits, one pass does not. Weights stand by column and by depth, as
-/// in a layer's forward and backward pass.
-class RowProductInOnePass : public Cuda {
- protected:
-  void SetUp() override {
-    Cuda::SetUp();
-    setenv("SATCHEL_ROW_PRODUCT", "fused", 1);
-  }
-  void TearDown() override { unsetenv("SATCHEL_ROW_PRODUCT"); }
-  /// Shared memory for two factors of a depth of 128: every GPU but those with 99 KiB.
-  static bool has_room() { return cuda::this_gpu().shared_block >= 160 << 10; }
-};
-
-TEST_F(RowProductInOnePass, IsRightWithinRounding) {
-  for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {
-    for (const int64_t rows : {1, 127, 4097, 40001}) {
-      for (const auto& [depth, columns] : {std::pair<int64_t, int64_t>{128, 128}, {40, 128}, {256, 256}, {104, 72}}) {
-        for (const bool by_depth : {false, true}) {
-          if (!mine()) continue;
-          SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(depth) + " to " + std::to_string(columns));
-          const auto weights = [&](uint64_t seed) {
-            return by_depth ? normal({depth, columns}, seed).cuda().to(type) : normal({columns, depth}, seed).cuda().to(type).t();
-          };
-          const Tensors x{normal({rows, depth}, 41).cuda().to(type), normal({rows, depth}, 42).cuda().to(type)},
-              w{weights(43), weights(44)};
-          const at::Tensor bias = normal({columns}, 45).cuda().to(type), got = RowProduct(w, bias, rows)(x);
-          const at::Tensor want = x[0].to(at::kDouble).mm(w[0].to(at::kDouble)) + x[1].to(at::kDouble).mm(w[1].to(at::kDouble)) + bias;
-          const at::Tensor size = x[0].abs().to(at::kDouble).mm(w[0].abs().to(at::kDouble)) +
-                                  x[1].abs().to(at::kDouble).mm(w[1].abs().to(at::kDouble)) + bias.abs();
-          // 16 of the depth add 17 numbers, each of which loses less than 2^−23 of the largest; then the rounding to 16 bits.
-          const double unit = type == at::kHalf ? 0x1p-11 : 0x1p-8, loss = static_cast<double>(2 * depth + 128) * 0x1p-22;
-          EXPECT_TRUE(((got.to(at::kDouble) - want).abs() <= size * loss * (1 + unit) + want.abs() * unit + 0x1p-25).all().item<bool>());
-          if (repeats()) {
-            EXPECT_TRUE(same(RowProduct(w, bias, rows)(x), got)) << "a second time";
-          }
-          if (rows > 4000 && depth == 128 && has_room()) {  // torch's rounding of the first sum shows in some of so many
-            setenv("SATCHEL_ROW_PRODUCT", "torch", 1);
-            EXPECT_FALSE(same(RowProduct(w, bias, rows)(x), got)) << "torch's products ran";
-            setenv("SATCHEL_ROW_PRODUCT", "fused", 1);
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_F(RowProductInOnePass, RefusesAnUnknownName) {
-  setenv("SATCHEL_ROW_PRODUCT", "fast", 1);
-  const at::Tensor x = at::ones({8, 8}, at::TensorOptions(at::kCUDA).dtype(at::kHalf));
-  EXPECT_THROW(RowProduct({x, x}, {}, 8)({x, x}), std::exception);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "satchel/kernels/cuda/pool.h"
 #include "satchel/kernels/cuda/project_product.h"
 #include "satchel/kernels/cuda/row_norm.h"
-#include "satchel/kernels/cuda/row_product.h"
 #include "satchel/kernels/cuda/split_product.h"
 
 namespace satchel::cuda {
@@ -142,8 +141,6 @@ bool max_pool_fits(const MaxPool&) { return false; }
 void max_pool(const MaxPool&, const void*, DType, void*, uint8_t*, StreamHandle) { missing("max_pool"); }
 void max_pool_back(const MaxPool&, const void*, DType, const uint8_t*, void*, StreamHandle) { missing("max_pool"); }
 
-bool row_product_fits(const RowProductSides&) { return false; }
-void row_product(const RowProductSides&, StreamHandle) { missing("row_product"); }
 bool split_fits() { return false; }
 int64_t split_factor_bytes(const SplitFactor&) { missing("split_product"); }
 void split_factor(const SplitFactor&, void*, StreamHandle) { missing("split_product"); }
