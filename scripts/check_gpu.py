@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FAMILIES = "codec low_pass norm_act norm_block norm_image product row_norm split autograd train".split()
+SHARDS = {"autograd": 5, "train": 5, "norm_image": 4}  # of families that take longer than the others
 PYTHON_TESTS = "test_cuda test_convert_cuda test_norms_cuda test_waiting test_activations test_compile".split()
 TORCH_WAYS = "eager,compile,budget:0.5,budget:0.25,budget:0.1,checkpoint,save_on_cpu"
 IMAGES = "fp32;actnn;division;satchel"
@@ -53,10 +54,17 @@ def parts(out: pathlib.Path) -> list[Part]:
         return (tool, "bench", "images", "--device", "cuda", "--model", "resnet50", "--batch", "256", "--steps", "20", "--methods", IMAGES, *types)
 
     models = (python, "bench/python_models.py")
-    made = [Part(f"cuda_{family}", "tests", (f"build/test_cuda_{family}",), 300) for family in FAMILIES]
+
+    def shards(family: str) -> list[Part]:
+        program, count = f"build/test_cuda_{family}", SHARDS.get(family, 1)
+        if count == 1:
+            return [Part(f"cuda_{family}", "tests", (program,), 300)]
+        return [Part(f"cuda_{family}_{i}", "tests", ("env", f"GTEST_TOTAL_SHARDS={count}", f"GTEST_SHARD_INDEX={i}", program), 300) for i in range(count)]
+
+    made = [part for family in sorted(FAMILIES, key=lambda name: -SHARDS.get(name, 1)) for part in shards(family)]
     made += [Part(name, "tests", (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"python/tests/{name}.py"), 300) for name in PYTHON_TESTS]
     for check in ("racecheck", "memcheck", "synccheck"):
-        made.append(Part(check, "sanitize", ("scripts/sanitize_cuda.sh", "--jobs", "6", "--tools", check, "--logs", str(out / check)), 420))
+        made.append(Part(check, "sanitize", ("scripts/sanitize_cuda.sh", "--jobs", str(max(4, (os.cpu_count() or 1) - 2)), "--tools", check, "--logs", str(out / check)), 420))
     made += [
         measure("codec", 60, tool, "bench", "codec", "--device", "cuda"),
         measure("chain", 40, tool, "bench", "chain", "--device", "cuda", "--rows", "16384", "--channels", "3072", "--dtype", "bf16"),

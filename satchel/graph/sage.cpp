@@ -156,14 +156,14 @@ at::Tensor target_rows(const at::Tensor& x, const Adjacency& a) { return a.targe
 /// x·Wlᵀ and x·Wrᵀ as columns of one matrix:  | out | gap | out | gap |.  On CUDA both begin, and rows end, at a multiple of 16 bytes, of
 /// which A·x then reads rows of any width.
 struct BothColumns {
-  static constexpr int64_t kWord = 16, kRow = 16;  // bytes
-  int64_t out, self, all;                          // where x·Wrᵀ begins and where rows end
+  static constexpr int64_t kWord = 16;  // bytes
+  int64_t out, self, all;               // where x·Wrᵀ begins and where rows end
 
   BothColumns(const at::Tensor& x, int64_t columns) : out(columns), self(columns), all(2 * columns) {
     if (!x.is_cuda()) return;
-    const int64_t size = x.element_size();
-    self = ceil_div(out, kWord / size) * (kWord / size);
-    all = ceil_div(self + out, kRow / size) * (kRow / size);
+    const int64_t word = kWord / x.element_size();
+    self = ceil_div(out, word) * word;
+    all = 2 * self;
   }
 
   /// What belongs to the columns, zeros in the gaps.

@@ -106,11 +106,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Sixteen bytes of values from neighbouring codes: eight of a 16-bit type, four of float32. Up to 5 bits every lane works out one of the
-/// values that a block has, or for 1 and 2 bits and 16-bit types two side by side, and codes name the lane: a shuffle looks at the lower
-/// five bits of a number alone, and lanes beyond the values hold them again. Every thread of the warp must call this, with one header.
+/// Sixteen bytes of values from neighbouring codes of 1 to 4 or of 8 bits: eight of a 16-bit type, four of float32. Up to 4 bits every lane
+/// works out one of the values that a block has, or for 1 and 2 bits and 16-bit types two side by side, and codes name the lane: a shuffle
+/// looks at the lower five bits of a number alone, and lanes beyond the values hold them again. Every thread of the warp must call this,
+/// with one header.
 template <int bits, DType type>
 struct WarpValues {
+  static_assert(bits <= 4 || bits == 8);
   static constexpr uint32_t kTop = (1u << bits) - 1;
   static constexpr int kValues = type == DType::f32 ? 4 : 8;
   using Codes = std::conditional_t<(bits * kValues <= 32), uint32_t, uint64_t>;
@@ -118,8 +120,8 @@ struct WarpValues {
 
   __device__ inline explicit WarpValues(const LevelTable& levels) {
     const uint32_t lane = threadIdx.x % 32, a = lane & kTop, b = lane >> bits & kTop;
-    first = levels.even || bits > 4 ? static_cast<float>(a) : levels.at[a];
-    second = levels.even || bits > 4 ? static_cast<float>(b) : levels.at[b];
+    first = levels.even || bits == 8 ? static_cast<float>(a) : levels.at[a];
+    second = levels.even || bits == 8 ? static_cast<float>(b) : levels.at[b];
   }
   __device__ static inline Codes load(const uint8_t* codes, uint32_t unit) {
     if constexpr (type == DType::f32)
@@ -133,10 +135,10 @@ struct WarpValues {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if constexpr (type == DType::f32) {
-        w[k] = __float_as_uint(bits <= 5 ? chosen(own, c, k) : worked_out(c, k, h));
+        w[k] = __float_as_uint(bits <= 4 ? chosen(own, c, k) : worked_out(c, k, h));
       } else if constexpr (bits <= 2) {
         w[k] = __shfl_sync(~0u, half_pair<type>(own, fmaf(second, h.step, h.low)), static_cast<int>(c >> (2 * bits * k)));
-      } else if constexpr (bits <= 5) {
+      } else if constexpr (bits <= 4) {
         const uint32_t half = half_pair<type>(own, 0.0f);
         w[k] = __byte_perm(chosen(half, c, 2 * k), chosen(half, c, 2 * k + 1), 0x5410);
       } else {
@@ -151,14 +153,10 @@ struct WarpValues {
   __device__ static inline T chosen(T own, Codes c, int j) {
     return __shfl_sync(~0u, own, static_cast<int>(static_cast<uint32_t>(c >> (bits * j))));
   }
-  /// Of more bits: the code below 2^23 makes a number without a conversion.
+  /// Of 8 bits: the code in the low bits of 2^23 makes a number without a conversion.
   __device__ static inline float worked_out(Codes c, int j, Header h) {
-    uint32_t number = 0x4b000000u | (static_cast<uint32_t>(c >> (bits * j)) & kTop);
-    if constexpr (bits == 8) {
-      const uint32_t word = static_cast<uint32_t>(j < 4 ? c : static_cast<uint64_t>(c) >> 32);
-      number = __byte_perm(word, 0x4b00u, 0x5440u + j % 4);
-    }
-    return fmaf(__uint_as_float(number) - 8388608.0f, h.step, h.low);
+    const uint32_t word = static_cast<uint32_t>(j < 4 ? c : static_cast<uint64_t>(c) >> 32);
+    return fmaf(__uint_as_float(__byte_perm(word, 0x4b00u, 0x5440u + j % 4)) - 8388608.0f, h.step, h.low);
   }
 };
 
