@@ -124,6 +124,7 @@ if(SATCHEL_TORCH)
     tests/autograd/reader_test.cpp
     tests/autograd/report_test.cpp
     tests/autograd/seeds_test.cpp
+    tests/autograd/statistics_test.cpp
     tests/graph/adjacency_test.cpp
     tests/graph/csr_test.cpp
     tests/graph/input_test.cpp

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm_backward_reduce.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sub.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "satchel/autograd/image_rows.h"
 #include "satchel/autograd/shared.h"
@@ -85,13 +87,49 @@ at::Tensor part_of(const at::Tensor& numbers, const NormAxes& axes, int64_t firs
   return numbers.narrow(0, first / span_of(axes), rows / span_of(axes));
 }
 
+struct Moments {
+  at::Tensor mean, var;
+};
+
+/// Of every channel over rows. On the CPU two passes in float32 take a tenth of var_mean's time.
+Moments channel_moments(const at::Tensor& x) {
+  constexpr int64_t rows = 0;  // the dimension
+  if (x.is_cuda()) {
+    auto [var, mean] = at::var_mean(x.to(at::kFloat), rows, /*correction=*/0, /*keepdim=*/true);
+    return {mean, var};
+  }
+  const at::Tensor mean = x.mean(rows, /*keepdim=*/true, at::kFloat), squares = at::zeros_like(mean);
+  for_stretches_of(x.size(0), x.size(1), false, [&](int64_t first, int64_t last) {
+    squares.add_(at::sub(x.narrow(0, first, last - first), mean).square_().sum(rows, /*keepdim=*/true));
+  });
+  return {mean, squares.div_(static_cast<double>(x.size(0)))};
+}
+
+/// Of every group of every sample, likewise.
+Moments group_moments(const at::Tensor& x, const NormAxes& axes) {
+  if (x.is_cuda()) {
+    auto [var, mean] = at::var_mean(in_groups(x, axes).to(at::kFloat), at::IntArrayRef{1, 3}, /*correction=*/0, /*keepdim=*/true);
+    return {mean, var};
+  }
+  std::vector<at::Tensor> mean, var;
+  for_stretches_of(
+      x.size(0), x.size(1), false,
+      [&](int64_t first, int64_t last) {
+        const at::Tensor values = in_groups(x.narrow(0, first, last - first), axes).to(at::kFloat);
+        mean.push_back(group_means(values));
+        var.push_back(group_means(at::sub(values, mean.back()).square_()));
+      },
+      span_of(axes));
+  return {at::cat(mean), at::cat(var)};
+}
+
 /// Of the batch.
 Statistics channel_statistics(const at::Tensor& x, const NormWeights& w, const NormAxes& axes, const NormOptions& options) {
   if (axes.span > 0 && x.is_cuda()) {
     const ColumnMoments moments = column_moments(x, {w.running_mean, w.running_var, options.eps, options.momentum});
     return {moments.mean.unsqueeze(0), moments.rstd.unsqueeze(0)};
   }
-  auto [var, mean] = at::var_mean(x.to(at::kFloat), at::IntArrayRef{0}, /*correction=*/0, /*keepdim=*/true);
+  auto [mean, var] = channel_moments(x);
   if (w.running_mean.defined()) {
     const double rows = static_cast<double>(x.size(0)), m = options.momentum;
     w.running_mean.mul_(1 - m).add_(mean.squeeze(0), m);
@@ -108,12 +146,11 @@ Statistics statistics_of(const at::Tensor& x, const NormWeights& weights, const 
     if (options.training) return channel_statistics(x, weights, axes, options);
     return {weights.running_mean.unsqueeze(0), weights.running_var.add(options.eps).rsqrt_().unsqueeze(0)};
   }
-  const at::Tensor values = in_groups(x, axes).to(at::kFloat);
   if (axes.centred) {
-    auto [var, mean] = at::var_mean(values, at::IntArrayRef{1, 3}, /*correction=*/0, /*keepdim=*/true);
+    auto [mean, var] = group_moments(x, axes);
     return {mean, var.add_(options.eps).rsqrt_()};
   }
-  const at::Tensor squares = group_means(values.square());
+  const at::Tensor squares = group_means(in_groups(x, axes).to(at::kFloat).square());
   return {at::zeros_like(squares), squares.add(options.eps).rsqrt_()};
 }
 

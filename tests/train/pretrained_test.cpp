@@ -248,7 +248,9 @@ void expect_frozen_plan(const ImageModelOptions& given, int64_t side) {
   for (const auto& item : model->named_parameters()) {
     frozen = frozen && !item.value().grad().defined();
     EXPECT_EQ(item.value().grad().defined(), !frozen) << where << ' ' << item.key();
-    if (stage_of(item.key()) == o.freeze) EXPECT_TRUE(frozen) << where << ' ' << item.key();
+    if (stage_of(item.key()) == o.freeze) {
+      EXPECT_TRUE(frozen) << where << ' ' << item.key();
+    }
   }
   ImageModelOptions all = o;
   all.freeze.clear();

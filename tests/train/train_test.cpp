@@ -115,7 +115,9 @@ TEST_F(Train, TheLastLayerMayGiveTrainingNodesAlone) {
       EXPECT_EQ(all.last_layer_bytes, 0);
       EXPECT_EQ(some.last_layer_bytes > 0, std::string(model) != "gin") << "gin keeps more than its input";
       EXPECT_EQ(some.saved_bytes, all.saved_bytes) << model;
-      if (some.last_layer_bytes > 0) EXPECT_LT(some.loss_bytes, all.loss_bytes) << model;
+      if (some.last_layer_bytes > 0) {
+        EXPECT_LT(some.loss_bytes, all.loss_bytes) << model;
+      }
       // Equal but for the order of sums over 400 nodes, three steps apart.
       ASSERT_EQ(some.curve.size(), 3U);
       for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(some.curve[i].loss, all.curve[i].loss, 1e-4 * all.curve[i].loss) << model << ' ' << i;
