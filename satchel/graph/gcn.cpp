@@ -70,8 +70,8 @@ class GcnNode : public SavingNode {
   bool by_rows(const at::Tensor& g, const at::Tensor& w, variable_list& gradients) const {
     if (!x.has_rows() || g.size(0) == 0) return false;
     const int64_t in = x.columns(), nodes = transpose.rows;
-    ProductRows product(transpose, g, needs(0) ? in : 0);
     const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{w}, at::Tensor(), nodes) : std::nullopt;
+    ProductRows product(transpose, g, needs(0) ? in : 0, weights && weights->writes_in_place());
     const auto write = [&](int64_t, int64_t, const at::Tensor& ag, at::Tensor& dx) { weights->write(dx, {ag}); };
     if (g.is_cuda()) {
       if (const std::vector<at::Tensor> products = x.products_from_codes({product.read(0, nodes)}); !products.empty()) {
@@ -97,7 +97,7 @@ at::Tensor combine(const at::Tensor& x, const Adjacency& a, const at::Tensor& we
   const at::Tensor bias = given_bias.defined() ? cast_weight(given_bias, x.scalar_type()) : given_bias;
   if (aggregates_first(a, w.size(1), w.size(0))) {
     const RowProduct weights({w.t()}, bias, a.outputs());
-    ProductRows product(a.matrix, x, w.size(0));
+    ProductRows product(a.matrix, x, w.size(0), weights.writes_in_place());
     product.write_all([&](int64_t, int64_t, const at::Tensor& ax, at::Tensor& to) { weights.write(to, {ax}); });
     return product.result();
   }

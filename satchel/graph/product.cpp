@@ -243,7 +243,7 @@ at::Tensor placed(const at::Tensor& memory, int64_t from, int64_t rows, int64_t 
 
 }  // namespace
 
-ProductRows::ProductRows(const Csr& a, const at::Tensor& x, int64_t width) : a_(a), type_(x.scalar_type()), x_(x) {
+ProductRows::ProductRows(const Csr& a, const at::Tensor& x, int64_t width, bool in_place) : a_(a), type_(x.scalar_type()), x_(x) {
   const int64_t rows = a.rows, own = x.size(1);
   if (!x.is_cuda()) {
     stretch_ = stretch_rows(rows, std::max(own, width), false);
@@ -251,9 +251,10 @@ ProductRows::ProductRows(const Csr& a, const at::Tensor& x, int64_t width) : a_(
     if (width > 0) result_ = at::empty({rows, width}, x.options());
     return;
   }
-  if (width == 0) {
+  if (width == 0 || (in_place && width == own)) {
     stretch_ = rows;
     product_ = at::empty({rows, own}, x.options());
+    if (width > 0) result_ = product_;
     multiply_rows(a, x, 0, rows, product_);
     return;
   }

@@ -29,10 +29,12 @@ at::Tensor bias_gradient(const at::Tensor& g, bool norm_follows);
 ///
 ///   memory   | stretch | A·x … … … … |          back
 ///            | result … … … … |                 front: rows that were read are free
+///
+/// Where the writer may write a row over itself and both are as wide, they are one.
 class ProductRows {
  public:
-  /// `width`: of the result, of x's type; 0: there is none.
-  ProductRows(const Csr& a, const at::Tensor& x, int64_t width);
+  /// `width`: of the result, of x's type; 0: there is none. `in_place`: may the writer of a row write over A·x's?
+  ProductRows(const Csr& a, const at::Tensor& x, int64_t width, bool in_place);
 
   /// Rows [first, last) of A·x in x's type, good until the next call, and until rows past `first` of the result are written.
   at::Tensor read(int64_t first, int64_t last);

@@ -80,8 +80,8 @@ class SageNode : public SavingNode {
     const int64_t out = g.size(1), in = x.columns(), nodes = transpose.rows;
     const at::Tensor wl = needs(0) ? neighbour.unpack(g.scalar_type()) : at::Tensor();
     const at::Tensor wr = needs(0) ? self.unpack(g.scalar_type()) : at::Tensor();
-    ProductRows product(transpose, g, needs(0) ? in : 0);
     const auto weights = needs(0) ? std::make_optional<RowProduct>(std::vector{wl, wr}, at::Tensor(), nodes) : std::nullopt;
+    ProductRows product(transpose, g, needs(0) ? in : 0, weights && weights->writes_in_place());
     const auto write = [&](int64_t first, int64_t last, const at::Tensor& ag, at::Tensor& dx) {
       weights->write(dx, {ag, own.narrow(0, first, last - first)});
     };
@@ -206,7 +206,7 @@ at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adja
     });
     return sum;
   }
-  ProductRows product(a.matrix, x, out);
+  ProductRows product(a.matrix, x, out, weights.writes_in_place());
   product.write_all(write);
   return product.result();
 }

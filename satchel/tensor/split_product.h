@@ -22,13 +22,15 @@ class RowProduct {
   /// undefined.
   RowProduct(std::vector<at::Tensor> factors, at::Tensor bias, int64_t rows);
 
-  /// to = Σ rows[i]·factors[i] + bias. `to` shares no memory with the rows.
+  /// to = Σ rows[i]·factors[i] + bias. `to` shares no memory with the rows but, where writes_in_place(), may be one of them.
   void write(at::Tensor& to, const std::vector<at::Tensor>& rows) const;
   /// The same into memory of its own.
   at::Tensor operator()(const std::vector<at::Tensor>& rows) const;
 
   /// Do tensor cores multiply?
   bool is_split() const { return pieces_.defined(); }
+  /// May a row's result stand where one of its factors stood?
+  bool writes_in_place() const;
 
  private:
   std::vector<at::Tensor> factors_;

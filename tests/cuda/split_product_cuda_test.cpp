@@ -203,6 +203,36 @@ TEST_F(SplitProduct, WhatIsNotANumberStaysInItsRow) {
   }
 }
 
+TEST_F(SplitProduct, ResultsStandWhereRowsStood) {
+  for (const int64_t columns : {64, 72, 128}) {
+    for (const int64_t rows : {2048, 20001, 169343}) {
+      const Layout gaps{rows == 20001 ? 8 : 0, 0};
+      const auto matrix = [&](uint64_t seed) { return gaps.of(normal({rows * (columns + gaps.more)}, seed).cuda(), rows, columns); };
+      const Tensors x{matrix(61), matrix(62)}, w{normal({columns, columns}, 63).cuda(), normal({columns, columns}, 64).cuda()};
+      const RowProduct two(w, normal({columns}, 65).cuda(), rows), one({w[0]}, {}, rows);
+      ASSERT_TRUE(two.writes_in_place() && one.writes_in_place());
+      const at::Tensor of_two = two(x), of_one = one({x[0]});
+      for (const size_t i : {0U, 1U}) {
+        const Tensors own{x[0], x[1]};
+        at::Tensor over = at::empty_strided(own[i].sizes(), own[i].strides(), own[i].options()).copy_(own[i]);
+        Tensors from = own;
+        from[i] = over;
+        two.write(over, from);
+        EXPECT_TRUE(same(over.contiguous(), of_two)) << rows << " x " << columns << ", over factor " << i;
+      }
+      at::Tensor over = x[0].clone();
+      one.write(over, {over});
+      EXPECT_TRUE(same(over, of_one)) << rows << " x " << columns;
+    }
+  }
+  const at::Tensor wide = normal({3000, 136}, 66).cuda();
+  const RowProduct product({normal({136, 136}, 67).cuda()}, {}, 3000);
+  EXPECT_TRUE(product.is_split() && !product.writes_in_place());
+  at::Tensor over = wide.clone();
+  reference::expect_error([&] { product.write(over, {over}); }, "[split_product] rows must not be written over");
+  EXPECT_TRUE(same(over, wide));
+}
+
 TEST_F(SplitProduct, LongSumsAreNotCutOff) {
   const at::Tensor g = normal({169343, 128}, 41).cuda().abs_(), x = normal({169343, 128}, 42).cuda().abs_();
   const Exact exact({g.t()}, {x});

@@ -189,7 +189,8 @@ void Launch::operator<<(const std::function<void()>& kernel) const {
     satchel::fail("launch", "a block must have 1 to 1024 threads, and a grid a block", threads.x);
   }
   block.kernel = &kernel;
-  if (bytes > kMostShared) satchel::fail("launch", "a block must have at most " + std::to_string(kMostShared >> 10) + " KiB of shared memory", bytes);
+  if (bytes > kMostShared)
+    satchel::fail("launch", "a block must have at most " + std::to_string(kMostShared >> 10) + " KiB of shared memory", bytes);
   std::memset(shared, 0xff, static_cast<size_t>(bytes));  // nothing that a kernel may rely on
   for (unsigned z = 0; z < blocks.z; ++z) {
     for (unsigned y = 0; y < blocks.y; ++y) {

@@ -29,6 +29,11 @@ TEST(SplitProduct, IsTorchsOwnOnTheCpu) {
   EXPECT_TRUE(same(to.contiguous(), two({x, y})));
   to.fill_(7);
   EXPECT_TRUE((around == 7).all().item<bool>()) << "what stands around the result";
+  EXPECT_FALSE(two.writes_in_place());
+  const RowProduct square({normal({100, 100}, 12)}, {}, 3000);
+  at::Tensor over = x.clone();
+  expect_error([&] { square.write(over, {over}); }, "[split_product] rows must not be written over but where writes_in_place()");
+  EXPECT_TRUE(same(over, x));
 }
 
 TEST(SplitProduct, TakesOtherTypes) {

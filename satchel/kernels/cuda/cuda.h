@@ -58,7 +58,8 @@ void draw_projection(const Projection&, const uint64_t* seed, float* matrices, i
 void narrow(const int64_t* x, int64_t values, int64_t least, int bits, uint8_t* codes, StreamHandle);
 void widen(const uint8_t* codes, int64_t values, int64_t least, int bits, int64_t* x, StreamHandle);
 
-/// Rows of `width` values (float32, float16 or bfloat16; sums in float32), `stride` apart. y = plus + A·x, `plus` null: A·x; y overlaps neither.
+/// Rows of `width` values (float32, float16 or bfloat16; sums in float32), `stride` apart. y = plus + A·x, `plus` null: A·x; y overlaps
+/// neither.
 struct ProductSides {
   DType type = DType::f32;
   int64_t width = 0;

@@ -6,9 +6,9 @@
 //
 //   step s     G of s + 2 or later is being copied     Z of s + 1 is decoded     G and Z of s are multiplied     one barrier
 //
-// Half of the warps multiply first and the others decode first, so that tensor cores and the rest both have work. (Panels, as Hopper's wgmma
-// reads them: products start first and go on while all warps decode.) Narrow tiles leave warps over: these form teams that share out a step's rows, and their sums are added at the end, in order. A second kernel adds the thread
-// blocks' sums, in order too.
+// Half of the warps multiply first and the others decode first, so that tensor cores and the rest both have work. (Panels, as Hopper's
+// wgmma reads them: products start first and go on while all warps decode.) Narrow tiles leave warps over: these form teams that share out
+// a step's rows, and their sums are added at the end, in order. A second kernel adds the thread blocks' sums, in order too.
 #pragma once
 
 #include "satchel/kernels/cuda/one_sided.cuh"
@@ -80,7 +80,7 @@ struct Copier {
   }
 };
 
-constexpr int kAhead = 3;           // steps that codes are asked for before they are read
+constexpr int kAhead = 3;  // steps that codes are asked for before they are read
 
 __device__ inline void bring_closer(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
 

@@ -290,7 +290,7 @@ void split_product(const SplitRows& from, const SplitFactor& f, const void* piec
   }
   p.pairs = out_stride % 2 == 0 && is_aligned(out, 8);
   const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  padded_columns(f) % 128 == 0 ? launch<128>(p, quads, s) : launch<64>(p, quads, s);
+  padded_columns(f) % kSplitColumns == 0 ? launch<kSplitColumns>(p, quads, s) : launch<64>(p, quads, s);
 }
 
 }  // namespace satchel::cuda

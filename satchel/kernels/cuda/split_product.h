@@ -34,7 +34,10 @@ struct SplitRows {
   const float* a[2] = {};
   int64_t stride[2] = {};
 };
-/// out = a[0]·b[0] (+ a[1]·b[1]) (+ bias); rows of `out` are out_stride values apart and share no memory with a.
+/// Columns that one thread block has at most: it has read a row of a tile before it writes the row's result.
+constexpr int64_t kSplitColumns = 128;
+/// out = a[0]·b[0] (+ a[1]·b[1]) (+ bias); rows of `out` are out_stride values apart. They share no memory with a or, up to kSplitColumns
+/// columns, each begins where the same row of a[0] or a[1] does.
 void split_product(const SplitRows&, const SplitFactor&, const void* pieces, const float* bias, float* out, int64_t out_stride,
                    StreamHandle);
 
