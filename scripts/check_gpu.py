@@ -121,7 +121,7 @@ def run(part: Part, out: pathlib.Path, end: float, threads: int = 1) -> dict:
 
 
 def show(row: dict) -> None:
-    print(f"{row['part']:16} {row['group']:9} {row['state']:8} {row['seconds']:7.1f} s  {row['result']}", flush=True)
+    print(f"{row['part']:18} {row['group']:9} {row['state']:8} {row['seconds']:7.1f} s  {row['result']}", flush=True)
 
 
 def chosen(every: list[Part], only: str | None) -> list[Part]:
@@ -148,7 +148,7 @@ def main() -> int:
     wanted = chosen(parts(out), options.only)
     if options.list:
         for part in wanted:
-            print(f"{part.name:16} {part.group:9} {part.limit:4} s  {' '.join(part.command)}")
+            print(f"{part.name:18} {part.group:9} {part.limit:4} s  {' '.join(part.command)}")
         return 0
     out.mkdir(parents=True, exist_ok=True)
     path = out / "summary.json"

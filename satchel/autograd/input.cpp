@@ -152,12 +152,12 @@ int64_t InputSave::columns() const { return shared_ != nullptr ? shared_->channe
 
 std::vector<at::Tensor> InputSave::products_from_codes(const std::vector<at::Tensor>& gs) const {
   if (shared_ == nullptr || gs.empty() || shared_->bits.extra.defined() || !fuses_norm_act_product(shared_->code, gs)) return {};
-  // From 256 columns on decoded stretches are multiplied faster (docs/results.md).
-  if (gs.front().size(1) > 128) return {};
+  const int64_t columns = gs.front().size(1);
+  if (columns > 128) return {};  // from 256 on decoded stretches are multiplied faster (docs/decisions.md)
   const auto of = [&](const std::vector<at::Tensor>& some) { return norm_act_product(shared_->code, shared_->seed, shared_->chain, some); };
-  // In full fp32 the codes are decoded for each: that is little beside the FMAs, and the partial sums take half of the memory.
-  if (gs.size() == 2 && gs.front().scalar_type() == at::kFloat && !allows_tf32()) return {of({gs[0]})[0], of({gs[1]})[0]};
-  return of(gs);
+  // In full fp32 the codes are decoded for each of two wide gradients: little beside the FMAs, and partial sums take half of the memory.
+  const bool apart = gs.size() == 2 && columns > 96 && gs.front().scalar_type() == at::kFloat && !allows_tf32();
+  return apart ? std::vector{of({gs[0]})[0], of({gs[1]})[0]} : of(gs);
 }
 
 void InputSave::for_rows(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {

@@ -111,7 +111,7 @@ Moments group_moments(const at::Tensor& x, const NormAxes& axes) {
     auto [var, mean] = at::var_mean(in_groups(x, axes).to(at::kFloat), at::IntArrayRef{1, 3}, /*correction=*/0, /*keepdim=*/true);
     return {mean, var};
   }
-  std::vector<at::Tensor> mean, var;
+  std::vector<at::Tensor> mean, var;  // x has rows
   for_stretches_of(
       x.size(0), x.size(1), false,
       [&](int64_t first, int64_t last) {

@@ -36,11 +36,12 @@ class ProductRows {
   /// `width`: of the result, of x's type; 0: there is none. `in_place`: may the writer of a row write over A·x's?
   ProductRows(const Csr& a, const at::Tensor& x, int64_t width, bool in_place);
 
-  /// Rows [first, last) of A·x in x's type, good until the next call, and until rows past `first` of the result are written.
+  /// Rows [first, last) of A·x in x's type, good until the next call, and until rows from `first` on of the result are written.
   at::Tensor read(int64_t first, int64_t last);
 
   using Write = std::function<void(int64_t first, int64_t last, const at::Tensor& product, at::Tensor& result)>;
-  /// Calls write(first, last, A·x's rows, the result's rows) for stretches of rows [first, last), which were read before.
+  /// Calls write(first, last, A·x's rows, the result's rows) for stretches of rows [first, last), which were read before. Both may be the
+  /// same memory, where the writer works in place.
   void write(int64_t first, int64_t last, const Write& write);
   /// read() and write() for all rows.
   void write_all(const Write& write);

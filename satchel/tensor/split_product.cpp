@@ -94,8 +94,11 @@ bool RowProduct::writes_in_place() const { return is_split() && factors_[0].size
 void RowProduct::write(at::Tensor& to, const std::vector<at::Tensor>& rows) const {
   check_rows(factors_, rows, to);
   const bool plain = has_plain_rows(to) && std::all_of(rows.begin(), rows.end(), has_plain_rows);
-  const bool over = std::any_of(rows.begin(), rows.end(), [&](const at::Tensor& r) { return r.const_data_ptr() == to.const_data_ptr(); });
-  if (over && to.numel() > 0 && !(writes_in_place() && plain)) fail(kOp, "rows must not be written over but where writes_in_place()");
+  for (const at::Tensor& r : rows) {
+    const bool over = to.numel() > 0 && r.const_data_ptr() == to.const_data_ptr();
+    if (over && !(writes_in_place() && plain && r.stride(0) == to.stride(0)))
+      fail(kOp, "rows must not be written over but where writes_in_place(), each in its own place");
+  }
   if (!is_split() || !plain) {
     bias_.defined() ? at::addmm_out(to, bias_, rows[0], factors_[0]) : at::mm_out(to, rows[0], factors_[0]);
     if (rows.size() == 2) to.addmm_(rows[1], factors_[1]);

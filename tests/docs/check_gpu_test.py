@@ -56,6 +56,7 @@ class CheckGpu(unittest.TestCase):
         cmake = (ROOT / "cmake/SatchelTests.cmake").read_text()
         families = {line.split("(")[1].split()[0] for line in cmake.splitlines() if line.strip().startswith("satchel_cuda_test(") and "family" not in line}
         self.assertEqual(set(check_gpu.FAMILIES), families)
+        self.assertLessEqual(set(check_gpu.SHARDS), families)
         for name in check_gpu.PYTHON_TESTS:
             self.assertTrue((ROOT / f"python/tests/{name}.py").exists(), name)
 

@@ -82,7 +82,8 @@ struct Step {
   int tile, chunk;
 };
 
-/// Four values of each of four rows: eight lanes a row, 16 rows a warp. Past the last row it stands again; nobody writes its product.
+/// Four values of each of four rows: eight lanes a row, 16 rows a warp. Past the last row it stands again; nobody writes its product. Steps
+/// past the last tile read it too, perhaps while it is written over; nobody uses what they read.
 template <bool quads>
 struct Ahead {
   float v[4][4];
