@@ -201,7 +201,9 @@ Step dropout_step(FuzzDice& dice, const Values& values) {
                     const at::Tensor seeds = seed_tensor(seed, at::kCPU);
                     {
                       const SeedBank bank(seeds);
-                      const at::Tensor ones = at::ones_like(at(r, x).detach());
+                      const at::Tensor v = at(r, x).detach();  // a view with gaps too: the noise goes by where values lie
+                      const auto room = static_cast<int64_t>(v.storage().nbytes()) / v.element_size();
+                      const at::Tensor ones = at::ones({room}, v.options()).as_strided(v.sizes(), v.strides(), v.storage_offset());
                       r.masks[r.step] = dropout(ones, p, true, r.saving).to(at::kDouble);
                     }
                     const SeedBank bank(seeds);
