@@ -88,11 +88,13 @@ def _check_norm(op: str, x: Tensor, skip: Tensor | None, gamma: Tensor, beta: Te
 def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):
     _check_norm("norm", x, skip, gamma, beta, seeds, form)
     rows = _as_rows(x).float()
-    mean = rows.mean(0)
-    hat = rows - mean
-    var = hat.square().mean(0)  # torch.var_mean takes ten times as long on the CPU
+    near = rows.mean(0)  # torch.var_mean takes ten times as long on the CPU
+    hat = rows - near
+    apart = hat.mean(0)  # without it, equal values would deviate from their rounded mean
+    var = hat.square().mean(0).sub_(apart.square()).clamp_min_(0)
+    mean = near.add_(apart)
     rstd = (var + eps).rsqrt_()
-    hat.mul_(rstd)
+    hat = hat.sub_(apart).mul_(rstd)
     code = ops.pack(hat, seeds[:1].clone(), channel_table(gamma, beta) if form == ACT else None, 1, norm)
     y = torch.addcmul(beta, hat, gamma)
     if form == ADD:

@@ -66,6 +66,16 @@ TEST(Statistics, GroupsAndRowsAreThoseOfFloat64) {
   }
 }
 
+/// A sum in float32 divided by the count need not be the number again; what is left would be divided by √eps.
+TEST(Statistics, EqualValuesHaveNoDeviation) {
+  for (const int64_t rows : {3, 7, 49, 1000, 16934}) {
+    const at::Tensor channels = normal({1, 50}, 5).expand({rows, 50}).contiguous(),
+                     each = normal({rows, 1}, 6).expand({rows, 50}).contiguous();
+    EXPECT_EQ(normalised(channels, statistics_of(channels, {}, {Norm::batch}, {}), {Norm::batch}).abs().max().item<float>(), 0) << rows;
+    EXPECT_EQ(normalised(each, statistics_of(each, {}, {Norm::layer}, {}), {Norm::layer}).abs().max().item<float>(), 0) << rows;
+  }
+}
+
 TEST(Statistics, WhatIsNotFiniteShows) {
   at::Tensor x = normal({600, 5}, 3);
   x[0][1] = std::numeric_limits<float>::infinity();
