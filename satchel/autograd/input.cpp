@@ -257,7 +257,10 @@ bool made_on_current_stream(const at::Tensor& x) {
   return !x.is_cuda() || maker == nullptr || maker->stream() == current_stream(x);
 }
 
-std::shared_ptr<const SharedSave> readable_save_of(const at::Tensor& x) { return made_on_current_stream(x) ? shared_save_of(x) : nullptr; }
+std::shared_ptr<const SharedSave> readable_save_of(const at::Tensor& x) {
+  auto* maker = made_on_current_stream(x) ? dynamic_cast<SharingNode*>(x.grad_fn().get()) : nullptr;
+  return maker != nullptr && x._version() == maker->output_version() ? maker->shared() : nullptr;
+}
 
 at::Tensor sizes_only(at::IntArrayRef sizes, const at::TensorOptions& options) { return at::empty({1}, options).expand(sizes); }
 

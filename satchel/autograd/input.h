@@ -130,8 +130,8 @@ class OnDemandNode : public SharingNode {
 std::optional<c10::Stream> current_stream(const at::Tensor& x);
 /// Did the node that made x run on this thread's current stream? Its backward will, and reads its saves there. On the CPU: yes.
 bool made_on_current_stream(const at::Tensor& x);
-/// shared_save_of(x), where the current stream made x; else null. A save is written, read and given back on one stream: a reader on another
-/// one, which has waited for x alone, packs its own.
+/// The shared save that made x, where x is the untouched output of such a function and the current stream made it; else null. A save is
+/// written, read and given back on one stream: a reader on another one, which has waited for x alone, packs its own.
 std::shared_ptr<const SharedSave> readable_save_of(const at::Tensor& x);
 
 /// A tensor of these sizes and of no memory, where torch's backward functions read sizes only.

@@ -162,9 +162,4 @@ void report(const SharedSave& save, const std::string& name, const char* kind, s
   }
 }
 
-std::shared_ptr<const SharedSave> shared_save_of(const at::Tensor& x) {
-  auto* maker = dynamic_cast<SharingNode*>(x.grad_fn().get());
-  return maker != nullptr && x._version() == maker->output_version() ? maker->shared() : nullptr;
-}
-
 }  // namespace satchel

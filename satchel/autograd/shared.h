@@ -120,7 +120,4 @@ std::vector<at::Tensor> transposed_products(const SharedSave& save, const std::v
 /// Lines of the code, its mask and its affine numbers.
 void report(const SharedSave& save, const std::string& name, const char* kind, std::vector<SavedTensor>& lines);
 
-/// The shared save that made x, where x is the untouched output of such a function; else null.
-std::shared_ptr<const SharedSave> shared_save_of(const at::Tensor& x);
-
 }  // namespace satchel

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "satchel/autograd/input.h"
 #include "satchel/autograd/linear.h"
 #include "satchel/autograd/norm_act.h"
 #include "satchel/autograd/shared.h"
@@ -82,7 +83,7 @@ struct Step {
   /// From the shared save; or what packing gives with the seeds that the layer drew, first x's, then A·x's.
   void keep(const Method& method, const Csr& matrix, const at::Tensor& input) {
     if (method.shared) {
-      kept = SharedRows(*shared_save_of(input)).input(0, input.size(0)).cpu();
+      kept = SharedRows(*readable_save_of(input)).input(0, input.size(0)).cpu();
       return;
     }
     at::manual_seed(67);
