@@ -94,7 +94,7 @@ def _norm_cpu(x, skip, gamma, beta, seeds, eps, form, norm, sum):
     var = hat.square().mean(0).sub_(apart.square()).clamp_min_(0)
     mean = near.add_(apart)
     rstd = (var + eps).rsqrt_()
-    hat = hat.sub_(apart).mul_(rstd)
+    hat = torch.sub(rows, mean, out=hat).mul_(rstd)  # of the mean that is returned
     code = ops.pack(hat, seeds[:1].clone(), channel_table(gamma, beta) if form == ACT else None, 1, norm)
     y = torch.addcmul(beta, hat, gamma)
     if form == ADD:
