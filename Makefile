@@ -38,10 +38,10 @@ notebooks: ## run the notebooks of examples/notebooks, a minute each; all of tor
 wheel: ## the Python wheel into build/dist, with CUDA kernels where a GPU is present; RELEASE=yes: for every GPU since Ampere
 	@scripts/wheel.sh
 
-check: ## what takes longer: the Python package and its notebooks, CUDA kernels and their tests compiled, GPU or not, and the kernels emulated on the CPU, runs killed and resumed, the fuzzers for a minute
+check: ## what takes longer: the Python package and its notebooks, CUDA kernels and their tests compiled, GPU or not, and the way on CUDA emulated on the CPU, runs killed and resumed, the fuzzers for a minute
 	@scripts/build.sh cuda-compile satchel_tool test_cuda satchel_stable
-	@scripts/build.sh release satchel_tool test_emulation
-	@build/test_emulation
+	@scripts/build.sh release satchel_tool test_emulation test_emulated_cuda
+	@scripts/test_emulated.sh
 	@python3 scripts/kill_test.py 12
 	@scripts/test_python.sh
 	@scripts/notebooks.sh

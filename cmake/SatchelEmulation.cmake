@@ -16,9 +16,14 @@ add_custom_command(OUTPUT ${translated}
   COMMAND "${Python3_EXECUTABLE}" "${emulation}/translate.py" "${emulated}" ${kernel_headers} ${kernel_sources}
   DEPENDS "${emulation}/translate.py" ${kernel_headers} ${kernel_sources} VERBATIM)
 
-add_executable(test_emulation EXCLUDE_FROM_ALL ${translated}
+set(emulation_flags -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter -Wno-maybe-uninitialized)
+add_library(satchel_emulated OBJECT EXCLUDE_FROM_ALL ${translated} tests/emulation/emulator.cpp)
+target_include_directories(satchel_emulated BEFORE PRIVATE "${emulated}" "${emulation}")
+target_compile_options(satchel_emulated PRIVATE ${emulation_flags})
+target_link_libraries(satchel_emulated PRIVATE satchel_core satchel_flags)
+
+add_executable(test_emulation EXCLUDE_FROM_ALL $<TARGET_OBJECTS:satchel_emulated>
   tests/emulation/codec_test.cpp
-  tests/emulation/emulator.cpp
   tests/emulation/epilogue_test.cpp
   tests/emulation/loss_test.cpp
   tests/emulation/low_pass_test.cpp
@@ -30,6 +35,42 @@ add_executable(test_emulation EXCLUDE_FROM_ALL ${translated}
   tests/emulation/row_norm_test.cpp
   tests/emulation/sparse_test.cpp)
 target_include_directories(test_emulation BEFORE PRIVATE "${emulated}" "${emulation}")
-target_compile_options(test_emulation PRIVATE -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter
-  -Wno-maybe-uninitialized)
+target_compile_options(test_emulation PRIVATE ${emulation_flags})
 target_link_libraries(test_emulation PRIVATE satchel_core satchel_test_support GTest::gtest GTest::gtest_main satchel_flags)
+
+# test_emulated_cuda: tests/cuda on a device of torch's that is emulated too, so that the library's way on CUDA runs as well.
+if(SATCHEL_TORCH AND NOT SATCHEL_TENSOR_CUDA)
+  add_executable(test_emulated_cuda EXCLUDE_FROM_ALL $<TARGET_OBJECTS:satchel_emulated>
+    tests/emulation/torch_device.cpp
+    tests/autograd/cases.cpp
+    tests/autograd/conv_cases.cpp
+    tests/autograd/gradient.cpp
+    tests/autograd/image_cases.cpp
+    tests/cuda/autograd_cuda_test.cpp
+    tests/cuda/bf16_cuda_test.cpp
+    tests/cuda/chain_cuda_test.cpp
+    tests/cuda/detect_cuda_test.cpp
+    tests/cuda/epilogue_cuda_test.cpp
+    tests/cuda/f16_cuda_test.cpp
+    tests/cuda/image_train_cuda_test.cpp
+    tests/cuda/loss_cuda_test.cpp
+    tests/cuda/low_pass_last_cuda_test.cpp
+    tests/cuda/mlp_bytes_cuda_test.cpp
+    tests/cuda/norm_act_cuda_test.cpp
+    tests/cuda/norm_act_product_cuda_test.cpp
+    tests/cuda/norm_add_cuda_test.cpp
+    tests/cuda/norm_block_cuda_test.cpp
+    tests/cuda/pack_cuda_test.cpp
+    tests/cuda/packing_cuda_test.cpp
+    tests/cuda/pool_cuda_test.cpp
+    tests/cuda/project_product_cuda_test.cpp
+    tests/cuda/row_norm_cuda_test.cpp
+    tests/cuda/segment_cuda_test.cpp
+    tests/cuda/sparse_cuda_test.cpp
+    tests/cuda/split_layer_cuda_test.cpp
+    tests/cuda/transform_cuda_test.cpp)
+  target_include_directories(test_emulated_cuda BEFORE PRIVATE "${emulation}")
+  target_compile_options(test_emulated_cuda PRIVATE -O1)
+  target_precompile_headers(test_emulated_cuda REUSE_FROM test_tensor)
+  target_link_libraries(test_emulated_cuda PRIVATE satchel satchel_test_support GTest::gtest GTest::gtest_main satchel_flags)
+endif()

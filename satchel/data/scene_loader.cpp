@@ -19,22 +19,6 @@ namespace {
 
 constexpr int64_t kChannels = 3;
 
-/// A scene as a batch has it, before it is padded.
-struct Sample {
-  Image image;
-  std::vector<uint8_t> mask;  // image.height × image.width, or none
-  std::vector<ObjectBox> objects;
-  bool flip = false;
-  int64_t own_height = 0, own_width = 0;
-};
-
-/// A batch in the making.
-struct Made {
-  SceneBatch batch;
-  std::vector<Sample> samples;
-  std::atomic<int64_t> left{0};  // samples not yet made: the thread that makes the last one puts them together
-};
-
 void check(const SceneData& data, const SceneLoaderOptions& o) {
   const auto within = [](const char* what, int64_t value, int64_t low, int64_t high) {
     if (value < low || value > high)
@@ -95,6 +79,22 @@ std::vector<ObjectBox> placed(std::vector<ObjectBox> objects, const Image& from,
 }  // namespace
 
 struct SceneLoader::State {
+  /// A scene as a batch has it, before it is padded.
+  struct Sample {
+    Image image;
+    std::vector<uint8_t> mask;  // image.height × image.width, or none
+    std::vector<ObjectBox> objects;
+    bool flip = false;
+    int64_t own_height = 0, own_width = 0;
+  };
+
+  /// A batch in the making.
+  struct Made {
+    SceneBatch batch;
+    std::vector<Sample> samples;
+    std::atomic<int64_t> left{0};  // samples not yet made: the thread that makes the last one puts them together
+  };
+
   State(const SceneData& scenes, SceneLoaderOptions wanted) : data(scenes), options(std::move(wanted)) {
     check(data, options);
     size = std::min(options.batch, std::max<int64_t>(data.count, 1));

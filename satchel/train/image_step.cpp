@@ -48,11 +48,16 @@ AutocastGuard::~AutocastGuard() {
 ImageModel make_model(const ImageTrainOptions& options, const ImageShape& shape, at::Device device,
                       const std::shared_ptr<BitAllocator>& allocator) {
   const SeededTorch weights(derive_seed(options.seed, 0, kWeights, 0));  // on the CPU: equal on every device and for every method
-  ImageModelOptions o{shape.name, shape.classes,          shape.channels, shape.small_stem, shape.width, shape.dropout,
-                      {},         shape.stochastic_depth, shape.freeze,   shape.aux};
-  o.saving.method = options.method;
-  o.saving.allocator = allocator;
-  ImageModel model = make_image_model(o);
+  ImageModel model = make_image_model({.name = shape.name,
+                                       .classes = shape.classes,
+                                       .channels = shape.channels,
+                                       .small_stem = shape.small_stem,
+                                       .width = shape.width,
+                                       .dropout = shape.dropout,
+                                       .saving = {.method = options.method, .allocator = allocator},
+                                       .stochastic_depth = shape.stochastic_depth,
+                                       .freeze = shape.freeze,
+                                       .aux = shape.aux});
   model->to(device);
   const at::NoGradGuard guard;
   const at::MemoryFormat order = options.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;

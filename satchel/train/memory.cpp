@@ -32,8 +32,10 @@ namespace {
 
 thread_local bool metered = false;
 
+}  // namespace
+
 /// Adds up what torch reports; torch hands it on to threads that work for this one, so it has a lock.
-class Counter final : public c10::MemoryReportingInfoBase {
+class CpuCounter final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* data, int64_t bytes, size_t, size_t, c10::Device device) override {
     if (!device.is_cpu()) return;
@@ -86,8 +88,6 @@ class Counter final : public c10::MemoryReportingInfoBase {
   int64_t now_ = 0, peak_ = 0;
 };
 
-}  // namespace
-
 class MemoryMeter::CpuSource final : public Source {
  public:
   int64_t allocated() const override { return counter_->now(); }
@@ -102,7 +102,7 @@ class MemoryMeter::CpuSource final : public Source {
   }
 
  private:
-  std::shared_ptr<Counter> counter_ = std::make_shared<Counter>();
+  std::shared_ptr<CpuCounter> counter_ = std::make_shared<CpuCounter>();
   c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, counter_};
 };
 

@@ -118,9 +118,13 @@ TEST(PublishedImages, EveryColumn) {
   for (const PublishedImageSetting& setting : published_image_settings()) {
     const std::vector<PublishedImageRow> rows = published_images(setting);
     const double fp32 = std::round(100 * static_cast<double>(total_bytes(rows[0].parts)) / kGiB) / 100;
-    if (setting.batch == 256) EXPECT_EQ(fp32, *rows[0].published_gib) << setting.model;
-    if (setting.batch == 64) EXPECT_EQ(fp32, 5.12);
-    if (setting.batch == 512) EXPECT_FALSE(rows[0].published_gib.has_value());
+    if (setting.batch == 256) {
+      EXPECT_EQ(fp32, *rows[0].published_gib) << setting.model;
+    } else if (setting.batch == 64) {
+      EXPECT_EQ(fp32, 5.12);
+    } else if (setting.batch == 512) {
+      EXPECT_FALSE(rows[0].published_gib.has_value());
+    }
     for (const PublishedImageRow& row : {rows[1], rows[2]}) {  // two digits are printed: the last one's half besides
       EXPECT_NEAR(static_cast<double>(total_bytes(row.parts)) / kGiB, *row.published_gib, 0.05 * *row.published_gib + 0.005)
           << setting.model << ' ' << setting.batch;

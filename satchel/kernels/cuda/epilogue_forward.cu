@@ -280,7 +280,7 @@ __device__ inline void encode_step(const Warp& w, uint32_t block, const Eight<ty
     bool is_put = false;
     if constexpr (!has_form(end) && whole) {
       is_put = put_plain_norm<1>(w, at, block, e, hat, noise) || put_plain_norm<2>(w, at, block, e, hat, noise) ||
-               put_plain_norm<4>(w, at, block, e, hat, noise);
+               put_plain_norm<3>(w, at, block, e, hat, noise) || put_plain_norm<4>(w, at, block, e, hat, noise);
     }
     if (!is_put) put_norm(w, at, block, e, hat, noise, count);
   }

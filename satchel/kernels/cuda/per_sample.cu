@@ -89,8 +89,8 @@ __device__ inline void put_group(const Sizes& m, uint32_t entry, int64_t n, int6
   }
 }
 
-/// `usual`: load8() serves every whole group, and a thread's two lie in one block; others are of type `any`. Usual ones of 1, 2 and 4 bits
-/// and of plain blocks are read at once; the rest one after the other.
+/// `usual`: load8() serves every whole group, and a thread's two lie in one block; others are of type `any`. Usual ones of 1 to 4 bits and
+/// of plain blocks are read at once; the rest one after the other.
 template <DType type, bool usual>
 __global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__ Sizes m, const void* x, DType any, const uint64_t* from,
                                                          const F32Header* ranges, uint8_t* bytes, int64_t tiles, int64_t tiles_each) {
@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(kThreads) encode_tiles(const __grid_constant__
     const int bits = entry_bits(entry);
     if (bits == 1 && put(std::integral_constant<int, 1>())) return;
     if (bits == 2 && put(std::integral_constant<int, 2>())) return;
+    if (bits == 3 && put(std::integral_constant<int, 3>())) return;
     if (bits == 4 && put(std::integral_constant<int, 4>())) return;
   }
 #pragma unroll 1

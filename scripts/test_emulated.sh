@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# test_emulated.sh: the CUDA kernels, and then the library's way on CUDA, where there is no GPU; build.sh release test_emulation
+# test_emulated_cuda has built them. Prints a process's tests only where one of them fails.
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+# Not of test_emulated_cuda: what takes minutes in an emulation, …
+left_out=CudaGradients.AreRightOnAverage:CudaGradients.ByPartsOfTheBatch*:Cuda.NormActProductOfManyRows:Cuda.MlpBytes*
+left_out+=:ImageTrainCuda.*:SegmentCuda.EveryMethod*:DetectCuda.EveryMethod*
+# … and what asks how torch's own functions are on CUDA: which attention and RMS norm it has, float32 sums of bf16, which NaN comes out.
+left_out+=:*/query:*/key:*/value:*/output:PackingCuda.PacksTheFusedRmsNorm:Cuda.Bf16GradientsAreTheExactOnes*:Cuda.NormAddShowsWhatIsNotANumber
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+export OMP_NUM_THREADS=1 GTEST_TOTAL_SHARDS=$JOBS GTEST_BRIEF=1
+export SATCHEL_TEST_CASES=1/8  # of the loops of test_emulated_cuda every eighth case
+running=()
+for ((shard = 0; shard < JOBS; ++shard)); do
+  for program in test_emulation "test_emulated_cuda --gtest_filter=-$left_out"; do
+    GTEST_SHARD_INDEX=$shard build/$program || touch "$logs/failed"
+  done >"$logs/$shard" 2>&1 &
+  running+=($!)
+done
+wait "${running[@]}"
+if [[ -e "$logs/failed" ]]; then
+  cat "$logs"/[0-9]*
+  die "tests on an emulated GPU failed (above)"
+fi
+cat "$logs"/[0-9]* | sed -nE 's/^\[==========\] ([0-9]+) tests? from .* ran.*/\1/p' | awk '{n += $1} END {print n " tests on an emulated GPU passed"}'
