@@ -51,6 +51,7 @@ if(SATCHEL_TORCH AND NOT SATCHEL_TENSOR_CUDA)
     tests/cuda/chain_cuda_test.cpp
     tests/cuda/detect_cuda_test.cpp
     tests/cuda/epilogue_cuda_test.cpp
+    tests/cuda/extra_bit_cuda_test.cpp
     tests/cuda/f16_cuda_test.cpp
     tests/cuda/image_train_cuda_test.cpp
     tests/cuda/loss_cuda_test.cpp
@@ -60,14 +61,18 @@ if(SATCHEL_TORCH AND NOT SATCHEL_TENSOR_CUDA)
     tests/cuda/norm_act_product_cuda_test.cpp
     tests/cuda/norm_add_cuda_test.cpp
     tests/cuda/norm_block_cuda_test.cpp
+    tests/cuda/norm_image_cuda_test.cpp
+    tests/cuda/norm_low_pass_cuda_test.cpp
     tests/cuda/pack_cuda_test.cpp
     tests/cuda/packing_cuda_test.cpp
+    tests/cuda/per_sample_cuda_test.cpp
     tests/cuda/pool_cuda_test.cpp
     tests/cuda/project_product_cuda_test.cpp
     tests/cuda/row_norm_cuda_test.cpp
     tests/cuda/segment_cuda_test.cpp
     tests/cuda/sparse_cuda_test.cpp
     tests/cuda/split_layer_cuda_test.cpp
+    tests/cuda/train_cuda_test.cpp
     tests/cuda/transform_cuda_test.cpp)
   target_include_directories(test_emulated_cuda BEFORE PRIVATE "${emulation}")
   target_compile_options(test_emulated_cuda PRIVATE -O1)

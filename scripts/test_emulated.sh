@@ -5,7 +5,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # Not of test_emulated_cuda: what takes minutes in an emulation, …
 left_out=CudaGradients.AreRightOnAverage:CudaGradients.ByPartsOfTheBatch*:Cuda.NormActProductOfManyRows:Cuda.MlpBytes*
-left_out+=:ImageTrainCuda.*:SegmentCuda.EveryMethod*:DetectCuda.EveryMethod*
+left_out+=:ImageTrainCuda.*:SegmentCuda.EveryMethod*:DetectCuda.EveryMethod*:Cuda.MeasuresWhatThePlanPredictsOfLargeTensors
+# … what captures graphs or caps memory, …
+left_out+=:Cuda.*Replay*:Cuda.*Graph*:Cuda.TheLastLayerGivesTrainingNodesAlone:Cuda.Tf32*:Cuda.BeyondFloat16TheRunEnds:Cuda.ACap*
 # … and what asks how torch's own functions are on CUDA: which attention and RMS norm it has, float32 sums of bf16, which NaN comes out.
 left_out+=:*/query:*/key:*/value:*/output:PackingCuda.PacksTheFusedRmsNorm:Cuda.Bf16GradientsAreTheExactOnes*:Cuda.NormAddShowsWhatIsNotANumber
 

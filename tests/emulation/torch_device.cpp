@@ -1,7 +1,7 @@
 // torch's "cuda" device where there is no GPU: its memory is the CPU's, torch's own functions run as the CPU's, and Satchel's kernels run
 // emulated. So the library's whole way on CUDA runs in CI: what fits, how kernels are called, what is kept, gradients. libtorch_cuda is not
 // loaded: this registers in its place. Libsatchel is the one without CUDA; the kernels and what follows here stand before its own in the
-// program's symbols. One device and one stream.
+// program's symbols. One device; what is queued in a stream is done at once.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
@@ -12,6 +12,7 @@
 #include <ATen/ops/copy.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -20,7 +21,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <set>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "satchel/tensor/device.h"
@@ -186,8 +190,17 @@ c10::IValue mapped(const c10::IValue& v, const Each& each) {
   return v;
 }
 
+/// Called by what waits for the device in torch.
+void waits() {
+  if (c10::cuda::warning_state().get_sync_debug_mode() == c10::cuda::SyncDebugMode::L_ERROR) {
+    TORCH_CHECK(false, "called a synchronizing CUDA operation");
+  }
+}
+
 /// Any function of torch that has no kernel of its own for the device: the CPU's, on the same memory.
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static const std::set<std::string> waiting{"aten::_local_scalar_dense", "aten::equal", "aten::masked_select", "aten::nonzero"};
+  if (waiting.contains(op.operator_name().name)) waits();
   Renaming names;
   const size_t arguments = op.schema().arguments().size(), first = stack->size() - arguments;
   for (size_t i = first; i < stack->size(); ++i) {
@@ -213,7 +226,8 @@ at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                                            c10::DispatchKeySet(c10::DispatchKey::CUDA), type.value_or(at::kFloat));
 }
 
-at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool) {
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
+  if (self.device() != from.device() && !non_blocking) waits();
   Renaming names;
   names.on_cpu(self).copy_(names.on_cpu(from));
   return self;
@@ -225,6 +239,8 @@ at::Tensor& set_(at::Tensor& self, c10::Storage storage, c10::SymInt offset, c10
   impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides), offset.expect_int());
   return self;
 }
+
+void record_stream(at::Tensor&, c10::Stream) {}
 
 /// Of CUDA alone: Σ dy, Σ dy·(x − mean) and the gradients of γ and β.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(const at::Tensor& dy, const at::Tensor& x,
@@ -267,6 +283,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("resize_", resize_);
   library.impl("set_.source_Storage_storage_offset", set_);
   library.impl("mm.dtype", mm_dtype);
+  library.impl("record_stream", record_stream);
   for (const char* chooses_by_device : {"convolution", "convolution_backward"}) {
     library.impl(chooses_by_device, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   }
@@ -296,9 +313,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   at::Device getDevice() const override { return kDevice; }
   void setDevice(at::Device) const override {}
   void uncheckedSetDevice(at::Device) const noexcept override {}
-  c10::Stream getStream(at::Device) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+  c10::Stream getStream(at::Device) const override { return current(); }
+  c10::Stream getStreamFromGlobalPool(at::Device, bool) const override {
+    static std::atomic<c10::StreamId> streams = 0;
+    return c10::Stream(c10::Stream::UNSAFE, kDevice, ++streams);
+  }
   c10::Stream getDefaultStream(at::Device) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return std::exchange(current(), stream); }
   at::DeviceIndex deviceCount() const noexcept override { return 1; }
   void record(void**, const c10::Stream&, const at::DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
@@ -307,6 +328,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream&) const override {}
   void synchronizeEvent(void*) const override {}
   void synchronizeDevice(const at::DeviceIndex) const override {}
+
+ private:
+  static c10::Stream& current() {
+    thread_local c10::Stream stream(c10::Stream::DEFAULT, kDevice);
+    return stream;
+  }
 };
 const c10::impl::DeviceGuardImplRegistrar guard_registrar(at::kCUDA, new Guard());
 
