@@ -55,10 +55,12 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads) sum_ranges(const F32Header* ranges, int64_t samples, int64_t blocks, double* squares) {
   const int64_t n = thread_index() / 32;
   if (n >= samples) return;  // the whole warp
+  const auto* own = reinterpret_cast<const float2*>(ranges) + n * blocks;
   double sum = 0;
+#pragma unroll 8  // loads in flight: there are few warps
   for (int64_t b = threadIdx.x % 32; b < blocks; b += kRangeLanes) {
-    const F32Header r = ranges[n * blocks + b];
-    sum += squared_range({r.low, r.step});
+    const float2 r = __ldg(own + b);
+    sum += squared_range({r.x, r.y});
   }
   static_assert(kRangeLanes == 32);
   sum = warp_sum(sum);
@@ -189,7 +191,10 @@ __global__ void __launch_bounds__(kThreads) decode_tiles(const __grid_constant__
 // Who gets the bits, in one thread block: of all gains C_n·bit_gain(b) the budget − n largest are taken. Bisection on the gains' bit
 // patterns finds the least one taken; equal ones go by fewer bits, then by sample. Counts are integers: any order gives the same.
 
-constexpr int kShareThreads = 1024, kShareWarps = kShareThreads / 32;
+constexpr int kShareThreads = 1024, kShareWarps = kShareThreads / 32;  // at most
+
+/// As many warps as the samples fill: fewer wait for one another.
+unsigned share_threads(int64_t samples) { return static_cast<unsigned>(less_of(ceil_div(samples, 32) * 32, kShareThreads)); }
 constexpr unsigned long long kInfinity = 0x7ff0000000000000ull;
 
 struct Samples {
@@ -212,12 +217,15 @@ __device__ inline uint32_t bits_taken(double c, double least) {
   return taken;
 }
 
+/// What the warp of this lane's number has put there.
+__device__ inline uint32_t slot_of_lane(const uint32_t* slots) { return threadIdx.x % 32 < blockDim.x / 32 ? slots[threadIdx.x % 32] : 0; }
+
 /// The sum over the thread block, for all threads. `slots` must not be those of the call before: no thread may still read them.
 __device__ inline uint32_t block_sum(uint32_t mine, uint32_t* slots) {
   const uint32_t warp = __reduce_add_sync(~0u, mine);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = warp;
   __syncthreads();
-  return __reduce_add_sync(~0u, slots[threadIdx.x % 32]);
+  return __reduce_add_sync(~0u, slot_of_lane(slots));
 }
 
 /// What the threads before this one hold, and in `total` what all do. Safe to call again at once.
@@ -231,7 +239,7 @@ __device__ inline uint32_t block_scan(uint32_t mine, uint32_t* slots, uint32_t& 
   }
   if (lane == 31) slots[warp] = sum;
   __syncthreads();
-  const uint32_t each = slots[lane];
+  const uint32_t each = slot_of_lane(slots);
   total = __reduce_add_sync(~0u, each);
   const uint32_t before = __reduce_add_sync(~0u, lane < warp ? each : 0u);
   __syncthreads();
@@ -249,11 +257,12 @@ __device__ inline Cut find_cut(const Samples& s, uint32_t want, uint32_t (&slots
   unsigned long long low = 0, high = kInfinity;
   uint32_t above = 0;  // gains that reach `high`
   if (want == 0) return {gain_of(kInfinity), 0.0, 0};
+  const double first = threadIdx.x < s.count ? s.sensitivity(threadIdx.x) : 0.0;  // in a register all the way
   for (int turn = 0; high - low > 1; turn ^= 1) {
     const unsigned long long middle = low + (high - low) / 2;
     const double least = gain_of(middle);
-    uint32_t mine = 0;
-    for (int64_t n = threadIdx.x; n < s.count; n += kShareThreads) mine += bits_taken(s.sensitivity(n), least);
+    uint32_t mine = bits_taken(first, least);
+    for (int64_t n = threadIdx.x + blockDim.x; n < s.count; n += blockDim.x) mine += bits_taken(s.sensitivity(n), least);
     const uint32_t reach = block_sum(mine, slots[turn]);
     if (reach == want) return {least, 0.0, 0};
     if (reach > want) {
@@ -270,7 +279,7 @@ __device__ inline Cut find_cut(const Samples& s, uint32_t want, uint32_t (&slots
 __device__ inline void share_ties(const Samples& s, const Cut& cut, uint32_t* entries, uint32_t* slots) {
   uint32_t before = 0;
   for (int b = kLeastSampleBits; b < kMostSampleBits; ++b) {
-    for (int64_t base = 0; base < s.count; base += kShareThreads) {
+    for (int64_t base = 0; base < s.count; base += blockDim.x) {
       if (before >= cut.rest) return;  // the same in all threads
       const int64_t n = base + threadIdx.x;
       const bool tied = n < s.count && s.sensitivity(n) * bit_gain(b) == cut.tied;
@@ -285,11 +294,11 @@ __device__ inline void share_ties(const Samples& s, const Cut& cut, uint32_t* en
 __global__ void __launch_bounds__(kShareThreads) share_out(const __grid_constant__ Samples s, uint32_t want, uint32_t* entries) {
   __shared__ uint32_t slots[2][kShareWarps];
   const Cut cut = find_cut(s, want, slots);
-  for (int64_t n = threadIdx.x; n < s.count; n += kShareThreads) entries[n] = kLeastSampleBits + bits_taken(s.sensitivity(n), cut.taken);
+  for (int64_t n = threadIdx.x; n < s.count; n += blockDim.x) entries[n] = kLeastSampleBits + bits_taken(s.sensitivity(n), cut.taken);
   __syncthreads();  // the last turn's slots have been read
   share_ties(s, cut, entries, slots[0]);
   uint32_t before = 0;
-  for (int64_t base = 0; base < s.count; base += kShareThreads) {
+  for (int64_t base = 0; base < s.count; base += blockDim.x) {
     const int64_t n = base + threadIdx.x;
     const uint32_t bits = n < s.count ? entries[n] : 0u;
     uint32_t total;
@@ -323,7 +332,7 @@ void per_sample_squares(const PerSampleCode& code, const F32Header* ranges, doub
 void per_sample_allocate(const PerSampleCode& code, const double* squares, const float* weights, uint8_t* bytes, StreamHandle stream) {
   if (code.samples == 0) return;
   const auto want = static_cast<uint32_t>(code.budget - code.samples * kLeastSampleBits);
-  launch_kernel("per_sample_allocate", stream, {1, kShareThreads}, share_out, {squares, weights, code.samples}, want,
+  launch_kernel("per_sample_allocate", stream, {1, share_threads(code.samples)}, share_out, {squares, weights, code.samples}, want,
                 reinterpret_cast<uint32_t*>(bytes + code.entries_at()));
 }
 
