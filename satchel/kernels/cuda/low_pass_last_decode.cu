@@ -112,7 +112,13 @@ __global__ void __launch_bounds__(kThreads) decode_tile(const __grid_constant__ 
   const int64_t first_map = static_cast<int64_t>(blockIdx.x) * tile, sample = a.tiles.divide(blockIdx.x);
   const int count = tile / 8 * a.pixels * bits;
   const uint8_t* from = a.codes + first_map / 8 * a.pixels * bits;
-  for (int i = me; i < count; i += threads) codes[i] = __ldg(from + i);
+  if ((reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(count)) % 4 == 0) {
+    for (int i = me; i < count / 4; i += threads) {
+      reinterpret_cast<uint32_t*>(codes)[i] = __ldg(reinterpret_cast<const uint32_t*>(from) + i);
+    }
+  } else {
+    for (int i = me; i < count; i += threads) codes[i] = __ldg(from + i);
+  }
   for (int i = me; i < windows * tile; i += threads) {
     const int channel = static_cast<int>(a.window_count.divide(static_cast<uint32_t>(i)));
     mean[(i - channel * windows) * tile + channel] = from_bf16(__ldg(a.means + first_map * windows + i));

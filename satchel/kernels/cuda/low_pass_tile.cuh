@@ -38,74 +38,86 @@ struct Tile {
   __device__ int columns() const { return static_cast<int>(width.divisor); }
 };
 
-/// Shared memory: | cells, tile × pitch | means, least, most: tile × windows each | rulers |
+/// Shared memory: | cells, tile × pitch | means, least, most: tile × windows each | rulers | the window of every pixel |
 template <DType type>
 struct Shared {
   Cell<type>* cells;
   float *mean, *least, *most;
   BlockRuler* rulers;
+  uint16_t* window;
 
   __device__ Shared(uint4* memory, const Tile& a)
       : cells(reinterpret_cast<Cell<type>*>(memory)),
         mean(reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + a.means_at)),
         least(mean + a.tile * a.windows),
         most(least + a.tile * a.windows),
-        rulers(reinterpret_cast<BlockRuler*>(most + a.tile * a.windows)) {}
+        rulers(reinterpret_cast<BlockRuler*>(most + a.tile * a.windows)),
+        window(reinterpret_cast<uint16_t*>(rulers + a.tile)) {}
+
+  __device__ void fill_windows(const Tile& a) const {
+    for (int p = static_cast<int>(threadIdx.x); p < a.pixels(); p += static_cast<int>(blockDim.x)) {
+      const int row = static_cast<int>(a.width.divide(static_cast<uint32_t>(p))), column = p - row * a.columns();
+      window[p] = static_cast<uint16_t>(row / kWindow * static_cast<int>(a.across.divisor) + column / kWindow);
+    }
+  }
 };
 
 /// Bytes of shared memory after the cells.
-inline int64_t shared_after_cells(int64_t tile, int64_t windows) {
-  return tile * (windows * 12 + static_cast<int64_t>(sizeof(BlockRuler)));
+inline int64_t shared_after_cells(int64_t tile, const LowPassShape& s) {
+  return tile * (s.windows() * 12 + static_cast<int64_t>(sizeof(BlockRuler))) + s.map_values() * 2;
 }
 
-/// A warp a channel: its header and ruler from its windows.
+/// A thread a channel: its header and ruler from its windows.
 template <int bits, DType type>
 __device__ inline void make_rulers(const Tile& a, const Shared<type>& shared, int64_t first_map) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warps = static_cast<int>(blockDim.x / 32);
-  for (int channel = static_cast<int>(threadIdx.x / 32); channel < a.tile; channel += warps) {
+  for (int channel = static_cast<int>(threadIdx.x); channel < a.tile; channel += static_cast<int>(blockDim.x)) {
     Extremes e;
-    for (int w = lane; w < a.windows; w += 32) {
+    for (int w = 0; w < a.windows; ++w) {
       e.least = min_nan(e.least, shared.least[channel * a.windows + w]);
       e.most = max_nan(e.most, shared.most[channel * a.windows + w]);
     }
-    e.reduce_warp();
-    if (lane != 0) continue;
     shared.rulers[channel] = block_ruler(bits, e, a.code.header);
     store_header(a.headers, a.code.header, first_map + channel, shared.rulers[channel].header);
   }
 }
 
-/// Maps of 8 values or more: a group of codes lies in one of them, or in two.
+/// Maps of 8 values or more: a group of codes lies in one of them, or in two. Those of two are coded by threads of their own: a warp would
+/// code all of its groups as if they were.
 template <int bits, DType type>
 __device__ inline void encode_values(const Tile& a, const Shared<type>& shared, UniformSeed seed, int64_t first_group) {
-  const int groups = a.tile * a.pixels() / 8, across = static_cast<int>(a.across.divisor);
-  for (int g = static_cast<int>(threadIdx.x); g < groups; g += static_cast<int>(blockDim.x)) {
+  const int pixels = a.pixels(), groups = a.tile * pixels / 8, threads = static_cast<int>(blockDim.x);
+  for (int g = static_cast<int>(threadIdx.x); g < groups; g += threads) {
+    const int channel = static_cast<int>(a.map.divide(static_cast<uint32_t>(g) * 8)), start = g * 8 - channel * pixels;
+    if (start + 8 > pixels) continue;
     const Words noise = group_noise(seed, a.code.rounding, first_group + g);
-    const int first = static_cast<int>(a.map.divide(static_cast<uint32_t>(g) * 8)), start = g * 8 - first * a.pixels();
-    int channel = first, row = static_cast<int>(a.width.divide(static_cast<uint32_t>(start))), column = start - row * a.columns();
+    const Cell<type>* cells = shared.cells + channel * a.pitch + start;
+    const uint16_t* window = shared.window + start;
+    const float* mean = shared.mean + channel * a.windows;
     float v[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float mean = shared.mean[channel * a.windows + row / kWindow * across + column / kWindow];
-      v[j] = number_of<type>(shared.cells[channel * a.pitch + row * a.columns() + column]) - mean;
-      if (++column == a.columns()) {
-        column = 0;
-        if (++row == a.height) row = 0, ++channel;
-      }
-    }
-    const int own = a.pixels() - start;  // values of the first map
-    if (own >= 8) {
-      store_codes<bits>(a.codes, first_group + g, encode8<bits, true>(v, shared.rulers[first], a.code.levels, noise), 8);
-      continue;
-    }
-    float other[8];
+    for (int j = 0; j < 8; ++j) v[j] = number_of<type>(cells[j]) - mean[window[j]];
+    store_codes<bits>(a.codes, first_group + g, encode8<bits, true>(v, shared.rulers[channel], a.code.levels, noise), 8);
+  }
+  for (int channel = 1 + static_cast<int>(threadIdx.x); channel < a.tile; channel += threads) {
+    const int g = channel * pixels / 8, before = channel * pixels - g * 8;  // values of the map before
+    if (before == 0) continue;
+    const Words noise = group_noise(seed, a.code.rounding, first_group + g);
+    float v[8], w[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      other[j] = j < own ? v[7] : v[j];
-      v[j] = j < own ? v[j] : v[0];
+      const int map = j < before ? channel - 1 : channel, p = j < before ? pixels - before + j : j - before;
+      v[j] = w[j] = number_of<type>(shared.cells[map * a.pitch + p]) - shared.mean[map * a.windows + shared.window[p]];
     }
-    const uint64_t mask = (uint64_t{1} << (bits * own)) - 1, eight = encode8<bits, true>(v, shared.rulers[first], a.code.levels, noise);
-    const uint64_t next = encode8<bits, true>(other, shared.rulers[first + 1], a.code.levels, noise);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {  // any value of the same map stands for one of the other
+      if (j < before)
+        w[j] = v[7];
+      else
+        v[j] = v[0];
+    }
+    const uint64_t mask = (uint64_t{1} << (bits * before)) - 1;
+    const uint64_t eight = encode8<bits, true>(v, shared.rulers[channel - 1], a.code.levels, noise);
+    const uint64_t next = encode8<bits, true>(w, shared.rulers[channel], a.code.levels, noise);
     store_codes<bits>(a.codes, first_group + g, (eight & mask) | (next & ~mask), 8);
   }
 }

@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(kTakers * 32, then == Then::add ? 2 : 3) encod
   const int64_t first_map = static_cast<int64_t>(blockIdx.x) * tile.tile;
   const uint32_t sample = tile.tiles.divide(blockIdx.x);
   const int first_channel = static_cast<int>(first_map - static_cast<int64_t>(sample) * tile.channels);
+  shared.fill_windows(tile);
   const int slabs = (tile.tile + kSlab - 1) / kSlab, warps = static_cast<int>(blockDim.x / 32);
   for (int item = static_cast<int>(threadIdx.x / 32); item < tile.windows * slabs; item += warps) {
     const int window = item / slabs;
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kWarps * 32, kSlabBack.each) sum_windows(const
   float mean[4], sum_g[4] = {}, sum_gx[4] = {};
 #pragma unroll
   for (int k = 0; k < 4; ++k) mean[k] = seat.exists ? a.c.mean[seat.channel + k] : 0.0f;
-  for_units(p, [&](uint32_t unit) {
+  for_neighbours(p, [&](uint32_t unit) {
     const Window w(p, p.units - 1 - unit);
     const Decoder decoder(a, w, seat, mean);
 #pragma unroll 1
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(kWarps * 32, kSlabBack.each)
   const Planes& p = a.planes;
   const Seat seat(p);
   const Line own(a, o, inverse, seat);
-  for_units(p, [&](uint32_t unit) {
+  for_neighbours(p, [&](uint32_t unit) {
     const Window w(p, unit);
     Decoder decoder(a, w, seat, own.mean);
 #pragma unroll
@@ -263,7 +264,7 @@ struct Choice {
 Choice choose(const LowPassShape& s, int64_t channels, DType type) {
   const auto made = [&](int tile) {
     Choice c{tile, align_up(tile * (s.map_values() | 1) * size_of(type)), 0};
-    c.bytes = c.cells + shared_after_cells(tile, s.windows());
+    c.bytes = c.cells + shared_after_cells(tile, s);
     return c;
   };
   int least = 8;
