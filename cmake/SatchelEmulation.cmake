@@ -17,7 +17,7 @@ add_custom_command(OUTPUT ${translated}
   DEPENDS "${emulation}/translate.py" ${kernel_headers} ${kernel_sources} VERBATIM)
 
 set(emulation_flags -O1 -Wno-sign-compare -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-but-set-parameter -Wno-maybe-uninitialized)
-add_library(satchel_emulated OBJECT EXCLUDE_FROM_ALL ${translated} tests/emulation/emulator.cpp)
+add_library(satchel_emulated OBJECT EXCLUDE_FROM_ALL ${translated} tests/emulation/emulator.cpp tests/emulation/split_product.cpp)
 target_include_directories(satchel_emulated BEFORE PRIVATE "${emulated}" "${emulation}")
 target_compile_options(satchel_emulated PRIVATE ${emulation_flags})
 target_link_libraries(satchel_emulated PRIVATE satchel_core satchel_flags)
@@ -38,8 +38,11 @@ target_include_directories(test_emulation BEFORE PRIVATE "${emulated}" "${emulat
 target_compile_options(test_emulation PRIVATE ${emulation_flags})
 target_link_libraries(test_emulation PRIVATE satchel_core satchel_test_support GTest::gtest GTest::gtest_main satchel_flags)
 
-# test_emulated_cuda: tests/cuda on a device of torch's that is emulated too, so that the library's way on CUDA runs as well.
-if(SATCHEL_TORCH AND NOT SATCHEL_TENSOR_CUDA)
+# test_emulated_cuda: tests/cuda on a device of torch's that is emulated too, so that the library's way on CUDA runs as well. With CUDA in the
+# library a GPU runs them, and there is no such program.
+if(SATCHEL_TORCH AND SATCHEL_TENSOR_CUDA)
+  add_custom_target(test_emulated_cuda COMMAND "${CMAKE_COMMAND}" -E rm -f test_emulated_cuda)
+elseif(SATCHEL_TORCH)
   add_executable(test_emulated_cuda EXCLUDE_FROM_ALL $<TARGET_OBJECTS:satchel_emulated>
     tests/emulation/torch_device.cpp
     tests/autograd/cases.cpp

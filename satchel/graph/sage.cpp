@@ -206,7 +206,7 @@ at::Tensor combine(const at::Tensor& x, const at::Tensor& aggregated, const Adja
     });
     return sum;
   }
-  ProductRows product(a.matrix, x, out, weights.writes_in_place());
+  ProductRows product(a.matrix, x, out, weights.writes_in_place() && !a.targets.defined());  // targets are gathered a stretch at a time
   product.write_all(write);
   return product.result();
 }

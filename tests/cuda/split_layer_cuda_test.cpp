@@ -140,7 +140,7 @@ void expect_step(const LayerCase& c, at::Device device) {
 
 TEST_F(SplitProduct, StepsOfGraphLayersAreRightWithinRounding) {
   for (const bool is_sage : {true, false}) {
-    for (const char* method : {"satchel", "exact"}) {
+    for (const char* method : {"satchel", "satchel,bits=3", "exact"}) {
       for (const int64_t out : {256, 128, 64}) {  // weights' gradients from decoded rows, or from codes; aggregated after the product
         if (!mine()) continue;
         SCOPED_TRACE(std::string(method) + (is_sage ? " sage " : " gcn ") + std::to_string(out));

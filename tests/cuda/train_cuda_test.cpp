@@ -108,12 +108,12 @@ TEST_F(Cuda, NoStepWaitsForTheGpu) {
   }
 }
 
-/// The same seeds, so the same codes but for values that lie at a level's edge: losses differ by what the order of sums does to them.
+/// The same seeds, so the same codes but where another order of sums moves a value over a level's edge: about one in 2^20, as sums differ
+/// by a few units in the last place. The loss, a mean over nodes, follows by far less than one in 10^4.
 TEST_F(Cuda, LossesAreTheCpus) {
   const GraphData data = load_graph(kData);
   for (const std::string& conv : graph_layer_names()) {
     for (const char* method : {"satchel", "exact", "blockwise"}) {
-      if (!mine()) continue;
       SCOPED_TRACE(method + (" " + conv));
       TrainOptions options = options_for(method, conv);
       options.epochs = 4;
@@ -172,7 +172,9 @@ TEST_F(Cuda, TheLastLayerGivesTrainingNodesAlone) {
         }
         const float own = loss.item<float>(), of_all = all.step(i).item<float>();
         EXPECT_EQ(replayed.step(i).item<float>(), own) << "step " << i;
-        if (amp == Amp::none && i < 4) EXPECT_NEAR(own, of_all, 1e-4 * of_all) << "step " << i;
+        if (amp == Amp::none && i < 4) {
+          EXPECT_NEAR(own, of_all, 1e-4 * of_all) << "step " << i;
+        }
       }
       expect_equal(replayed.weights(), eager.weights());
     }

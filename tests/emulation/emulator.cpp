@@ -211,11 +211,4 @@ void check_launch(const char*) {}
 void allow_shared(const void*, int64_t, const char*) {}
 const Gpu& this_gpu() { return emulation::gpu; }
 
-// Hopper's own instructions are not emulated.
-bool split_fits() { return false; }
-namespace epilogue::product {
-struct Product;
-void multiply_panels(const Product&, Math, dim3, StreamHandle, const char* op) { fail(op, "split_fits must be true"); }
-}  // namespace epilogue::product
-
 }  // namespace satchel::cuda

@@ -197,10 +197,27 @@ void waits() {
   }
 }
 
+/// Does the host need a number of the device's to go on: a value, a size, how many places of a mask are true?
+bool asks_the_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  static const std::set<std::string> always{"aten::_local_scalar_dense", "aten::_unique2", "aten::bincount",           "aten::equal",
+                                            "aten::masked_select",       "aten::nonzero",  "aten::unique_consecutive", "aten::unique_dim"};
+  static const std::set<std::string> by_mask{"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"};
+  const std::string& name = op.operator_name().name;
+  if (always.contains(name) || (name == "aten::repeat_interleave" && op.operator_name().overload_name == "Tensor")) return true;
+  if (!by_mask.contains(name)) return false;
+  const size_t arguments = op.schema().arguments().size();
+  for (size_t i = stack.size() - arguments; i < stack.size(); ++i) {
+    if (!stack[i].isOptionalTensorList()) continue;
+    for (const std::optional<at::Tensor>& t : stack[i].toOptionalTensorVector()) {
+      if (t && t->defined() && (t->scalar_type() == at::kBool || t->scalar_type() == at::kByte)) return true;
+    }
+  }
+  return false;
+}
+
 /// Any function of torch that has no kernel of its own for the device: the CPU's, on the same memory.
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static const std::set<std::string> waiting{"aten::_local_scalar_dense", "aten::equal", "aten::masked_select", "aten::nonzero"};
-  if (waiting.contains(op.operator_name().name)) waits();
+  if (asks_the_device(op, *stack)) waits();
   Renaming names;
   const size_t arguments = op.schema().arguments().size(), first = stack->size() - arguments;
   for (size_t i = first; i < stack->size(); ++i) {
