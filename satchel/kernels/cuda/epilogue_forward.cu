@@ -314,14 +314,17 @@ __global__ void __launch_bounds__(kWarps * 32, kStepWalk<end, optimal2>.each) en
   const Raw* from = static_cast<const Raw*>(a.pass.x) + walk.lane * 8;
   const Raw* and_from = adds(end) ? static_cast<const Raw*>(a.pass.skip) + walk.lane * 8 : nullptr;
   if constexpr (type != DType::f32 && end == End::form) from = held(from), and_from = held(and_from);  // fp32 has no register left
+  // measure_steps(), if it ran, has left the last steps in the cache.
+  const bool backwards = !has_form(end) && !optimal2 && a.ranges != nullptr;
+  const auto step = [&](int k) { return walk.step(backwards ? walk.count - 1 - k : k); };
   const auto read = [&](int k) {
-    const uint64_t first = static_cast<uint64_t>(walk.step(k)) * kBlock;
+    const uint64_t first = static_cast<uint64_t>(step(k)) * kBlock;
     x = read8<type, true>(from + first, 0);
     if constexpr (adds(end)) skip = read8<type, true>(and_from + first, 0);
   };
   if (walk.count > 0) read(0);
   for (int k = 0; k < walk.count; ++k) {
-    encode_step<type, end, optimal2, true>(w, walk.step(k), x, skip, [&] {
+    encode_step<type, end, optimal2, true>(w, step(k), x, skip, [&] {
       if (k + 1 < walk.count) read(k + 1);
     });
   }
