@@ -184,13 +184,17 @@ at::Tensor InputSave::samples(int64_t first, int64_t last, at::ScalarType type) 
   return x.dim() < 3 ? x.to(type) : in_channels_last(x.to(type));
 }
 
+bool InputSave::is_cuda() const {
+  if (scaled_ != nullptr) return scaled_->x.is_cuda();
+  return shared_ != nullptr ? shared_->code.bytes.is_cuda() : saved().is_cuda();
+}
+
 int64_t InputSave::samples_at_a_time() const {
   if (scaled_ != nullptr) return scaled_->x.samples_at_a_time();
   const std::vector<int64_t> all = sizes();
   const bool whole = own_ != nullptr && std::holds_alternative<RandomProjection>(own_->save.spec().transform);
   if (whole || all[0] == 0) return std::max<int64_t>(all[0], 1);  // a projection is undone as a whole
-  const bool cuda = shared_ != nullptr ? shared_->code.bytes.is_cuda() : saved().is_cuda();
-  const int64_t values = cuda ? kSampleStretch : 2 << 20;
+  const int64_t values = is_cuda() ? kSampleStretch : 2 << 20;
   const int64_t some = std::clamp<int64_t>(values / std::max<int64_t>(values_of(all, 1), 1), 1, all[0]);
   const int64_t even = (all[0] + (all[0] + some - 1) / some - 1) / ((all[0] + some - 1) / some);  // as many each time
   const int64_t step = 8 / std::gcd<int64_t, int64_t>(values_of(all, 2), 8);                      // shared rows start at multiples of 8
@@ -203,10 +207,11 @@ void InputSave::for_samples(at::ScalarType type, const std::function<void(int64_
 
 void InputSave::for_samples(at::ScalarType type, int64_t begin, int64_t end,
                             const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
-  const int64_t some = samples_at_a_time();
+  const int64_t some = samples_at_a_time(), parts = ceil_div(end - begin, some);
   const auto rows = shared_ != nullptr ? std::make_unique<SharedRows>(*shared_) : nullptr;  // once for all
-  for (int64_t first = begin; first < end; first += some) {
-    const int64_t last = std::min(first + some, end);
+  const bool backwards = is_cuda();
+  for (int64_t k = 0; k < parts; ++k) {
+    const int64_t first = begin + (backwards ? parts - 1 - k : k) * some, last = std::min(first + some, end);
     run(first, last, rows != nullptr ? shared_samples(*rows, shared_->sizes, first, last, type) : samples(first, last, type));
   }
 }

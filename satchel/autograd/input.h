@@ -59,7 +59,8 @@ class InputSave {
 
   /// Samples [first, last) as `type`; maps in channels_last order. `first` is 0 or one that for_samples() gives.
   at::Tensor samples(int64_t first, int64_t last, at::ScalarType type) const;
-  /// Calls run(first, last, samples) for stretches that cover all samples in their order: 8 MiB of float32, or 128 MiB on a GPU.
+  /// Calls run(first, last, samples) for stretches that cover all samples, 8 MiB of float32 in their order, or 128 MiB from the last on on
+  /// a GPU, in whose cache the last of what backward has just made stand.
   void for_samples(at::ScalarType type, const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const;
   /// … that cover samples [first, last).
   void for_samples(at::ScalarType type, int64_t first, int64_t last,
@@ -79,6 +80,7 @@ class InputSave {
   /// The layer's own save, or the reference.
   const Saved& saved() const;
   std::vector<int64_t> sizes() const;
+  bool is_cuda() const;
   int64_t samples_at_a_time() const;
 
   Saved reference_;

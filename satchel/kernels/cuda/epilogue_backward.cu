@@ -394,7 +394,8 @@ struct Step {
 };
 
 /// Calls f with every step of a warp, its block, how many of a lane's eight values exist, whether it is whole, and how it is decoded. The
-/// walk has the whole steps; of those around it the warp has what is_broken(block) says. back goes from the last to the first.
+/// walk has the whole steps; of those around it the warp has what is_broken(block) says. Sums go from the last to the first: what has
+/// just made g has left its last values in the cache.
 template <class Code, DType type, Pass pass, class W, class F>
 __device__ inline void for_each_step(const typename Code::Reader& from, const Walk& walk, const void* g, const W& is_broken, const F& f) {
   const auto open = [&](Step<Code, type>& step, uint32_t block, int count, auto is_whole) {
@@ -418,11 +419,12 @@ __device__ inline void for_each_step(const typename Code::Reader& from, const Wa
       open(step, block, count, std::false_type());
     }
   };
-  if (pass == Pass::back) broken();
+  constexpr bool backwards = pass == Pass::sums;
+  if (backwards) broken();
 #pragma unroll 1
   for (int k = 0; k < walk.count; k += Code::kTurns) {
     Step<Code, type> step[Code::kTurns];
-    const auto block = [&](int u) { return walk.step(pass == Pass::back ? walk.count - 1 - k - u : k + u); };
+    const auto block = [&](int u) { return walk.step(backwards ? walk.count - 1 - k - u : k + u); };
 #pragma unroll
     for (int u = 0; u < Code::kTurns; ++u) {
       if (k + u < walk.count) step[u].template load<pass, true>(from, g, block(u), 8);
@@ -432,7 +434,7 @@ __device__ inline void for_each_step(const typename Code::Reader& from, const Wa
       if (k + u < walk.count) open(step[u], block(u), 8, std::true_type());
     }
   }
-  if (pass != Pass::back) broken();
+  if (!backwards) broken();
 }
 
 /// … of all values.
@@ -484,8 +486,8 @@ __device__ inline float pick(uint32_t bits, float a, float b) {
   return y;
 }
 
-/// The last pass of NormBack; `inverse` is 1/N. From the last step to the first: the sums' pass, which went the other way, has left the
-/// last ones in the cache.
+/// The last pass of NormBack; `inverse` is 1/N. From the first step to the last: the sums' pass, which went the other way, has left the
+/// first ones in the cache.
 template <class Code, DType type>
 __global__ void __launch_bounds__(kWarps * 32, 4)
     back_steps(const __grid_constant__ Code a, const __grid_constant__ NormBack o, float inverse) {
