@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(kThreads, chunks == 4 ? 3 : 5)
   keys.fill(a.seed);
   __syncthreads();
   const uint32_t lanes = 1u << lanes_log, lane = threadIdx.x & (lanes - 1), each = kThreads >> lanes_log;
-  uint32_t block = blockIdx.x * (each * turns) + (threadIdx.x >> lanes_log);
+  // From the last values on: a tensor is packed just after something made or read it, which leaves those in the cache.
+  uint32_t block = (gridDim.x - 1 - blockIdx.x) * (each * turns) + (threadIdx.x >> lanes_log);
   for (int turn = 0; turn < turns; ++turn, block += each) {
     const bool idle = block >= blocks;  // takes part in the warp's reductions only
     const uint32_t first = (idle ? 0 : block) * (lanes * chunks) + lane;
