@@ -189,6 +189,8 @@ bool InputSave::is_cuda() const {
   return shared_ != nullptr ? shared_->code.bytes.is_cuda() : saved().is_cuda();
 }
 
+int64_t InputSave::sample_step() const { return 8 / std::gcd<int64_t, int64_t>(values_of(sizes(), 2), 8); }
+
 int64_t InputSave::samples_at_a_time() const {
   if (scaled_ != nullptr) return scaled_->x.samples_at_a_time();
   const std::vector<int64_t> all = sizes();
@@ -197,7 +199,7 @@ int64_t InputSave::samples_at_a_time() const {
   const int64_t values = is_cuda() ? kSampleStretch : 2 << 20;
   const int64_t some = std::clamp<int64_t>(values / std::max<int64_t>(values_of(all, 1), 1), 1, all[0]);
   const int64_t even = (all[0] + (all[0] + some - 1) / some - 1) / ((all[0] + some - 1) / some);  // as many each time
-  const int64_t step = 8 / std::gcd<int64_t, int64_t>(values_of(all, 2), 8);                      // shared rows start at multiples of 8
+  const int64_t step = sample_step();
   return (even + step - 1) / step * step;
 }
 
@@ -208,10 +210,11 @@ void InputSave::for_samples(at::ScalarType type, const std::function<void(int64_
 void InputSave::for_samples(at::ScalarType type, int64_t begin, int64_t end,
                             const std::function<void(int64_t first, int64_t last, const at::Tensor& x)>& run) const {
   const int64_t some = samples_at_a_time(), parts = ceil_div(end - begin, some);
+  const bool backwards = is_cuda() && (end - begin) % sample_step() == 0;
   const auto rows = shared_ != nullptr ? std::make_unique<SharedRows>(*shared_) : nullptr;  // once for all
-  const bool backwards = is_cuda();
-  for (int64_t k = 0; k < parts; ++k) {
-    const int64_t first = begin + (backwards ? parts - 1 - k : k) * some, last = std::min(first + some, end);
+  for (int64_t k = 0; k < parts; ++k) {  // a short one comes last, whose memory is there already
+    const int64_t first = backwards ? std::max(end - (k + 1) * some, begin) : begin + k * some;
+    const int64_t last = backwards ? end - k * some : std::min(first + some, end);
     run(first, last, rows != nullptr ? shared_samples(*rows, shared_->sizes, first, last, type) : samples(first, last, type));
   }
 }

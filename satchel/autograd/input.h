@@ -81,6 +81,8 @@ class InputSave {
   const Saved& saved() const;
   std::vector<int64_t> sizes() const;
   bool is_cuda() const;
+  /// Parts start at multiples of so many samples: shared rows start at multiples of 8.
+  int64_t sample_step() const;
   int64_t samples_at_a_time() const;
 
   Saved reference_;

@@ -138,7 +138,6 @@ __global__ void __launch_bounds__(kMostThreads, 2) encode_tile(const __grid_cons
   const UniformSeed seed(a.seed);
   const int64_t first_map = static_cast<int64_t>(blockIdx.x) * a.tile, sample = a.tiles.divide(blockIdx.x);
   const int64_t base = sample * a.pixels() * a.channels + (first_map - sample * a.channels);
-  if constexpr (form == Form::values) shared.fill_windows(a);
   measure_windows<type, form>(a, shared, base, first_map);
   __syncthreads();
   make_rulers<bits, type>(a, shared, first_map);
@@ -166,10 +165,11 @@ Choice choose(const LowPassShape& s, int64_t channels, DType type) {
   const int64_t pitch = by_lines ? s.map_values() : s.map_values() | 1, most = most_shared();
   const auto made = [&](int tile) {
     Choice c{by_lines ? Form::lines : Form::values, tile, static_cast<int>(pitch), align_up(tile * pitch * size_of(type)), 0};
-    c.bytes = c.cells + shared_after_cells(tile, s);
+    c.bytes = c.cells + shared_after_cells(tile, s.windows());
     return c;
   };
   if (streams && s.map_values() >= kLargeMap) return {};
+  if (!by_lines && s.windows() > kMostWindows) return streams ? Choice{} : Choice{Form::values};
   for (int tile = 64; tile > least; tile /= 2) {
     if (const Choice c = made(tile); channels % tile == 0 && c.bytes <= less_of(kSmallTile, most)) return c;
   }

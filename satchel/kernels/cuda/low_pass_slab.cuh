@@ -6,7 +6,7 @@
 //   rows    0 and 1              2 and 3       4 and 5       6 and 7      of the window
 //
 // Warps of a thread block have neighbouring slabs of the same window, and windows side by side where there are few slabs. A warp keeps
-// its slab. It takes windows a grid's step apart, or neighbouring ones: these share the lines of memory that their codes stand in.
+// its slab. It takes windows a grid's step apart, or two neighbours each time: these share the lines of memory that their codes stand in.
 #pragma once
 
 #include "satchel/kernels/cuda/finish.cuh"
@@ -74,13 +74,14 @@ __device__ inline void for_units(const Planes& p, F&& f) {
   }
 }
 
-/// The same, neighbouring ones one after the other.
+/// The same, two neighbours one after the other: more of them, and thread blocks would no longer go through memory together.
 template <class F>
 __device__ inline void for_neighbours(const Planes& p, F&& f) {
   const uint32_t sides = static_cast<uint32_t>(p.sides()), side = threadIdx.x / 32 >> p.log;
-  const uint32_t of_side = (p.units + sides - 1) / sides, turns = (of_side + gridDim.y - 1) / gridDim.y;
-  const uint64_t first = static_cast<uint64_t>(blockIdx.y) * turns * sides, end = first + static_cast<uint64_t>(turns) * sides;
-  for (uint64_t unit = first + side; unit < end && unit < p.units; unit += sides) f(static_cast<uint32_t>(unit));
+  for (uint64_t first = static_cast<uint64_t>(blockIdx.y) * 2 * sides + side; first < p.units; first += uint64_t{gridDim.y} * 2 * sides) {
+    f(static_cast<uint32_t>(first));
+    if (first + sides < p.units) f(static_cast<uint32_t>(first + sides));
+  }
 }
 
 struct Window {

@@ -38,13 +38,14 @@ struct Tile {
   __device__ int columns() const { return static_cast<int>(width.divisor); }
 };
 
-/// Shared memory: | cells, tile × pitch | means, least, most: tile × windows each | rulers | the window of every pixel |
+/// Shared memory: | cells, tile × pitch | means, least, most: tile × windows each | rulers |
+/// Once the rulers stand, the window of every pixel stands in place of least and most: a byte each, of at most kMostWindows windows.
 template <DType type>
 struct Shared {
   Cell<type>* cells;
   float *mean, *least, *most;
   BlockRuler* rulers;
-  uint16_t* window;
+  uint8_t* window;
 
   __device__ Shared(uint4* memory, const Tile& a)
       : cells(reinterpret_cast<Cell<type>*>(memory)),
@@ -52,30 +53,38 @@ struct Shared {
         least(mean + a.tile * a.windows),
         most(least + a.tile * a.windows),
         rulers(reinterpret_cast<BlockRuler*>(most + a.tile * a.windows)),
-        window(reinterpret_cast<uint16_t*>(rulers + a.tile)) {}
+        window(reinterpret_cast<uint8_t*>(least)) {}
 
+  /// After make_rulers(). The thread block waits before and after.
   __device__ void fill_windows(const Tile& a) const {
+    __syncthreads();
     for (int p = static_cast<int>(threadIdx.x); p < a.pixels(); p += static_cast<int>(blockDim.x)) {
       const int row = static_cast<int>(a.width.divide(static_cast<uint32_t>(p))), column = p - row * a.columns();
-      window[p] = static_cast<uint16_t>(row / kWindow * static_cast<int>(a.across.divisor) + column / kWindow);
+      window[p] = static_cast<uint8_t>(row / kWindow * static_cast<int>(a.across.divisor) + column / kWindow);
     }
+    __syncthreads();
   }
 };
 
 /// Bytes of shared memory after the cells.
-inline int64_t shared_after_cells(int64_t tile, const LowPassShape& s) {
-  return tile * (s.windows() * 12 + static_cast<int64_t>(sizeof(BlockRuler))) + s.map_values() * 2;
+inline int64_t shared_after_cells(int64_t tile, int64_t windows) {
+  return tile * (windows * 12 + static_cast<int64_t>(sizeof(BlockRuler)));
 }
 
-/// A thread a channel: its header and ruler from its windows.
+constexpr int64_t kMostWindows = 256;  // of a map whose groups encode_values() codes; 8 channels' least and most are a byte a pixel
+
+/// Eight threads a channel: its header and ruler from its windows. Tiles are multiples of 8 channels: whole warps.
 template <int bits, DType type>
 __device__ inline void make_rulers(const Tile& a, const Shared<type>& shared, int64_t first_map) {
-  for (int channel = static_cast<int>(threadIdx.x); channel < a.tile; channel += static_cast<int>(blockDim.x)) {
+  for (int item = static_cast<int>(threadIdx.x); item < a.tile * 8; item += static_cast<int>(blockDim.x)) {
+    const int channel = item / 8;
     Extremes e;
-    for (int w = 0; w < a.windows; ++w) {
+    for (int w = item % 8; w < a.windows; w += 8) {
       e.least = min_nan(e.least, shared.least[channel * a.windows + w]);
       e.most = max_nan(e.most, shared.most[channel * a.windows + w]);
     }
+    e.reduce(8);
+    if (item % 8 != 0) continue;
     shared.rulers[channel] = block_ruler(bits, e, a.code.header);
     store_header(a.headers, a.code.header, first_map + channel, shared.rulers[channel].header);
   }
@@ -85,17 +94,19 @@ __device__ inline void make_rulers(const Tile& a, const Shared<type>& shared, in
 /// code all of its groups as if they were.
 template <int bits, DType type>
 __device__ inline void encode_values(const Tile& a, const Shared<type>& shared, UniformSeed seed, int64_t first_group) {
+  shared.fill_windows(a);
   const int pixels = a.pixels(), groups = a.tile * pixels / 8, threads = static_cast<int>(blockDim.x);
   for (int g = static_cast<int>(threadIdx.x); g < groups; g += threads) {
     const int channel = static_cast<int>(a.map.divide(static_cast<uint32_t>(g) * 8)), start = g * 8 - channel * pixels;
     if (start + 8 > pixels) continue;
     const Words noise = group_noise(seed, a.code.rounding, first_group + g);
     const Cell<type>* cells = shared.cells + channel * a.pitch + start;
-    const uint16_t* window = shared.window + start;
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(shared.window) + start / 4;  // the third may stand behind the last pixel's
+    const uint32_t window[2] = {__funnelshift_r(words[0], words[1], start % 4 * 8), __funnelshift_r(words[1], words[2], start % 4 * 8)};
     const float* mean = shared.mean + channel * a.windows;
     float v[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = number_of<type>(cells[j]) - mean[window[j]];
+    for (int j = 0; j < 8; ++j) v[j] = number_of<type>(cells[j]) - mean[window[j / 4] >> (8 * (j % 4)) & 0xff];
     store_codes<bits>(a.codes, first_group + g, encode8<bits, true>(v, shared.rulers[channel], a.code.levels, noise), 8);
   }
   for (int channel = 1 + static_cast<int>(threadIdx.x); channel < a.tile; channel += threads) {

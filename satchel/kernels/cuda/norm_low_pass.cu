@@ -74,7 +74,6 @@ __global__ void __launch_bounds__(kTakers * 32, then == Then::add ? 2 : 3) encod
   const int64_t first_map = static_cast<int64_t>(blockIdx.x) * tile.tile;
   const uint32_t sample = tile.tiles.divide(blockIdx.x);
   const int first_channel = static_cast<int>(first_map - static_cast<int64_t>(sample) * tile.channels);
-  shared.fill_windows(tile);
   const int slabs = (tile.tile + kSlab - 1) / kSlab, warps = static_cast<int>(blockDim.x / 32);
   for (int item = static_cast<int>(threadIdx.x / 32); item < tile.windows * slabs; item += warps) {
     const int window = item / slabs;
@@ -264,13 +263,13 @@ struct Choice {
 Choice choose(const LowPassShape& s, int64_t channels, DType type) {
   const auto made = [&](int tile) {
     Choice c{tile, align_up(tile * (s.map_values() | 1) * size_of(type)), 0};
-    c.bytes = c.cells + shared_after_cells(tile, s);
+    c.bytes = c.cells + shared_after_cells(tile, s.windows());
     return c;
   };
   int least = 8;
   while (least < kSlab && channels % (2 * least) == 0) least *= 2;
   Choice best = made(least);
-  if (best.bytes > most_shared()) return {};
+  if (best.bytes > most_shared() || s.windows() > kMostWindows) return {};
   for (int tile = 2 * least; least == kSlab && tile <= 4 * kSlab && channels % tile == 0; tile *= 2) {
     if (const Choice c = made(tile); tile / kSlab * s.windows() <= kTakers && c.bytes <= kSmallTile) best = c;
   }
