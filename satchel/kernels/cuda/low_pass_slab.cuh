@@ -78,9 +78,11 @@ __device__ inline void for_units(const Planes& p, F&& f) {
 template <class F>
 __device__ inline void for_neighbours(const Planes& p, F&& f) {
   const uint32_t sides = static_cast<uint32_t>(p.sides()), side = threadIdx.x / 32 >> p.log;
-  for (uint64_t first = static_cast<uint64_t>(blockIdx.y) * 2 * sides + side; first < p.units; first += uint64_t{gridDim.y} * 2 * sides) {
-    f(static_cast<uint32_t>(first));
-    if (first + sides < p.units) f(static_cast<uint32_t>(first + sides));
+  uint64_t unit = static_cast<uint64_t>(blockIdx.y) * 2 * sides + side;
+#pragma unroll 1
+  for (uint32_t turn = 0; unit < p.units; ++turn) {
+    f(static_cast<uint32_t>(unit));
+    unit += turn % 2 == 0 ? sides : (uint64_t{gridDim.y} * 2 - 1) * sides;
   }
 }
 
